@@ -1,0 +1,51 @@
+# `make help` lists the targets. Nothing but Python 3.10+ and make is needed to start with.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYSPARK_PYTHON := $(abspath $(BIN)/python)
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test soak bench lint format java clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights
+	$(BIN)/python -m examples.flights
+
+test: $(VENV)/.dev java ## Set up everything and run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
+	$(BIN)/python -m benchmarks.running_count $(ARGS)
+
+lint: $(VENV)/.dev ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(VENV)/.dev java ## Set up everything for development
+
+java:
+	@sh tools/ensure_java.sh
+
+$(VENV)/.demo: setup.cfg setup.py pyproject.toml
+	sh tools/make_venv.sh $(PYTHON) $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: setup.cfg setup.py pyproject.toml
+	sh tools/make_venv.sh $(PYTHON) $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean: ## Remove the environment and all that runs left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db

@@ -1,0 +1,61 @@
+"""Flink's managed state, checkpoints and savepoints for PySpark Structured Streaming.
+
+::
+
+    import pyspark_ckpt as ckpt
+
+    counts = ckpt.key_by(events, "user").transformWithState(
+        statefulProcessor=Count(), outputStructType="user string, n long",
+        outputMode="Append", timeMode="None", uid="count")
+    query = (ckpt.write_stream(counts).format("parquet").option("path", out)
+             .option("checkpointLocation", location).start())
+    savepoint = query.triggerSavepoint("savepoints/")
+"""
+
+from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.configuration import read_conf_file
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CkptError,
+    ConfigurationError,
+    CorruptFileError,
+    IncompatibleStateError,
+    NotBuiltYetError,
+    PlanError,
+    ProcessorError,
+    RestoreError,
+    StateError,
+    StateValueError,
+    UnsafePathError,
+)
+from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.stream import KeyedStream, key_by
+from pyspark_ckpt.version import __version__
+from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream
+
+__all__ = [
+    "CheckpointAbortedError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "CheckpointedQuery",
+    "CheckpointedStreamWriter",
+    "CkptError",
+    "ConfigurationError",
+    "CorruptFileError",
+    "IncompatibleStateError",
+    "KeyedStream",
+    "NotBuiltYetError",
+    "PlanError",
+    "ProcessorError",
+    "RestoreError",
+    "Savepoint",
+    "StateError",
+    "StateValueError",
+    "UnsafePathError",
+    "__version__",
+    "key_by",
+    "read_conf_file",
+    "write_stream",
+]

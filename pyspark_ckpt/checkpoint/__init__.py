@@ -1,0 +1,1 @@
+"""The driver side: taking, keeping, cleaning and restoring checkpoints and savepoints."""

@@ -1,0 +1,52 @@
+"""The handles of an epoch, read back from Spark: exactly those that Spark committed."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.handle import Handle, decode_handle
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+
+
+def committed_handles(
+    spark: SparkSession,
+    checkpoint_location: str,
+    epoch: int,
+    operator: OperatorDescriptor,
+    operator_id: int = 0,
+) -> tuple[Handle, ...]:
+    """Return one operator's handles at a committed epoch, by subtask.
+
+    Runs a small Spark job over Spark's state store; newer epochs may run meanwhile. A subtask that
+    never had a row has no handle.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If what Spark holds is not one handle per subtask of this operator.
+    """
+    rows = (
+        spark.read.format("statestore")
+        .option("batchId", epoch)
+        .option("operatorId", operator_id)
+        .load(checkpoint_location)
+        .select("value.groupState.handle")
+        .collect()
+    )
+    handles = sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda h: h.subtask)
+    subtasks = [handle.subtask for handle in handles]
+    fitting = all(
+        handle.uid == operator.uid
+        and handle.parallelism == operator.parallelism
+        and 0 <= handle.subtask < operator.parallelism
+        and handle.epoch <= epoch
+        for handle in handles
+    )
+    if not fitting or len(set(subtasks)) != len(subtasks):
+        raise CheckpointAbortedError(
+            f"operator {operator.uid!r}, epoch {epoch}: Spark's state store at "
+            f"{checkpoint_location} holds handles of other subtasks or operators "
+            f"({[(handle.uid, handle.subtask, handle.epoch) for handle in handles]})"
+        )
+    return tuple(handles)

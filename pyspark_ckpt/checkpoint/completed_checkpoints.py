@@ -1,0 +1,55 @@
+"""The completed checkpoints of a query, by the directories that hold them."""
+
+from __future__ import annotations
+
+from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, encode_metadata, read_metadata
+from pyspark_ckpt.on_disk.storage import Storage
+
+
+class CompletedCheckpoints:
+    """``chk-N`` directories below a checkpoints directory. A checkpoint is its ``_metadata``."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def ids(self) -> list[int]:
+        """Return the ids of all complete checkpoints, oldest first."""
+        return [
+            number
+            for number in self._all_ids()
+            if self._storage.exists(f"{checkpoint_name(number)}/{METADATA_NAME}")
+        ]
+
+    def next_id(self) -> int:
+        """Return an id above every one in use, complete or not."""
+        return max(self._all_ids(), default=0) + 1
+
+    def read(self, checkpoint_id: int) -> CheckpointMetadata:
+        """Read one; raises as :func:`read_metadata`."""
+        return read_metadata(self._storage, checkpoint_name(checkpoint_id))
+
+    def path(self, checkpoint_id: int) -> str:
+        """Return the absolute path of one, to restore from."""
+        return str(self._storage.path(checkpoint_name(checkpoint_id)))
+
+    def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
+        """Complete a checkpoint: its ``_metadata`` is written exclusively and durable on return.
+
+        Raises
+        ------
+        FileExistsError
+            If another driver completed this id first.
+        """
+        path = f"{checkpoint_name(checkpoint_id)}/{METADATA_NAME}"
+        self._storage.write(path, [encode_metadata(metadata)])
+
+    def remove(self, checkpoint_id: int) -> None:
+        """Remove one; from the moment its ``_metadata`` is gone it is no checkpoint any more."""
+        name = checkpoint_name(checkpoint_id)
+        self._storage.delete([f"{name}/{METADATA_NAME}"])
+        self._storage.delete_directory(name)
+
+    def _all_ids(self) -> list[int]:
+        numbers = (checkpoint_id_of(name) for name in self._storage.list())
+        return sorted(number for number in numbers if number is not None)

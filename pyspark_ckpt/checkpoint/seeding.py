@@ -1,0 +1,246 @@
+"""Seeding: fills a fresh ``checkpointLocation`` from a checkpoint or savepoint.
+
+The new query gets copies of all files it needs, so it never depends on what it was restored from.
+Spark's state store is written by Spark itself: a query over one small file, whose rows are the
+handles, puts each into GroupState of its subtask as epoch 0. Then its offsets are replaced by the
+snapshot's, and the user's query goes on with epoch 1. A marker file stands until all of that is
+done; a location with the marker holds nothing but an unfinished seeding and is filled anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME, Origin
+from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
+from pyspark_ckpt.errors import NotBuiltYetError, RestoreError
+from pyspark_ckpt.on_disk.handle import FileReference, Handle, encode_handle
+from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.input_columns import TOKEN
+from pyspark_ckpt.operator.key_groups import subtask_tokens
+from pyspark_ckpt.operator.processor_handle import check_unchanged, schema_text
+from pyspark_ckpt.stream import STATE_SCHEMA
+
+logger = logging.getLogger(__name__)
+
+SEEDED_EPOCH = 0
+_SEED_DIRECTORY = "_seed"
+
+
+class RestoreSource:
+    """A checkpoint or savepoint to start from, read and checked but for its data files.
+
+    Parameters
+    ----------
+    path
+        A ``savepoint-...`` or ``chk-...`` directory.
+
+    Raises
+    ------
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is none, or it cannot be trusted.
+    """
+
+    def __init__(self, path: str) -> None:
+        directory = open_storage(path)
+        self.path = str(directory.root)
+        self.metadata: CheckpointMetadata = read_metadata(directory)
+        in_checkpoint = self.metadata.kind == "checkpoint"
+        self.storage = Storage(directory.root.resolve().parent) if in_checkpoint else directory
+        for reference in self.metadata.files():
+            self.storage.verify_size(reference)
+
+    def check(self, operators: tuple[OperatorDescriptor, ...]) -> None:
+        """Check that a query with these operators can start from here.
+
+        Raises
+        ------
+        RestoreError
+            If uid, key schema or max parallelism differ.
+        IncompatibleStateError
+            If a state's kind or schema differs.
+        NotBuiltYetError
+            If the parallelism differs.
+        """
+        stored = {operator.uid: operator for operator in self.metadata.operators}
+        wanted = {operator.uid: operator for operator in operators}
+        if set(stored) != set(wanted):
+            raise RestoreError(
+                f"{self.path} holds the operators {sorted(stored)}, the query has "
+                f"{sorted(wanted)}: give the query's operator the uid that its state has"
+            )
+        for uid, operator in wanted.items():
+            self._check_operator(stored[uid], operator)
+
+    def _check_operator(self, stored: OperatorMetadata, wanted: OperatorDescriptor) -> None:
+        where = f"{self.path}, operator {wanted.uid!r}"
+        keys = schema_text(stored.key_schema), schema_text(wanted.key_schema)
+        if keys[0] != keys[1]:
+            raise RestoreError(
+                f"{where}: the state is keyed by {keys[0]}, the query by {keys[1]}: key_by the "
+                "same columns"
+            )
+        if stored.max_parallelism != wanted.max_parallelism:
+            raise RestoreError(
+                f"{where}: the state has maxParallelism {stored.max_parallelism}, the query "
+                f"{wanted.max_parallelism}: pass maxParallelism={stored.max_parallelism} to key_by"
+            )
+        if stored.parallelism != wanted.parallelism:
+            raise NotBuiltYetError(
+                f"{where}: restoring at another parallelism is not built yet; set "
+                f"spark.sql.shuffle.partitions to {stored.parallelism} (it is "
+                f"{wanted.parallelism}) before building the query"
+            )
+        asked = {state.name: state for state in wanted.states}
+        for state in {state for handle in stored.handles for state in handle.states}:
+            if state.name in asked:
+                check_unchanged(state, asked[state.name], where)
+
+
+def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
+    """Remove what an interrupted seeding left behind; the marker goes last."""
+    query_id = SparkLog(location).query_id()
+    if checkpoints_directory is not None and query_id is not None:
+        open_storage(checkpoints_directory).delete_directory(query_id)
+    for name in location.list():
+        if name == SEEDING_MARKER:
+            continue
+        if location.path(name).is_dir():
+            shutil.rmtree(location.path(name))
+        else:
+            location.delete([name])
+    location.delete([SEEDING_MARKER])
+
+
+def begin_seeding(location: Storage) -> str:
+    """Mark an empty location as being seeded and give its query an id; both durable on return."""
+    location.write(SEEDING_MARKER, [b"this location is being filled by restoreFrom\n"])
+    query_id = str(uuid.uuid4())
+    location.write("metadata", [json.dumps({"id": query_id}).encode()])
+    return query_id
+
+
+def seed(
+    spark: SparkSession, location: Storage, checkpoints: Storage, source: RestoreSource
+) -> None:
+    """Fill a location that :func:`begin_seeding` has marked.
+
+    Everything is durable when the marker is removed, which is the last step.
+
+    Parameters
+    ----------
+    spark
+        The session the query will be started from, with its state store settings.
+    location
+        The ``checkpointLocation``.
+    checkpoints
+        The new query's checkpoints directory.
+    source
+        What to start from.
+    """
+    for operator in source.metadata.operators:
+        handles = [_adopt(handle, source.storage, checkpoints) for handle in operator.handles]
+        _seed_state_store(spark, location, operator, handles)
+    _replace_offsets(location, source)
+    origin = Origin(
+        path=source.path, query_id=source.metadata.query_id, epoch=source.metadata.epoch
+    )
+    checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
+    shutil.rmtree(location.path(_SEED_DIRECTORY))
+    location.delete([SEEDING_MARKER])
+    logger.info("seeded %s from %s", location.root, source.path)
+
+
+def _adopt(handle: Handle, source: Storage, target: Storage) -> Handle:
+    """Copy a handle's files under names of the new query and return the handle that names them."""
+
+    def copy(reference: FileReference, path: str) -> FileReference:
+        return target.copy_in(source, reference, path)
+
+    base = handle.base
+    if base is not None:
+        file = copy(base.file, base_path(handle.subtask, SEEDED_EPOCH))
+        base = msgspec.structs.replace(base, file=file)
+    segments = tuple(
+        segment
+        if segment.file is None
+        else msgspec.structs.replace(
+            segment, file=copy(segment.file, segment_path(handle.subtask, SEEDED_EPOCH))
+        )
+        for segment in handle.segments
+    )
+    return msgspec.structs.replace(handle, epoch=SEEDED_EPOCH, base=base, segments=segments)
+
+
+def _seed_state_store(
+    spark: SparkSession, location: Storage, operator: OperatorMetadata, handles: list[Handle]
+) -> None:
+    tokens = subtask_tokens(operator.parallelism)
+    table = pa.table(
+        {
+            TOKEN: pa.array([tokens[handle.subtask] for handle in handles], pa.int32()),
+            "handle": pa.array([encode_handle(handle) for handle in handles], pa.binary()),
+        }
+    )
+    directory = location.path(_SEED_DIRECTORY)
+    directory.mkdir()
+    pq.write_table(table, directory / "handles.parquet")
+    query = (
+        spark.readStream.schema(f"{TOKEN} int, handle binary")
+        .parquet(str(directory))
+        .groupBy(TOKEN)
+        .applyInPandasWithState(
+            _put_handle, "token int", STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+        )
+        .writeStream.format("noop")
+        .queryName(f"pyspark_ckpt: seeding {operator.uid}")
+        .option("checkpointLocation", str(location.root))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    if SparkLog(location).committed_epoch() != SEEDED_EPOCH:
+        raise RestoreError(f"seeding {location.root} ended without a commit: start the query again")
+
+
+def _put_handle(
+    token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        for handle in frame["handle"]:
+            state.update((bytes(handle),))
+    yield pd.DataFrame({"token": [int(token[0])]})
+
+
+def _replace_offsets(location: Storage, source: RestoreSource) -> None:
+    """Give epoch 0 the snapshot's source offsets, source logs and watermark."""
+    log = SparkLog(location)
+    metadata = source.metadata
+    lines = metadata.offsets_entry.split("\n")
+    stored = OffsetsEntry(json.loads(lines[1]), tuple(lines[2:]))
+    seeded = log.offsets_entry(SEEDED_EPOCH)
+    times = {key: stored.metadata[key] for key in ("batchWatermarkMs", "batchTimestampMs")}
+    offsets = OffsetsEntry({**seeded.metadata, **times}, stored.source_offsets)
+    shutil.rmtree(location.path("sources"))
+    for source_log in metadata.source_logs:
+        path = f"sources/{source_log.source_index}/{source_log.log_name}"
+        location.copy_in(source.storage, source_log.file, path)
+    log.replace(f"offsets/{SEEDED_EPOCH}", offsets.text())
+    version, fields = log.commits_entry(SEEDED_EPOCH).split("\n", 1)
+    commit = {**json.loads(fields), "nextBatchWatermarkMs": metadata.watermark_ms}
+    log.replace(f"commits/{SEEDED_EPOCH}", f"{version}\n{json.dumps(commit)}")

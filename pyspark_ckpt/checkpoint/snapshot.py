@@ -1,0 +1,115 @@
+"""A snapshot of a running query: everything a checkpoint or savepoint of an epoch consists of."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.spark_log import SourceLogFile, SparkLog
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.layout import source_log_path
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.version import __version__
+
+ORIGIN_NAME = "origin.json"
+"""Beside the checkpoints of a restored query: what it was restored from."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query was restored from."""
+
+    path: str
+    query_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFiles:
+    """Where a running query keeps its files, and what it consists of."""
+
+    checkpoint_location: str
+    spark_log: SparkLog
+    storage: Storage
+    query_id: str
+    query_name: str | None
+    backend_type: str
+    operators: tuple[OperatorDescriptor, ...]
+
+
+def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:
+    """Gather a committed epoch and check that every file it refers to is there.
+
+    Source logs are copied into ``shared/`` of the query's checkpoints directory, durably. The
+    result is a checkpoint's metadata with no id yet.
+
+    Raises
+    ------
+    CheckpointAbortedError, CorruptFileError
+        If the epoch cannot be had complete.
+    """
+    triggered_at_ms = _now_ms()
+    operators = tuple(
+        OperatorMetadata(
+            operator_id=operator_id,
+            uid=operator.uid,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            backend=query.backend_type,
+            handles=committed_handles(
+                spark, query.checkpoint_location, epoch, operator, operator_id
+            ),
+        )
+        for operator_id, operator in enumerate(query.operators)
+    )
+    offsets = query.spark_log.offsets_entry(epoch)
+    metadata = CheckpointMetadata(
+        checkpoint_id=None,
+        kind="checkpoint",
+        root="..",
+        epoch=epoch,
+        query_id=query.query_id,
+        query_name=query.query_name,
+        parent=_parent(query.storage),
+        spark_version=spark.version,
+        library_version=__version__,
+        triggered_at_ms=triggered_at_ms,
+        completed_at_ms=_now_ms(),
+        watermark_ms=query.spark_log.watermark_ms(epoch),
+        offsets_entry=offsets.text(),
+        commits_entry=query.spark_log.commits_entry(epoch),
+        source_logs=tuple(
+            _keep_source_log(query, file) for file in query.spark_log.source_log_files(offsets)
+        ),
+        operators=operators,
+    )
+    for reference in metadata.files():
+        query.storage.verify_size(reference)
+    return metadata
+
+
+def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
+    content = query.spark_log.storage.read(file.path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = source_log_path(file.source_index, file.log_name, sha256)
+    reference = FileReference(path, len(content), sha256)
+    if not query.storage.exists(path):
+        query.storage.write(path, [content])
+    return SourceLog(file.source_index, file.log_name, reference)
+
+
+def _parent(storage: Storage) -> str | None:
+    if not storage.exists(ORIGIN_NAME):
+        return None
+    return msgspec.json.decode(storage.read(ORIGIN_NAME), type=Origin).path
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,171 @@
+"""Spark's own files in a ``checkpointLocation``: which epochs are committed, and from where.
+
+Layout and texts are Spark's (HDFSMetadataLog, OffsetSeqLog, CommitLog, FileStreamSourceLog); read
+as they are, and written only while a restore fills a fresh location.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
+from pyspark_ckpt.on_disk.storage import Storage
+
+_NO_OFFSET = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsEntry:
+    """One entry of ``offsets/``: what Spark had read of each source by the end of an epoch."""
+
+    metadata: dict[str, Any]
+    source_offsets: tuple[str, ...]
+
+    @property
+    def parallelism(self) -> int | None:
+        """The number of shuffle partitions that the query is bound to."""
+        text = self.metadata.get("conf", {}).get("spark.sql.shuffle.partitions")
+        return None if text is None else int(text)
+
+    def text(self) -> str:
+        """Return the entry as Spark writes it."""
+        return "\n".join(["v1", json.dumps(self.metadata), *self.source_offsets])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLogFile:
+    """A file in ``sources/<index>/`` that a source needs to go on from an offset."""
+
+    source_index: int
+    log_name: str
+    path: str
+
+
+class SparkLog:
+    """The log files of one ``checkpointLocation``."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def committed_epoch(self) -> int | None:
+        """Return the newest committed epoch, ``None`` before the first."""
+        return max(_epochs(self.storage.list("commits")), default=None)
+
+    def has_started(self) -> bool:
+        """Tell whether a query has begun an epoch here, committed or not."""
+        return bool(_epochs(self.storage.list("offsets")))
+
+    def query_id(self) -> str | None:
+        """Return the id of the query that owns the location, ``None`` before its first start."""
+        if not self.storage.exists("metadata"):
+            return None
+        query_id: str = json.loads(self.storage.read("metadata"))["id"]
+        return query_id
+
+    def offsets_entry(self, epoch: int) -> OffsetsEntry:
+        """Read the offsets of an epoch.
+
+        Raises
+        ------
+        CorruptFileError
+            If Spark wrote none or one that is cut short.
+        NotBuiltYetError
+            If it is of a version that this library does not know.
+        """
+        lines = self._entry("offsets", epoch).split("\n")
+        return OffsetsEntry(self._json("offsets", epoch, lines[1]), tuple(lines[2:]))
+
+    def commits_entry(self, epoch: int) -> str:
+        """Return the text that Spark wrote when it committed an epoch."""
+        return self._entry("commits", epoch)
+
+    def watermark_ms(self, epoch: int) -> int:
+        """Return the watermark that follows a committed epoch."""
+        fields = self._json("commits", epoch, self._entry("commits", epoch).split("\n")[1])
+        return int(fields.get("nextBatchWatermarkMs", 0))
+
+    def source_log_files(self, offsets: OffsetsEntry) -> list[SourceLogFile]:
+        """Return what the sources must find to go on from `offsets`, and nothing after it.
+
+        A file source takes every file in its log for read, so entries beyond the offset are left
+        out; other sources keep what they need from their first start only.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If Spark has already cleaned away an entry.
+        """
+        files: list[SourceLogFile] = []
+        for index, offset in enumerate(offsets.source_offsets):
+            if offset == _NO_OFFSET:
+                continue
+            directory = f"sources/{index}"
+            names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
+            position = _log_offset(offset)
+            needed = names if position is None else _entries_up_to(names, position, directory)
+            files += [SourceLogFile(index, name, f"{directory}/{name}") for name in needed]
+        return files
+
+    def replace(self, path: str, text: str) -> None:
+        """Put `text` in the place of one of Spark's files; used while a location is seeded."""
+        directory, _, name = path.rpartition("/")
+        # Hadoop's local file system keeps a checksum beside each file and would refuse the new one.
+        self.storage.delete([path, f"{directory}/.{name}.crc".lstrip("/")])
+        self.storage.write(path, [text.encode()])
+
+    def _entry(self, log: str, epoch: int) -> str:
+        path = f"{log}/{epoch}"
+        where = self.storage.path(path)
+        if not self.storage.exists(path):
+            raise CorruptFileError(f"{where} is missing: Spark has not committed epoch {epoch}")
+        text = self.storage.read(path).decode()
+        version = text.split("\n", 1)[0]
+        if version not in ("v1", "v2") or (log == "offsets" and version != "v1"):
+            raise NotBuiltYetError(f"{where}: Spark's log version {version!r} is not built yet")
+        if "\n" not in text:
+            raise CorruptFileError(f"{where} is cut short")
+        return text
+
+    def _json(self, log: str, epoch: int, line: str) -> dict[str, Any]:
+        try:
+            fields: dict[str, Any] = json.loads(line)
+        except ValueError as exc:
+            where = self.storage.path(f"{log}/{epoch}")
+            raise CorruptFileError(f"{where} is not what Spark writes: {exc}") from exc
+        return fields
+
+
+_LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
+
+
+def _epochs(names: list[str]) -> list[int]:
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _log_offset(offset: str) -> int | None:
+    """Return a file source's position in its log, ``None`` for another source's offset."""
+    try:
+        fields = json.loads(offset)
+    except ValueError:
+        return None
+    if isinstance(fields, dict) and set(fields) == {"logOffset"}:
+        return int(fields["logOffset"])
+    return None
+
+
+def _entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
+    """Return the log files that hold entries 0 to `position`: the last compaction and its tail."""
+    numbers = {int(name.removesuffix(".compact")): name for name in names}
+    compactions = [n for n, name in numbers.items() if name.endswith(".compact") and n <= position]
+    start = max(compactions, default=0)
+    needed = range(start, position + 1)
+    missing = [number for number in needed if number not in numbers]
+    if missing:
+        raise CheckpointAbortedError(
+            f"{directory} lacks the entries {missing}: Spark has cleaned them away; the next "
+            "checkpoint of a newer epoch will find its own"
+        )
+    return [numbers[number] for number in needed]

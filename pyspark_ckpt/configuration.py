@@ -1,0 +1,179 @@
+"""The conf keys of the library: names, defaults, allowed values.
+
+A key is ``spark.ckpt.`` and Flink's current name for the same setting. Values come from the Spark
+conf (``--conf``, a properties file, the session) or from writer options, the option winning. They
+are bound when a query starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark_ckpt.errors import ConfigurationError
+from state_backends import BACKEND_TYPES
+
+PREFIX = "spark.ckpt."
+RUNTIME_KEY = "spark.ckpt.internal.runtime"
+"""Carries the bound settings from ``start()`` to the tasks; not for users."""
+
+_TIME_UNITS_MS = {
+    "ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
+}  # fmt: skip
+_SIZE_UNITS = {"": 1, "b": 1, "kb": 1024, "k": 1024, "mb": 1024**2, "m": 1024**2}
+MAX_INLINE_BYTES = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one query, parsed and checked."""
+
+    backend_type: str = "rocksdb"
+    interval_ms: int = 30_000
+    checkpoints_directory: str | None = None
+    savepoints_directory: str | None = None
+    num_retained: int = 3
+    inline_threshold_bytes: int = 20 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    field: str
+    parse: Callable[[str], Any]
+    allowed: str
+
+
+def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settings:
+    """Parse and check all ``spark.ckpt.`` keys of the conf and of the writer's options.
+
+    Raises
+    ------
+    ConfigurationError
+        If a key is unknown or a value is not allowed; names key, value and what is allowed.
+    """
+    given = {key: value for key, value in conf.items() if _is_ours(key)}
+    given.update({key: value for key, value in options.items() if _is_ours(key)})
+    return Settings(**{_key(name).field: _parse(name, value) for name, value in given.items()})
+
+
+def read_conf_file(path: str | Path) -> dict[str, str]:
+    """Read a properties file such as ``conf/rocksdb.conf`` for a session builder.
+
+    ``SparkSession.builder.config(map=read_conf_file("conf/rocksdb.conf"))`` does for a notebook
+    what ``spark-submit --properties-file`` does for a job.
+
+    Returns
+    -------
+    dict
+        Key and value of each line; comments and empty lines left out.
+
+    Raises
+    ------
+    ConfigurationError
+        If a line is no pair, or has an unknown ``spark.ckpt.`` key or a value not allowed.
+    """
+    values: dict[str, str] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith(("#", "!")):
+            continue
+        match = re.fullmatch(r"([^\s=:]+)(?:\s*[=:]\s*|\s+)(.*)", stripped)
+        if match is None:
+            raise ConfigurationError(f"{path}, line {number}: {stripped!r} is no 'key value' pair")
+        values[match[1]] = match[2]
+    read_settings(values, {})
+    return values
+
+
+def is_ckpt_option(key: str) -> bool:
+    """Tell whether a writer option is a setting of this library."""
+    return key.startswith(PREFIX)
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(PREFIX) and key != RUNTIME_KEY
+
+
+def _key(name: str) -> _Key:
+    try:
+        return KEYS[name]
+    except KeyError:
+        raise ConfigurationError(
+            f"unknown setting {name!r}: allowed are {', '.join(sorted(KEYS))}"
+        ) from None
+
+
+def _parse(name: str, value: str) -> Any:
+    key = _key(name)
+    try:
+        return key.parse(str(value).strip())
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ConfigurationError(
+            f"setting {name!r} has the value {value!r}: allowed is {key.allowed}"
+        ) from exc
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
+def _duration_ms(text: str) -> int:
+    number, unit = _number_and_unit(text)
+    milliseconds = number * _TIME_UNITS_MS[unit]
+    if milliseconds <= 0:
+        raise ValueError(text)
+    return milliseconds
+
+
+def _inline_bytes(text: str) -> int:
+    number, unit = _number_and_unit(text)
+    size = number * _SIZE_UNITS[unit]
+    if size > MAX_INLINE_BYTES:
+        raise ValueError(text)
+    return size
+
+
+def _number_and_unit(text: str) -> tuple[int, str]:
+    match = re.fullmatch(r"(\d{1,12})\s*([a-zA-Z]*)", text)
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]), match[2].lower()
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _directory(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+_CHECKPOINTING = "spark.ckpt.execution.checkpointing."
+
+KEYS: Mapping[str, _Key] = {
+    "spark.ckpt.state.backend.type": _Key(
+        "backend_type", _one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
+    ),
+    f"{_CHECKPOINTING}interval": _Key(
+        "interval_ms", _duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"
+    ),
+    f"{_CHECKPOINTING}dir": _Key("checkpoints_directory", _directory, "a directory"),
+    f"{_CHECKPOINTING}savepoint-dir": _Key("savepoints_directory", _directory, "a directory"),
+    f"{_CHECKPOINTING}num-retained": _Key("num_retained", _at_least_one, "a number of at least 1"),
+    f"{_CHECKPOINTING}data-inline-threshold": _Key(
+        "inline_threshold_bytes", _inline_bytes, "a size from 0 to 1mb, such as 20kb"
+    ),
+}

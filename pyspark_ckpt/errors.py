@@ -1,0 +1,75 @@
+"""All errors of the library, grouped by what a handler would do about them.
+
+CkptError
+├── ConfigurationError (ValueError)          change a conf key or a writer option
+├── PlanError (ValueError)                   change the query: uid, keys, columns, mode
+├── NotBuiltYetError (NotImplementedError)   the feature is planned, not there yet
+├── StateError
+│   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
+│   ├── StateValueError (TypeError)          a value does not fit the state's schema
+│   └── ProcessorError (RuntimeError)        the user's processor raised
+├── CheckpointError
+│   ├── CheckpointNotFoundError (FileNotFoundError)  no checkpoint or savepoint at a path
+│   ├── CorruptFileError (OSError)                   a file is missing, cut or changed
+│   ├── UnsafePathError (ValueError)                 a stored path leaves its root
+│   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not made
+│   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
+
+Every message says what happened, where (query, operator uid, subtask, path) and what to do next.
+"""
+
+
+class CkptError(Exception):
+    """The root of all errors that pyspark_ckpt raises."""
+
+
+class ConfigurationError(CkptError, ValueError):
+    """A setting is unknown or has a value that is not allowed."""
+
+
+class PlanError(CkptError, ValueError):
+    """The query is built in a way that cannot be checkpointed."""
+
+
+class NotBuiltYetError(CkptError, NotImplementedError):
+    """A feature that this version does not have; the message names it."""
+
+
+class StateError(CkptError):
+    """The root of errors about a subtask's state."""
+
+
+class IncompatibleStateError(StateError, ValueError):
+    """The stored state and the query's operator do not fit together."""
+
+
+class StateValueError(StateError, TypeError):
+    """A value does not fit the schema of the state, key or output column."""
+
+
+class ProcessorError(StateError, RuntimeError):
+    """The user's processor raised; the message names operator, subtask and key."""
+
+
+class CheckpointError(CkptError):
+    """The root of errors about checkpoints and savepoints."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no complete checkpoint or savepoint at the path."""
+
+
+class CorruptFileError(CheckpointError, OSError):
+    """A file of a checkpoint, savepoint or handle is missing, cut short or changed."""
+
+
+class UnsafePathError(CheckpointError, ValueError):
+    """A path read from a file leaves the directory that it must stay in."""
+
+
+class CheckpointAbortedError(CheckpointError, RuntimeError):
+    """A checkpoint or savepoint was given up; those before it are untouched."""
+
+
+class RestoreError(CheckpointError, ValueError):
+    """A query cannot start from the checkpoint or at the location it was given."""

@@ -1,0 +1,1 @@
+"""What is on disk: file formats, names and the one module that writes files."""

@@ -1,0 +1,86 @@
+"""The change file: a backend-neutral stream of puts and deletes.
+
+Changelog segments and base snapshots are both change files::
+
+    magic "CKPTCHG1" | frame ... frame | end frame
+    frame:      payload length u32 | payload crc32 u32 | payload: MessagePack [keys, values]
+    end frame:  0 u32              | number of entries u32 modulo 2**32
+
+A value of nil is a delete. Integers are big-endian. The end frame tells a cut file from a whole one
+even where no digest is at hand.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError
+from state_backends import Changes
+
+MAGIC = b"CKPTCHG1"
+MAX_FRAME_BYTES = 1 << 30
+_FRAME_HEADER = struct.Struct(">II")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes | None]])
+
+
+def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
+    """Yield the bytes of a change file, one frame for each of `parts`."""
+    yield MAGIC
+    entries = 0
+    for part in parts:
+        payload = _encoder.encode((part.keys, part.values))
+        entries += len(part)
+        yield _FRAME_HEADER.pack(len(payload), zlib.crc32(payload))
+        yield payload
+    yield _FRAME_HEADER.pack(0, entries & 0xFFFFFFFF)
+
+
+def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
+    """Yield the parts of a change file; a stream that ends quietly was whole.
+
+    Parameters
+    ----------
+    source
+        The file, positioned at its start.
+    name
+        What to call it in an error.
+
+    Raises
+    ------
+    CorruptFileError
+        If the file is cut short, changed, or no change file.
+    """
+    if source.read(len(MAGIC)) != MAGIC:
+        raise _corrupt(name, "it does not start as a change file")
+    entries = 0
+    while True:
+        length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
+        if length == 0:
+            if check != entries & 0xFFFFFFFF:
+                raise _corrupt(name, f"it ends after {entries} entries, {check} were written")
+            return
+        if length > MAX_FRAME_BYTES:
+            raise _corrupt(name, f"it declares a frame of {length} bytes")
+        payload = _read(source, length, name)
+        if zlib.crc32(payload) != check:
+            raise _corrupt(name, "a frame does not match its checksum")
+        keys, values = _decoder.decode(payload)
+        entries += len(keys)
+        yield Changes(keys, values)
+
+
+def _read(source: BinaryIO, size: int, name: str) -> bytes:
+    data = source.read(size)
+    if len(data) != size:
+        raise _corrupt(name, "it is cut short")
+    return data
+
+
+def _corrupt(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{name}: {what}; restore from another checkpoint")

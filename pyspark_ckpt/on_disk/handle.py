@@ -1,0 +1,126 @@
+"""The handle: names one version of one subtask's state.
+
+Spark keeps the encoded handle in GroupState, so it is committed, retried and rolled back by Spark.
+MessagePack in GroupState, JSON inside ``_metadata``; never pickle.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError
+
+HANDLE_FORMAT_VERSION = 1
+
+EMPTY_VERSION = "empty"
+"""Version of a subtask's state before its first change."""
+
+
+class FileReference(msgspec.Struct, frozen=True):
+    """A file by its path relative to a checkpoints or savepoint directory."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A changelog segment: one epoch's puts and deletes, inline or in a file."""
+
+    version: str
+    epoch: int
+    entries: int
+    size_bytes: int
+    inline: bytes | None = None
+    file: FileReference | None = None
+
+
+class BaseSnapshot(msgspec.Struct, frozen=True):
+    """A full copy of a subtask's state at `version`."""
+
+    version: str
+    epoch: int
+    entries: int
+    file: FileReference
+
+
+class StateDescriptor(msgspec.Struct, frozen=True):
+    """One state variable; its place in the handle's list is its id in the stored keys.
+
+    `kind` is ``value``, ``list`` or ``map``; the schemas are Spark's JSON form of a StructType.
+    """
+
+    name: str
+    kind: str
+    value_schema: str
+    map_key_schema: str | None = None
+
+
+class Handle(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of one subtask's state: base snapshot, then segments in order."""
+
+    format_version: int = HANDLE_FORMAT_VERSION
+    uid: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    epoch: int
+    key_schema: str
+    states: tuple[StateDescriptor, ...] = ()
+    base: BaseSnapshot | None = None
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """Versions that lead to this handle's state, oldest first; the last is its own."""
+        first = EMPTY_VERSION if self.base is None else self.base.version
+        return (first, *(segment.version for segment in self.segments))
+
+    @property
+    def version(self) -> str:
+        """The version of the state that this handle names."""
+        return self.lineage[-1]
+
+    def files(self) -> list[FileReference]:
+        """Return every file that this version of the state needs."""
+        base = [] if self.base is None else [self.base.file]
+        return base + [segment.file for segment in self.segments if segment.file is not None]
+
+
+def new_version(epoch: int) -> str:
+    """Return a version that no other attempt of this epoch can have."""
+    return f"{epoch}-{secrets.token_hex(8)}"
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Handle)
+
+
+def encode_handle(handle: Handle) -> bytes:
+    """Encode a handle for GroupState."""
+    return _encoder.encode(handle)
+
+
+def decode_handle(data: bytes) -> Handle:
+    """Decode a handle that Spark kept in GroupState.
+
+    Raises
+    ------
+    CorruptFileError
+        If `data` is no handle or one of a newer format.
+    """
+    try:
+        handle = _decoder.decode(data)
+    except msgspec.MsgspecError as exc:
+        raise CorruptFileError(
+            f"Spark's state store holds {len(data)} bytes that are not a handle ({exc}): the "
+            "checkpointLocation was written by something else; restore from a checkpoint"
+        ) from exc
+    if handle.format_version > HANDLE_FORMAT_VERSION:
+        raise CorruptFileError(
+            f"handle format {handle.format_version} of operator {handle.uid!r} is newer than this "
+            f"library's {HANDLE_FORMAT_VERSION}: upgrade pyspark_ckpt"
+        )
+    return handle

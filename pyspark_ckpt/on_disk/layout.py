@@ -1,0 +1,72 @@
+"""Names of files and directories below a checkpoints directory, and what they say.
+
+::
+
+    <checkpoints directory>/
+      shared/base-<subtask>-<epoch>-<random>.chg            base snapshots
+      shared/source-<index>-<name>-<digest>.log             Spark's source logs
+      taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
+      chk-<id>/_metadata                                    one complete checkpoint
+    <savepoints directory>/savepoint-<query>-<random>/
+      _metadata, shared/, taskowned/                        the same, with all it needs
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+METADATA_NAME = "_metadata"
+SHARED = "shared"
+TASK_OWNED = "taskowned"
+CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
+"""Name of the checkpoints directory inside a query's checkpointLocation."""
+
+SEEDING_MARKER = "_seeding"
+"""Present while a restore fills a fresh checkpointLocation."""
+
+_CHECKPOINT = re.compile(r"chk-(\d{1,18})")
+_STATE_FILE = re.compile(r"(?:base|segment)-(\d{1,9})-(\d{1,18})-[0-9a-f]{16}\.chg")
+_SOURCE_FILE = re.compile(r"source-\d{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log")
+
+
+def checkpoint_name(checkpoint_id: int) -> str:
+    """Return the directory name of a checkpoint."""
+    return f"chk-{checkpoint_id}"
+
+
+def checkpoint_id_of(name: str) -> int | None:
+    """Return the id in a checkpoint's directory name, ``None`` for any other name."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def savepoint_name(query_id: str) -> str:
+    """Return a new, unique directory name for a savepoint of a query."""
+    return f"savepoint-{query_id[:6]}-{secrets.token_hex(6)}"
+
+
+def segment_path(subtask: int, epoch: int) -> str:
+    """Return a new, unique path for a changelog segment."""
+    return f"{TASK_OWNED}/segment-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
+
+
+def base_path(subtask: int, epoch: int) -> str:
+    """Return a new, unique path for a base snapshot."""
+    return f"{SHARED}/base-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
+
+
+def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
+    """Return the path of a copy of one of Spark's source log files; equal content, equal path."""
+    return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
+
+
+def epoch_of(name: str) -> int | None:
+    """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it."""
+    match = _STATE_FILE.fullmatch(name)
+    return int(match[2]) if match else None
+
+
+def is_source_log(name: str) -> bool:
+    """Tell whether `name` is a copy of a source log."""
+    return _SOURCE_FILE.fullmatch(name) is not None

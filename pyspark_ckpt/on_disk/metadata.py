@@ -1,0 +1,156 @@
+"""The ``_metadata`` file: the commit point of a checkpoint or savepoint.
+
+::
+
+    magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
+
+Integers are big-endian. Paths inside are relative to :attr:`CheckpointMetadata.root`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import msgspec
+
+from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.layout import METADATA_NAME
+from pyspark_ckpt.on_disk.storage import Storage
+
+MAGIC = b"SPRKCKPT"
+METADATA_FORMAT_VERSION = 1
+MAX_METADATA_BYTES = 1 << 30
+_HEADER = struct.Struct(">8sIQ32s")
+
+
+class SourceLog(msgspec.Struct, frozen=True):
+    """A copy of one of Spark's files in ``sources/<index>/``."""
+
+    source_index: int
+    log_name: str
+    file: FileReference
+
+
+class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """One stateful operator; a subtask that never had a row has no handle."""
+
+    operator_id: int
+    uid: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    backend: str
+    handles: tuple[Handle, ...]
+
+
+class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """A consistent version of a whole query at the end of one epoch.
+
+    `kind` is ``checkpoint`` or ``savepoint``; `root` is the directory, relative to that of the
+    ``_metadata`` file, that all paths start from; the two entries are Spark's own log texts.
+    """
+
+    checkpoint_id: int | None
+    kind: str
+    root: str
+    epoch: int
+    query_id: str
+    query_name: str | None
+    parent: str | None
+    spark_version: str
+    library_version: str
+    triggered_at_ms: int
+    completed_at_ms: int
+    watermark_ms: int
+    offsets_entry: str
+    commits_entry: str
+    source_logs: tuple[SourceLog, ...]
+    operators: tuple[OperatorMetadata, ...]
+
+    def files(self) -> list[FileReference]:
+        """Return every file besides ``_metadata`` that this checkpoint needs."""
+        handles = [handle for operator in self.operators for handle in operator.handles]
+        state = [reference for handle in handles for reference in handle.files()]
+        return state + [log.file for log in self.source_logs]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all files and inline segments, each counted once."""
+        files = {reference.path: reference.size_bytes for reference in self.files()}
+        segments = (
+            segment
+            for operator in self.operators
+            for handle in operator.handles
+            for segment in handle.segments
+        )
+        return sum(files.values()) + sum(
+            segment.size_bytes for segment in segments if segment.inline is not None
+        )
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(CheckpointMetadata)
+
+
+def encode_metadata(metadata: CheckpointMetadata) -> bytes:
+    """Return the bytes of a ``_metadata`` file."""
+    body = _encoder.encode(metadata)
+    digest = hashlib.sha256(body).digest()
+    return _HEADER.pack(MAGIC, METADATA_FORMAT_VERSION, len(body), digest) + body
+
+
+def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
+    """Read the bytes of a ``_metadata`` file called `name`.
+
+    Raises
+    ------
+    CorruptFileError
+        If they are anything but a whole ``_metadata`` of a known format.
+    """
+    if len(data) < _HEADER.size:
+        raise _corrupt(name, f"{len(data)} bytes are too few")
+    magic, version, length, digest = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if magic != MAGIC:
+        raise _corrupt(name, "it does not start as a _metadata file")
+    if version > METADATA_FORMAT_VERSION:
+        raise CorruptFileError(
+            f"{name}: format {version} is newer than this library's {METADATA_FORMAT_VERSION}; "
+            "upgrade pyspark_ckpt"
+        )
+    if length != len(body):
+        raise _corrupt(name, f"{length} bytes of JSON were written, {len(body)} are there")
+    if hashlib.sha256(body).digest() != digest:
+        raise _corrupt(name, "its content does not match its checksum")
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise _corrupt(name, str(exc)) from exc
+
+
+def read_metadata(storage: Storage, directory: str | None = None) -> CheckpointMetadata:
+    """Read the ``_metadata`` of the checkpoint or savepoint in `directory` of `storage`.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is none: the directory is missing or its checkpoint was never completed.
+    CorruptFileError
+        If it cannot be trusted.
+    """
+    relative = METADATA_NAME if directory is None else f"{directory}/{METADATA_NAME}"
+    path = storage.path(relative)
+    if not path.is_file():
+        raise CheckpointNotFoundError(
+            f"{path.parent} holds no complete checkpoint or savepoint (no {METADATA_NAME}): give "
+            "the path of a savepoint-... or chk-... directory"
+        )
+    if path.stat().st_size > MAX_METADATA_BYTES + _HEADER.size:
+        raise _corrupt(str(path), f"it is larger than {MAX_METADATA_BYTES} bytes")
+    return decode_metadata(path.read_bytes(), str(path))
+
+
+def _corrupt(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

@@ -1,0 +1,96 @@
+"""The states that a processor declares, found by running its ``init`` once on the driver.
+
+PySpark does the same for its own operator before a query starts. It moves mistakes in ``init`` to
+the line that builds the query, and parses DDL schemas, which executors cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark import cloudpickle
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
+from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_table import StateTable
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredStates:
+    """What ``init`` asked for, and the DDL schemas it used."""
+
+    descriptors: tuple[StateDescriptor, ...]
+    schemas: dict[str, T.StructType]
+
+
+class _ParsedOnDemand(dict[str, T.StructType]):
+    """Parses a DDL text at its first use; driver only."""
+
+    def __missing__(self, text: str) -> T.StructType:
+        schema = self[text] = parse_schema(text)
+        return schema
+
+
+def declare_states(processor: StatefulProcessor, uid: str) -> DeclaredStates:
+    """Run ``init`` of a copy of a processor and return the states it asks for.
+
+    Raises
+    ------
+    PlanError
+        If the processor is none, or cannot be sent to executors.
+    ProcessorError
+        If ``init`` raises.
+    NotBuiltYetError
+        If it asks for what is not built yet.
+    """
+    if not isinstance(processor, StatefulProcessor):
+        raise PlanError(
+            f"operator {uid!r}: {type(processor).__name__} is no StatefulProcessor: subclass "
+            "pyspark.sql.streaming.StatefulProcessor"
+        )
+    schemas = _ParsedOnDemand()
+    # Only asked for states, never for values: the table needs no backend.
+    handle = ProcessorHandle(StateTable(None, ()), f"operator {uid!r}", (), schemas)  # type: ignore[arg-type]
+    copy = _copy(processor, uid)
+    try:
+        copy.init(handle)  # type: ignore[arg-type]
+    except CkptError:
+        raise
+    except Exception as exc:
+        raise ProcessorError(
+            f"operator {uid!r}: init of {type(processor).__name__} raised {type(exc).__name__}: "
+            f"{exc}; it runs once on the driver when the query is built, to learn its states"
+        ) from exc
+    return DeclaredStates(handle.descriptors, dict(schemas))
+
+
+def parse_schema(text: str) -> T.StructType:
+    """Parse a DDL text; driver only.
+
+    Raises
+    ------
+    PlanError
+        If it is no list of fields.
+    """
+    try:
+        schema = T.DataType.fromDDL(text)
+    except Exception as exc:
+        raise PlanError(f"schema {text!r} cannot be parsed: {exc}") from exc
+    if not isinstance(schema, T.StructType):
+        raise PlanError(f"schema {text!r} is no list of fields such as 'name string, n long'")
+    return schema
+
+
+def _copy(processor: StatefulProcessor, uid: str) -> StatefulProcessor:
+    """Copy a processor as Spark does to ship it; in memory only."""
+    try:
+        copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]
+    except Exception as exc:
+        raise PlanError(
+            f"operator {uid!r}: {type(processor).__name__} cannot be sent to executors "
+            f"({type(exc).__name__}: {exc}); open connections and locks in init, not in __init__"
+        ) from exc
+    return copy

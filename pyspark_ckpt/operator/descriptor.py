@@ -1,0 +1,62 @@
+"""What driver and executor both know of an operator."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.on_disk.handle import StateDescriptor
+
+
+class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """One stateful operator as the query was built.
+
+    It travels in the metadata of the token column, so the plan itself tells the driver, at
+    ``start()``, which operators a query has, whatever was done to the DataFrame in between.
+    """
+
+    uid: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    states: tuple[StateDescriptor, ...] = ()
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``start()`` binds for the tasks of a query; travels as one local property."""
+
+    checkpoints_directory: str
+    query_subdirectory: bool
+    backend_type: str
+    inline_threshold_bytes: int
+
+
+def encode_descriptor(descriptor: OperatorDescriptor) -> str:
+    """Return the text that the token column's metadata carries."""
+    return msgspec.json.encode(descriptor).decode()
+
+
+def decode_descriptor(text: str) -> OperatorDescriptor:
+    """Read the text that the token column's metadata carries."""
+    return msgspec.json.decode(text, type=OperatorDescriptor)
+
+
+def encode_runtime(runtime: Runtime) -> str:
+    """Return the text of the local property."""
+    return msgspec.json.encode(runtime).decode()
+
+
+def decode_runtime(text: str | None, uid: str) -> Runtime:
+    """Read the local property that the driver set at ``start()``.
+
+    Raises
+    ------
+    PlanError
+        If there is none: the query was started without :func:`pyspark_ckpt.write_stream`.
+    """
+    if not text:
+        raise PlanError(
+            f"operator {uid!r} runs in a query that was started with df.writeStream: start it "
+            "with pyspark_ckpt.write_stream(df)"
+        )
+    return msgspec.json.decode(text, type=Runtime)

@@ -1,0 +1,249 @@
+"""How input rows cross the shuffle: columns that survive pandas exactly.
+
+Spark hands the operator pandas frames, where a null turns an integer column into floats and a
+timestamp loses range. So null flags travel as bits of one mask column, and dates and timestamps as
+integers; :class:`InputColumns` builds that in the plan and takes it apart on the executor.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import Column, Row
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import NotBuiltYetError
+
+TOKEN = "__ckpt_token"  # noqa: S105
+KEY_GROUP = "__ckpt_key_group"
+_MASK = "__ckpt_nulls_"
+_MASK_BITS = 62
+
+_NAN = float("nan")
+_EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
+_TIMESTAMP = T.TimestampType()
+
+
+@dataclass(frozen=True, slots=True)
+class _Transport:
+    """How one Spark type travels: the plan's expression, a filler for nulls, and the way back.
+
+    A filler of ``None`` means that pandas keeps this type's nulls by itself.
+    """
+
+    send: Callable[[Column], Column]
+    filler: Any
+    receive: Callable[[Any], Any] | None = None
+
+
+def _as_is(column: Column) -> Column:
+    return column
+
+
+def _canonical_float(column: Column) -> Column:
+    # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
+    return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
+
+
+def _date(days: int) -> datetime.date:
+    return datetime.date.fromordinal(days + _EPOCH_ORDINAL)
+
+
+def _text(column: Column) -> Column:
+    return column.cast("string")
+
+
+_NUMBER = _Transport(_as_is, 0)
+_OBJECT = _Transport(_as_is, None)
+_TRANSPORTS: dict[type[T.DataType], _Transport] = {
+    T.ByteType: _NUMBER,
+    T.ShortType: _NUMBER,
+    T.IntegerType: _NUMBER,
+    T.LongType: _NUMBER,
+    T.FloatType: _Transport(_as_is, 0.0),
+    T.DoubleType: _Transport(_as_is, 0.0),
+    T.BooleanType: _Transport(_as_is, filler=False),
+    T.StringType: _OBJECT,
+    T.BinaryType: _OBJECT,
+    T.DecimalType: _OBJECT,
+    T.DateType: _Transport(F.unix_date, 0, _date),
+    T.TimestampType: _Transport(F.unix_micros, 0, _TIMESTAMP.fromInternal),
+    T.TimestampNTZType: _Transport(_text, None, datetime.datetime.fromisoformat),
+}
+
+
+class InputColumns:
+    """The columns of a keyed stream, on the driver and, after the shuffle, on the executor.
+
+    Parameters
+    ----------
+    schema
+        Schema of the user's DataFrame.
+    key_names
+        Its key columns, in the order given to ``key_by``.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If a column has a type that is not built yet; names column and type.
+    """
+
+    def __init__(self, schema: T.StructType, key_names: Sequence[str]) -> None:
+        self.schema = schema
+        self.key_names = tuple(key_names)
+        self._transports = [_transport(field) for field in schema.fields]
+        self._nullable = [
+            index
+            for index, field in enumerate(schema.fields)
+            if field.nullable and self._transports[index].filler is not None
+        ]
+        self._key_indexes = [schema.names.index(name) for name in key_names]
+
+    @property
+    def key_schema(self) -> T.StructType:
+        """The schema of a key tuple."""
+        return T.StructType([self.schema[name] for name in self.key_names])
+
+    def key_columns(self) -> list[Column]:
+        """Return the key columns in the form that is hashed."""
+        return [
+            _canonical_float(_quoted(name))
+            if isinstance(self.schema[name].dataType, T.FloatType | T.DoubleType)
+            else _quoted(name)
+            for name in self.key_names
+        ]
+
+    def columns(self) -> list[Column]:
+        """Return the expressions that travel: the columns by position, then the null masks."""
+        values = []
+        for index, field in enumerate(self.schema.fields):
+            transport = self._transports[index]
+            column = transport.send(_quoted(field.name))
+            if index in self._nullable:
+                column = F.coalesce(column, F.lit(transport.filler).cast(_sent_type(field)))
+            values.append(column.alias(f"c{index}"))
+        masks = [
+            _null_mask([_quoted(self.schema.names[index]) for index in part]).alias(_MASK + str(n))
+            for n, part in enumerate(self._mask_parts())
+        ]
+        return values + masks
+
+    def group_by_key(self, frames: Iterator[pd.DataFrame]) -> dict[Any, tuple[int, list[Row]]]:
+        """Collect all rows of an epoch by key, in the order of their arrival.
+
+        Returns
+        -------
+        dict
+            For each key, in its shuffle form: its key group and its rows.
+        """
+        row_type = _row_type(self.schema.names)
+        make_row = tuple.__new__
+        groups: dict[Any, tuple[int, list[Row]]] = {}
+        for frame in frames:
+            sent = self._sent_values(frame)
+            keys = self._keys(sent)
+            rows = zip(*self._received_values(sent), strict=True)
+            key_groups = frame[KEY_GROUP].tolist()
+            for key, key_group, values in zip(keys, key_groups, rows, strict=True):
+                group = groups.get(key)
+                if group is None:
+                    groups[key] = (key_group, [make_row(row_type, values)])
+                else:
+                    group[1].append(make_row(row_type, values))
+        return groups
+
+    def key_tuple(self, key: Any) -> tuple[Any, ...]:
+        """Return the shuffle form of a key as a tuple."""
+        return key if len(self._key_indexes) > 1 else (key,)
+
+    def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key as the user's processor sees it."""
+        return tuple(
+            _received(self._transports[index], value)
+            for index, value in zip(self._key_indexes, sent_key, strict=True)
+        )
+
+    def _mask_parts(self) -> list[list[int]]:
+        return [
+            self._nullable[start : start + _MASK_BITS]
+            for start in range(0, len(self._nullable), _MASK_BITS)
+        ]
+
+    def _sent_values(self, frame: pd.DataFrame) -> list[list[Any]]:
+        columns = [frame[f"c{index}"].tolist() for index in range(len(self.schema.fields))]
+        for number, part in enumerate(self._mask_parts()):
+            mask = frame[_MASK + str(number)].to_numpy()
+            if not mask.any():
+                continue
+            for bit, index in enumerate(part):
+                for row in (mask >> bit & 1).nonzero()[0].tolist():
+                    columns[index][row] = None
+        return columns
+
+    def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
+        return [
+            [_received(transport, value) for value in values] if transport.receive else values
+            for transport, values in zip(self._transports, sent, strict=True)
+        ]
+
+    def _keys(self, sent: list[list[Any]]) -> Sequence[Any]:
+        columns = [
+            [_canonical_key(value) for value in sent[index]]
+            if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType)
+            else sent[index]
+            for index in self._key_indexes
+        ]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _transport(field: T.StructField) -> _Transport:
+    try:
+        return _TRANSPORTS[type(field.dataType)]
+    except KeyError:
+        raise NotBuiltYetError(
+            f"column {field.name!r}: input of type {field.dataType.simpleString()} is not built "
+            "yet; drop the column or turn it into strings before key_by"
+        ) from None
+
+
+def _sent_type(field: T.StructField) -> T.DataType:
+    if isinstance(field.dataType, T.DateType):
+        return T.IntegerType()
+    if isinstance(field.dataType, T.TimestampType):
+        return T.LongType()
+    return field.dataType
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _null_mask(columns: list[Column]) -> Column:
+    mask = F.lit(0).cast("long")
+    for bit, column in enumerate(columns):
+        mask = mask + F.when(column.isNull(), F.lit(1 << bit)).otherwise(F.lit(0)).cast("long")
+    return mask
+
+
+def _received(transport: _Transport, value: Any) -> Any:
+    if value is None or transport.receive is None:
+        return value
+    return transport.receive(value)
+
+
+def _canonical_key(value: float | None) -> float | None:
+    # One NaN object, so that dictionaries find it; -0.0 and 0.0 are the same key.
+    if value is None:
+        return None
+    return _NAN if math.isnan(value) else value + 0.0
+
+
+def _row_type(names: list[str]) -> type[Row]:
+    """Return a Row class whose rows are made without PySpark's per-row bookkeeping."""
+    return type("Row", (Row,), {"__fields__": names, "__slots__": ()})

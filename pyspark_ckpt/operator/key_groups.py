@@ -1,0 +1,81 @@
+"""Key groups, subtasks and the tokens that bring a subtask to its own Spark partition.
+
+A key belongs to key group ``pmod(hash(key columns), max_parallelism)`` for good; key groups are
+spread over subtasks in ranges, as Flink's KeyGroupRangeAssignment does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pyspark_ckpt.errors import PlanError
+
+MAX_MAX_PARALLELISM = 32768
+"""Flink's upper bound; it also keeps a key group's two bytes below the reserved keys."""
+
+_SPARK_HASH_SEED = 42
+_MASK = 0xFFFFFFFF
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Return Flink's default number of key groups: 1.5 x parallelism as a power of two, 128 up."""
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << (wanted - 1).bit_length(), 128), MAX_MAX_PARALLELISM)
+
+
+def check_max_parallelism(max_parallelism: int, parallelism: int) -> int:
+    """Return `max_parallelism` if it can serve `parallelism` subtasks.
+
+    Raises
+    ------
+    PlanError
+        If it is smaller than the parallelism or beyond Flink's bound.
+    """
+    if not parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
+        raise PlanError(
+            f"maxParallelism is {max_parallelism}: it must lie between the parallelism "
+            f"(spark.sql.shuffle.partitions = {parallelism}) and {MAX_MAX_PARALLELISM}"
+        )
+    return max_parallelism
+
+
+def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
+    """Return the subtask that holds a key group."""
+    return key_group * parallelism // max_parallelism
+
+
+def key_groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """Return the key groups that a subtask holds."""
+    start = -(-subtask * max_parallelism // parallelism)
+    stop = -(-(subtask + 1) * max_parallelism // parallelism)
+    return range(start, stop)
+
+
+@cache
+def subtask_tokens(parallelism: int) -> tuple[int, ...]:
+    """Return the token of each subtask.
+
+    Spark's hash partitioning puts the integer ``tokens[i]`` into partition *i*, so each subtask
+    gets a partition, and a call of the Python function, of its own.
+    """
+    tokens: dict[int, int] = {}
+    token = 0
+    while len(tokens) < parallelism:
+        tokens.setdefault(_spark_hash(token) % parallelism, token)
+        token += 1
+    return tuple(tokens[partition] for partition in range(parallelism))
+
+
+def _spark_hash(value: int) -> int:
+    """Return what Spark's ``hash`` gives for a 32-bit integer: Murmur3 x86_32, seed 42, signed."""
+    mixed = _rotate(value * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+    state = (_rotate(_SPARK_HASH_SEED ^ mixed, 13) * 5 + 0xE6546B64) & _MASK
+    state ^= 4
+    state = (state ^ state >> 16) * 0x85EBCA6B & _MASK
+    state = (state ^ state >> 13) * 0xC2B2AE35 & _MASK
+    state ^= state >> 16
+    return state - (1 << 32) if state >> 31 else state
+
+
+def _rotate(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _MASK

@@ -1,0 +1,160 @@
+"""The local copy of a subtask's state, and how it comes to the version that a handle names.
+
+A local copy is a cache on the executor. Its version is one of the handle's lineage: apply the
+segments that follow. It is anything else: throw it away and rebuild it from durable files. An
+epoch's own writes are not applied before the next epoch's handle confirms them, so a retry, a
+speculative twin or a second action of ``foreachBatch`` finds the copy where it needs it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark_ckpt.on_disk.change_file import decode_changes
+from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, Segment
+from pyspark_ckpt.on_disk.storage import Storage
+from state_backends import Changes, StateBackend, StateBackendError, open_backend
+
+
+@contextmanager
+def open_local_copy(
+    directory: Path, backend_type: str, storage: Storage, handle: Handle | None
+) -> Iterator[StateBackend]:
+    """Open a subtask's backend at exactly the version of `handle`.
+
+    Called by a task on an executor, which holds the copy for the length of the context. Another
+    attempt that holds it already is left alone: this one works on a private copy.
+
+    Parameters
+    ----------
+    directory
+        The subtask's place on this executor.
+    backend_type
+        One of :data:`state_backends.BACKEND_TYPES`.
+    storage
+        The query's checkpoints directory.
+    handle
+        What Spark committed; ``None`` for a subtask that has no state yet.
+
+    Raises
+    ------
+    CorruptFileError
+        If a durable file that is needed is missing or changed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (
+        (directory / "lock").open("wb") as lock,
+        tempfile.TemporaryDirectory(prefix="private-", dir=directory) as private,
+    ):
+        place = directory / backend_type if _try_lock(lock) else Path(private) / backend_type
+        backend = _at_version(place, backend_type, storage, handle)
+        try:
+            with backend:
+                yield backend
+        except StateBackendError:
+            shutil.rmtree(place, ignore_errors=True)  # a damaged copy: the retry builds a new one
+            raise
+
+
+def subtask_directory(root: Path, query_id: str, uid: str, subtask: int) -> Path:
+    """Return where an executor keeps its copy of a subtask."""
+    operator = hashlib.sha256(uid.encode()).hexdigest()[:16]
+    return root / "pyspark_ckpt" / query_id / operator / str(subtask)
+
+
+def executor_local_root() -> Path:
+    """Return the executor's own scratch directory.
+
+    Spark makes it new for each executor process and deletes it at its end, so what lies there was
+    never written by another boot of the host.
+    """
+    spark_directories = os.environ.get("SPARK_LOCAL_DIRS", "")
+    return Path(spark_directories.split(",")[0] or tempfile.gettempdir())
+
+
+def _try_lock(lock: io.BufferedWriter) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _at_version(
+    place: Path, backend_type: str, storage: Storage, handle: Handle | None
+) -> StateBackend:
+    backend = _open_existing(place, backend_type)
+    if backend is not None:
+        try:
+            if _catch_up(backend, storage, handle):
+                return backend
+        except StateBackendError:
+            pass  # a damaged copy is replaced like an outdated one
+        except BaseException:
+            backend.close()
+            raise
+        backend.close()
+    shutil.rmtree(place, ignore_errors=True)
+    return _rebuild(place, backend_type, storage, handle)
+
+
+def _open_existing(place: Path, backend_type: str) -> StateBackend | None:
+    if not place.is_dir():
+        return None
+    try:
+        return open_backend(backend_type, place, create=False)
+    except StateBackendError:
+        return None
+
+
+def _catch_up(backend: StateBackend, storage: Storage, handle: Handle | None) -> bool:
+    """Apply the segments that a copy lacks; ``False`` if it is not in the handle's lineage."""
+    lineage = (EMPTY_VERSION,) if handle is None else handle.lineage
+    version = backend.version()
+    if version not in lineage:
+        return False
+    if handle is not None and version != handle.version:
+        missing = handle.segments[lineage.index(version) :]
+        backend.apply(_segment_changes(storage, missing), handle.version)
+    return True
+
+
+def _rebuild(
+    place: Path, backend_type: str, storage: Storage, handle: Handle | None
+) -> StateBackend:
+    backend = open_backend(backend_type, place, create=True)
+    try:
+        if handle is None:
+            backend.load((), EMPTY_VERSION)
+        else:
+            backend.load(_all_changes(storage, handle), handle.version)
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _all_changes(storage: Storage, handle: Handle) -> Iterator[Changes]:
+    if handle.base is not None:
+        with storage.open_verified(handle.base.file) as file:
+            yield from decode_changes(file, handle.base.file.path)
+    yield from _segment_changes(storage, handle.segments)
+
+
+def _segment_changes(storage: Storage, segments: Sequence[Segment]) -> Iterator[Changes]:
+    for segment in segments:
+        if segment.inline is not None:
+            name = f"inline segment {segment.version}"
+            yield from decode_changes(io.BytesIO(segment.inline), name)
+        else:
+            assert segment.file is not None  # a segment is inline or in a file
+            with storage.open_verified(segment.file) as file:
+                yield from decode_changes(file, segment.file.path)

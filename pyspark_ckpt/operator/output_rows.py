@@ -1,0 +1,145 @@
+"""How output rows leave the operator: Rows to typed pandas frames, dates and times as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import Column, Row
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+
+CHUNK_ROWS = 16_384
+"""Rows per frame: above Spark's 10,000 per Arrow batch, so that each frame is sent on at once."""
+
+_ARROW: dict[type[T.DataType], pa.DataType] = {
+    T.ByteType: pa.int8(),
+    T.ShortType: pa.int16(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.FloatType: pa.float32(),
+    T.DoubleType: pa.float64(),
+    T.BooleanType: pa.bool_(),
+    T.StringType: pa.string(),
+    T.BinaryType: pa.binary(),
+    T.DateType: pa.int32(),
+    T.TimestampType: pa.int64(),
+    T.TimestampNTZType: pa.string(),
+}
+_SENT_AS: dict[type[T.DataType], T.DataType] = {
+    T.DateType: T.IntegerType(),
+    T.TimestampType: T.LongType(),
+    T.TimestampNTZType: T.StringType(),
+}
+_RESTORE: dict[type[T.DataType], Callable[[Column], Column]] = {
+    T.DateType: F.date_from_unix_date,
+    T.TimestampType: F.timestamp_micros,
+    T.TimestampNTZType: lambda column: column.cast("timestamp_ntz"),
+}
+
+
+class OutputRows:
+    """The output schema of an operator, in the plan and on the executor.
+
+    Parameters
+    ----------
+    schema
+        The user's ``outputStructType``.
+    uid
+        The operator, for errors.
+    """
+
+    def __init__(self, schema: T.StructType, uid: str) -> None:
+        self.schema = schema
+        self._uid = uid
+
+    @property
+    def sent_schema(self) -> T.StructType:
+        """The schema in which rows leave the Python function."""
+        return T.StructType(
+            [
+                T.StructField(f"c{index}", _SENT_AS.get(type(field.dataType), field.dataType))
+                for index, field in enumerate(self.schema.fields)
+            ]
+        )
+
+    def columns(self) -> list[Column]:
+        """Return the expressions that give the user's columns back."""
+        return [
+            _RESTORE.get(type(field.dataType), _as_is)(F.col(f"c{index}")).alias(field.name)
+            for index, field in enumerate(self.schema.fields)
+        ]
+
+    def frame(self, rows: Sequence[Any]) -> pd.DataFrame:
+        """Return rows as a frame in the sent schema.
+
+        Raises
+        ------
+        StateValueError
+            If a row does not fit the output schema.
+        """
+        width = len(self.schema.fields)
+        ordered = [self._values(row) for row in rows]
+        if any(len(values) != width for values in ordered):
+            raise StateValueError(
+                f"operator {self._uid!r} returned a row that has not the {width} columns of its "
+                f"outputStructType {self.schema.simpleString()}"
+            )
+        columns = zip(*ordered, strict=True) if ordered else [()] * width
+        return pd.DataFrame(
+            {
+                f"c{index}": self._series(field, values)
+                for index, (field, values) in enumerate(
+                    zip(self.schema.fields, columns, strict=True)
+                )
+            }
+        )
+
+    def _values(self, row: Any) -> Sequence[Any]:
+        """Return a row's values in schema order; named rows are matched by name, as in PySpark."""
+        if not isinstance(row, tuple):
+            raise StateValueError(
+                f"operator {self._uid!r} returned {type(row).__name__}: yield pyspark.sql.Row"
+            )
+        fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
+        if fields is None or fields == self.schema.names:
+            return row
+        if sorted(fields) != sorted(self.schema.names):
+            raise StateValueError(
+                f"operator {self._uid!r} returned a Row with the fields {list(fields)}: its "
+                f"outputStructType has {self.schema.names}"
+            )
+        by_name = dict(zip(fields, row, strict=True))
+        return [by_name[name] for name in self.schema.names]
+
+    def _series(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
+        data_type = field.dataType
+        if isinstance(data_type, T.DateType | T.TimestampType):
+            values = [data_type.toInternal(value) for value in values]
+        elif isinstance(data_type, T.TimestampNTZType):
+            values = [None if value is None else value.isoformat(" ") for value in values]
+        arrow_type = (
+            pa.decimal128(data_type.precision, data_type.scale)
+            if isinstance(data_type, T.DecimalType)
+            else _ARROW.get(type(data_type))
+        )
+        if arrow_type is None:  # nested: PySpark's own conversion takes Rows, lists and dicts
+            return pd.Series(list(values), dtype=object)
+        try:
+            array = pa.array(values, arrow_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise StateValueError(
+                f"operator {self._uid!r}: output column {field.name!r} is "
+                f"{data_type.simpleString()}, a returned value is not ({exc})"
+            ) from exc
+        if array.null_count == 0 and pa.types.is_integer(arrow_type):
+            return pd.Series(array.to_numpy(zero_copy_only=False))
+        return pd.Series(pd.arrays.ArrowExtensionArray(array))
+
+
+def _as_is(column: Column) -> Column:
+    return column

@@ -1,0 +1,133 @@
+"""The running query: a ``StreamingQuery`` with checkpoints and savepoints."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.savepoint import Savepoint
+
+_SCHEMA = (
+    "kind string, status string, checkpoint_id long, epoch long, triggered_at timestamp, "
+    "duration_ms long, size_bytes long, files long, path string, reason string"
+)
+
+
+class CheckpointedQuery(StreamingQuery):
+    """A query started by :func:`pyspark_ckpt.write_stream`.
+
+    Everything that ``StreamingQuery`` has, and :meth:`checkpoints` and :meth:`triggerSavepoint`.
+    """
+
+    def __init__(
+        self, spark: SparkSession, query: StreamingQuery, coordinator: CheckpointCoordinator
+    ) -> None:
+        super().__init__(query._jsq)
+        self._spark = spark
+        self._coordinator = coordinator
+
+    def checkpoints(self) -> DataFrame:
+        """Return what this query can be restored from, and what was given up.
+
+        Returns
+        -------
+        DataFrame
+            A row for each retained checkpoint, and for each savepoint and each aborted attempt
+            since the query was started: kind, status (``completed`` or ``aborted``),
+            checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, files, path, reason.
+        """
+        rows = self._completed_rows() + self._savepoint_rows() + self._aborted_rows()
+        return self._spark.createDataFrame(rows, _SCHEMA)
+
+    def triggerSavepoint(self, directory: str | None = None) -> Savepoint:
+        """Take a savepoint of the newest committed epoch while the query runs on.
+
+        Parameters
+        ----------
+        directory
+            Where the new ``savepoint-...`` directory goes; by default
+            ``spark.ckpt.execution.checkpointing.savepoint-dir``.
+
+        Returns
+        -------
+        Savepoint
+            Self-contained and durable; its ``path`` is what ``restoreFrom`` takes.
+
+        Raises
+        ------
+        ConfigurationError
+            If no directory is given or configured.
+        CheckpointAbortedError, CorruptFileError
+            If it could not be made; nothing of it is left behind.
+        """
+        return self._coordinator.trigger_savepoint(directory)
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``."""
+        ended = super().awaitTermination(timeout)
+        if timeout is None or ended:
+            self._coordinator.join()
+        return ended
+
+    def stop(self) -> None:
+        """Stop the query and wait for its last checkpoint."""
+        super().stop()
+        self._coordinator.join()
+
+    def _completed_rows(self) -> list[Row]:
+        return [
+            Row(
+                kind="checkpoint",
+                status="completed",
+                checkpoint_id=checkpoint_id,
+                epoch=metadata.epoch,
+                triggered_at=_timestamp(metadata.triggered_at_ms),
+                duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
+                size_bytes=metadata.size_bytes,
+                files=len({reference.path for reference in metadata.files()}) + 1,
+                path=self._coordinator.path(checkpoint_id),
+                reason=None,
+            )
+            for checkpoint_id, metadata in self._coordinator.completed()
+        ]
+
+    def _savepoint_rows(self) -> list[Row]:
+        return [
+            Row(
+                kind="savepoint",
+                status="completed",
+                checkpoint_id=None,
+                epoch=savepoint.epoch,
+                triggered_at=_timestamp(savepoint.triggered_at_ms),
+                duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
+                size_bytes=savepoint.size_bytes,
+                files=savepoint.files,
+                path=savepoint.path,
+                reason=None,
+            )
+            for savepoint in self._coordinator.savepoints()
+        ]
+
+    def _aborted_rows(self) -> list[Row]:
+        return [
+            Row(
+                kind=aborted.kind,
+                status="aborted",
+                checkpoint_id=None,
+                epoch=aborted.epoch,
+                triggered_at=_timestamp(aborted.triggered_at_ms),
+                duration_ms=None,
+                size_bytes=None,
+                files=None,
+                path=None,
+                reason=aborted.reason,
+            )
+            for aborted in self._coordinator.aborted()
+        ]
+
+
+def _timestamp(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000)

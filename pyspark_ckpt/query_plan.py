@@ -1,0 +1,93 @@
+"""What the plan of a DataFrame tells about its stateful operators. Driver only, classic session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, decode_descriptor
+from pyspark_ckpt.stream import DESCRIPTOR_METADATA
+
+_OPERATOR = "FlatMapGroupsInPandasWithState"
+_OTHER_STATEFUL = frozenset(
+    {
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "FlatMapGroupsWithState",
+        "FlatMapGroupsInPandasWithState",
+        "GlobalLimit",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+        "TransformWithStateInPandas",
+    }
+)
+
+
+def operators_of(df: DataFrame) -> list[OperatorDescriptor]:
+    """Return the operators of a query, checked to be what this version can checkpoint.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or two have one uid.
+    NotBuiltYetError
+        If there are several, or Spark's own stateful operators beside ours.
+    """
+    ours: list[OperatorDescriptor] = []
+    others: list[str] = []
+    for node in _nodes(df._jdf.queryExecution().analyzed()):
+        name = node.getClass().getSimpleName()
+        descriptor = _descriptor(node) if name == _OPERATOR else None
+        if descriptor is not None:
+            ours.append(descriptor)
+        elif node.isStreaming() and (name in _OTHER_STATEFUL or _is_stream_join(node, name)):
+            others.append(name)
+    _check(ours, others)
+    return ours
+
+
+def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:
+    if not ours:
+        raise PlanError(
+            "the query has no operator of this library: build it with "
+            "key_by(df, ...).transformWithState(..., uid=...), or start it with df.writeStream"
+        )
+    uids = [operator.uid for operator in ours]
+    for uid in uids:
+        if uids.count(uid) > 1:
+            raise PlanError(f"two operators have the uid {uid!r}: give each its own")
+    if len(ours) > 1:
+        raise NotBuiltYetError(
+            f"a query with several stateful operators ({', '.join(uids)}) is not built yet"
+        )
+    if others:
+        raise NotBuiltYetError(
+            f"Spark's own stateful operators beside operator {uids[0]!r} ({', '.join(others)}) "
+            "are not built yet; compute them in a query of their own"
+        )
+
+
+def _descriptor(node: Any) -> OperatorDescriptor | None:
+    attributes = node.groupingAttributes()
+    if attributes.isEmpty():
+        return None
+    metadata = json.loads(attributes.head().metadata().json())
+    text = metadata.get(DESCRIPTOR_METADATA)
+    return None if text is None else decode_descriptor(text)
+
+
+def _is_stream_join(node: Any, name: str) -> bool:
+    return name == "Join" and node.left().isStreaming() and node.right().isStreaming()
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    children = node.children().iterator()
+    while children.hasNext():
+        yield from _nodes(children.next())

@@ -1,0 +1,150 @@
+"""The ``checkpointLocation`` that a query starts at: continued, seeded or refused."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.seeding import RestoreSource, begin_seeding, clear_unfinished, seed
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+
+logger = logging.getLogger(__name__)
+
+_SINK_LOG = "_spark_metadata"
+_EMPTY_SINK_LOG_ENTRY = b"v1"
+"""What Spark's file sink writes for an epoch without output (FileStreamSinkLog, version 1)."""
+
+
+class StartLocation:
+    """Where a query is about to start.
+
+    Parameters
+    ----------
+    storage
+        The ``checkpointLocation``.
+    checkpoints_directory
+        ``spark.ckpt.execution.checkpointing.dir``; by default the checkpoints lie inside the
+        location.
+    operators
+        The query's operators.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        checkpoints_directory: str | None,
+        operators: tuple[OperatorDescriptor, ...],
+    ) -> None:
+        self.storage = storage
+        self._checkpoints_directory = checkpoints_directory
+        self._operators = operators
+        self._log = SparkLog(storage)
+
+    @property
+    def checkpoints_root(self) -> str:
+        """The checkpoints directory, without the query's own subdirectory."""
+        if self._checkpoints_directory is not None:
+            return str(open_storage(self._checkpoints_directory).root)
+        return str(self.storage.path(CHECKPOINTS_DIRECTORY))
+
+    def checkpoints(self, query_id: str) -> Storage:
+        """Return the query's checkpoints directory."""
+        root = open_storage(self.checkpoints_root)
+        return root if self._checkpoints_directory is None else Storage(root.path(query_id))
+
+    def check_parallelism(self, spark: SparkSession) -> None:
+        """Check that the query's parallelism is the session's and the location's.
+
+        Raises
+        ------
+        PlanError
+            If ``spark.sql.shuffle.partitions`` was changed since the query was built, or since
+            the location was first used: Spark would go on with the old number of partitions.
+        """
+        session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+        epoch = self._log.committed_epoch()
+        bound = None if epoch is None else self._log.offsets_entry(epoch).parallelism
+        for operator in self._operators:
+            if operator.parallelism != session:
+                raise PlanError(
+                    f"operator {operator.uid!r} was built with spark.sql.shuffle.partitions = "
+                    f"{operator.parallelism}, it is {session} now: build the query again"
+                )
+            if bound is not None and operator.parallelism != bound:
+                raise PlanError(
+                    f"operator {operator.uid!r} has parallelism {operator.parallelism} "
+                    f"(spark.sql.shuffle.partitions), the state at {self.storage.root} has "
+                    f"{bound}: set spark.sql.shuffle.partitions to {bound} before building the "
+                    "query"
+                )
+
+    def check_not_half_seeded(self) -> None:
+        """Refuse a location in which a restore was interrupted.
+
+        Raises
+        ------
+        RestoreError
+            If there is one.
+        """
+        if self.storage.exists(SEEDING_MARKER):
+            raise RestoreError(
+                f"{self.storage.root}: a restore into this location was interrupted; start the "
+                "query with restoreFrom again"
+            )
+
+    def restore(
+        self, spark: SparkSession, path: str, file_sink_path: str | None, *, to_table: bool
+    ) -> None:
+        """Seed the location from `path`, unless it has committed epochs to go on from.
+
+        Raises
+        ------
+        RestoreError
+            If the location or the sink's path is not fresh, or operators do not fit.
+        CheckpointNotFoundError, CorruptFileError, UnsafePathError
+            If there is no good checkpoint or savepoint at `path`.
+        """
+        half_seeded = self.storage.exists(SEEDING_MARKER)
+        if self._log.committed_epoch() is not None and not half_seeded:
+            logger.info("%s has committed epochs: not restored from %s", self.storage.root, path)
+            return
+        source = RestoreSource(path)
+        source.check(self._operators)
+        if to_table:
+            raise NotBuiltYetError("restoreFrom with toTable is not built yet; use start(path)")
+        sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
+        if half_seeded:
+            clear_unfinished(self.storage, self._checkpoints_directory)
+        elif self.storage.list():
+            raise RestoreError(
+                f"{self.storage.root} is neither empty nor has it a committed epoch: give "
+                "restoreFrom a fresh checkpointLocation"
+            )
+        query_id = begin_seeding(self.storage)
+        if sink_log is not None and not sink_log.exists("0"):
+            # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
+            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        seed(spark, self.storage, self.checkpoints(query_id), source)
+
+
+def _fresh_sink_log(path: str) -> Storage:
+    """Return the log directory of a file sink that no query has written to.
+
+    Raises
+    ------
+    RestoreError
+        If one has: the sink skips epochs it has seen, so output would be lost.
+    """
+    log = Storage(open_storage(path).root / _SINK_LOG)
+    entries = [name for name in log.list() if not name.startswith(".")]
+    if entries and not (entries == ["0"] and log.read("0") == _EMPTY_SINK_LOG_ENTRY):
+        raise RestoreError(
+            f"{path} already has the output of another query, whose epochs Spark's file sink "
+            "would skip: give the restored query a new path"
+        )
+    return log

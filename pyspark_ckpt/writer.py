@@ -1,0 +1,225 @@
+"""``write_stream``: binds settings, restores if asked, starts the query and its coordinator."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.snapshot import QueryFiles
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.configuration import RUNTIME_KEY, Settings, is_ckpt_option, read_settings
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
+from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.query_plan import operators_of
+from pyspark_ckpt.start_location import StartLocation
+
+logger = logging.getLogger(__name__)
+
+_start_lock = threading.Lock()
+"""The settings travel through the session's conf, which one start at a time may use."""
+
+
+def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
+    """Return the writer of a query with checkpoints; takes the place of ``df.writeStream``."""
+    return CheckpointedStreamWriter(df)
+
+
+class CheckpointedStreamWriter(DataStreamWriter):
+    """PySpark's ``DataStreamWriter`` and :meth:`restoreFrom`.
+
+    ``spark.ckpt.`` keys are taken as options too; an option wins over the conf.
+    """
+
+    def __init__(self, df: DataFrame) -> None:
+        super().__init__(df)
+        self._stream = df
+        self._ckpt_options: dict[str, str] = {}
+        self._sink_options: dict[str, Any] = {}
+        self._format: str | None = None
+        self._restore_path: str | None = None
+
+    def restoreFrom(self, path: str) -> CheckpointedStreamWriter:
+        """Start from a savepoint or a retained checkpoint.
+
+        A ``checkpointLocation`` that has committed epochs goes on from there, and `path` is not
+        used; a fresh one is seeded with copies of all that the query needs. `path` itself is only
+        read.
+
+        Parameters
+        ----------
+        path
+            A ``savepoint-...`` or ``chk-...`` directory.
+        """
+        self._restore_path = str(path)
+        return self
+
+    def format(self, source: str) -> CheckpointedStreamWriter:
+        """Choose the sink; as ``DataStreamWriter.format``."""
+        super().format(source)
+        self._format = source
+        return self
+
+    def queryName(self, queryName: str) -> CheckpointedStreamWriter:
+        """Name the query; as ``DataStreamWriter.queryName``."""
+        super().queryName(queryName)
+        self._sink_options["queryName"] = queryName
+        return self
+
+    def option(self, key: str, value: Any) -> CheckpointedStreamWriter:
+        """Set one option of the sink or one ``spark.ckpt.`` key."""
+        return self.options(**{key: value})
+
+    def options(self, **options: Any) -> CheckpointedStreamWriter:
+        """Set several options of the sink or ``spark.ckpt.`` keys."""
+        for key, value in options.items():
+            if is_ckpt_option(key):
+                self._ckpt_options[key] = str(value)
+            else:
+                super().option(key, value)
+                self._sink_options[key.lower()] = value
+        return self
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> CheckpointedQuery:
+        """Start the query; parameters as ``DataStreamWriter.start``.
+
+        Raises
+        ------
+        ConfigurationError
+            If a setting is unknown or not allowed, or there is no ``checkpointLocation``.
+        PlanError
+            If the query has no operator of this library, or two with one uid, or its parallelism
+            is not that of its location.
+        RestoreError, CheckpointNotFoundError, CorruptFileError
+            If it cannot start from where it was told to; nothing was started or deleted.
+        """
+        self.options(**options)
+        if format is not None:
+            self.format(format)
+        if queryName is not None:
+            self.queryName(queryName)
+        if path is not None:
+            self._sink_options["path"] = path
+        return self._start(
+            lambda: super(CheckpointedStreamWriter, self).start(
+                path=path, outputMode=outputMode, partitionBy=partitionBy
+            ),
+            to_table=False,
+        )
+
+    def toTable(
+        self,
+        tableName: str,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> CheckpointedQuery:
+        """Start the query into a table; parameters as ``DataStreamWriter.toTable``."""
+        self.options(**options)
+        if format is not None:
+            self.format(format)
+        if queryName is not None:
+            self.queryName(queryName)
+        return self._start(
+            lambda: super(CheckpointedStreamWriter, self).toTable(
+                tableName, outputMode=outputMode, partitionBy=partitionBy
+            ),
+            to_table=True,
+        )
+
+    def _start(self, start: Any, *, to_table: bool) -> CheckpointedQuery:
+        spark = self._stream.sparkSession
+        settings = read_settings(spark.conf.getAll, self._ckpt_options)
+        operators = tuple(operators_of(self._stream))
+        location = StartLocation(self._location(), settings.checkpoints_directory, operators)
+        location.check_parallelism(spark)
+        with _start_lock:
+            if self._restore_path is not None:
+                location.restore(
+                    spark, self._restore_path, self._file_sink_path(), to_table=to_table
+                )
+            else:
+                location.check_not_half_seeded()
+            query = self._start_with_runtime(start, settings, location)
+        return self._with_coordinator(query, settings, location, operators)
+
+    def _start_with_runtime(
+        self, start: Any, settings: Settings, location: StartLocation
+    ) -> StreamingQuery:
+        """Start Spark's query with the settings in the session's conf, which it copies."""
+        conf = self._stream.sparkSession.conf
+        runtime = Runtime(
+            checkpoints_directory=location.checkpoints_root,
+            query_subdirectory=settings.checkpoints_directory is not None,
+            backend_type=settings.backend_type,
+            inline_threshold_bytes=settings.inline_threshold_bytes,
+        )
+        conf.set(RUNTIME_KEY, encode_runtime(runtime))
+        try:
+            query: StreamingQuery = start()
+            return query
+        finally:
+            conf.unset(RUNTIME_KEY)
+
+    def _with_coordinator(
+        self,
+        query: StreamingQuery,
+        settings: Settings,
+        location: StartLocation,
+        operators: tuple[OperatorDescriptor, ...],
+    ) -> CheckpointedQuery:
+        spark = self._stream.sparkSession
+        files = QueryFiles(
+            checkpoint_location=str(location.storage.root),
+            spark_log=SparkLog(location.storage),
+            storage=location.checkpoints(query.id),
+            query_id=query.id,
+            query_name=query.name,
+            backend_type=settings.backend_type,
+            operators=operators,
+        )
+        coordinator = CheckpointCoordinator(spark, query, files, settings)
+        coordinator.start()
+        return CheckpointedQuery(spark, query, coordinator)
+
+    def _location(self) -> Storage:
+        """Return the query's checkpointLocation, from its option or Spark's own default."""
+        given = self._sink_options.get("checkpointlocation")
+        if given:
+            return open_storage(str(given))
+        root = self._stream.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        name = self._sink_options.get("queryName")
+        if root and name:
+            return open_storage(f"{root}/{name}")
+        raise ConfigurationError(
+            "the query has no checkpointLocation, where its state is kept: set "
+            ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "
+            "a queryName"
+        )
+
+    def _file_sink_path(self) -> str | None:
+        """Return the path of Spark's file sink, ``None`` for another sink."""
+        spark = self._stream.sparkSession
+        chosen = self._format or spark.conf.get("spark.sql.sources.default", "parquet")
+        path = self._sink_options.get("path")
+        return str(path) if path and str(chosen).lower() in _FILE_FORMATS else None
+
+
+_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

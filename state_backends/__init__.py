@@ -1,0 +1,26 @@
+"""Ordered, versioned byte stores for the state of one subtask.
+
+This package knows no Spark and no checkpoints: it stores bytes under bytes, in key order, with a
+version that is written atomically with every change. Two backends implement the one interface of
+:mod:`state_backends.backend`; :mod:`state_backends.contract` is the test suite that both inherit.
+"""
+
+from state_backends.backend import Changes, StateBackend
+from state_backends.errors import (
+    BackendCorruptError,
+    BackendFullError,
+    BackendLockedError,
+    StateBackendError,
+)
+from state_backends.registry import BACKEND_TYPES, open_backend
+
+__all__ = [
+    "BACKEND_TYPES",
+    "BackendCorruptError",
+    "BackendFullError",
+    "BackendLockedError",
+    "Changes",
+    "StateBackend",
+    "StateBackendError",
+    "open_backend",
+]

@@ -1,0 +1,152 @@
+"""The heap backend: state in memory pages shared by all workers of a host. The only module that
+imports lmdb.
+
+LMDB maps its file into memory and is never synced, so the pages live in the page cache (or in
+memory for good, when the directory is on a memory-backed file system). Every Python worker of the
+executor sees the same single copy, and an epoch costs in proportion to the keys it touches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from state_backends.backend import FIRST_RESERVED_KEY, VERSION_KEY, Changes, StateBackend
+from state_backends.errors import BackendCorruptError, BackendFullError, StateBackendError
+
+MAP_SIZE_BYTES = 1 << 38
+"""Address space reserved per subtask; pages are taken only as they are written."""
+
+_HEAD_BYTES = 448
+_STORED_LONG_KEY_BYTES = _HEAD_BYTES + 32
+_LENGTH = struct.Struct(">I")
+
+
+class HeapBackend(StateBackend):
+    """One subtask's state in a memory-mapped LMDB environment.
+
+    LMDB refuses keys over 511 bytes. A key of :data:`_HEAD_BYTES` or more is stored as its head
+    and its SHA-256, with the whole key in front of the value; shorter keys are stored as they are.
+    """
+
+    def __init__(self, directory: Path, *, create: bool) -> None:
+        self._directory = directory
+        if create:
+            directory.mkdir(parents=True, exist_ok=True)
+        elif not (directory / "data.mdb").is_file():
+            raise BackendCorruptError(f"there is no heap state in {directory}")
+        with self._translated("open"):
+            self._env: lmdb.Environment | None = lmdb.open(
+                str(directory),
+                map_size=MAP_SIZE_BYTES,
+                create=create,
+                sync=False,
+                metasync=False,
+                meminit=False,
+                readahead=False,
+                max_readers=1024,
+            )
+            self._env.reader_check()
+
+    def version(self) -> str | None:
+        with self._translated("read"), self._environment.begin() as transaction:
+            marker = transaction.get(VERSION_KEY)
+        return None if marker is None else marker.decode()
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._translated("read"), self._environment.begin() as transaction:
+            return [_value(key, transaction.get(_stored_key(key))) for key in keys]
+
+    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        with self._environment.begin() as transaction:
+            with self._translated("scan"):
+                cursor = transaction.cursor()
+                positioned = cursor.set_range(prefix[:_HEAD_BYTES])
+            if not positioned:
+                return
+            for key, value in _in_key_order(cursor.iternext(keys=True, values=True)):
+                if key >= FIRST_RESERVED_KEY:
+                    return
+                if key.startswith(prefix):
+                    yield key, value
+                elif key > prefix:
+                    return
+
+    def apply(self, changes: Iterable[Changes], version: str) -> None:
+        with self._translated("write"), self._environment.begin(write=True) as transaction:
+            for part in changes:
+                for key, value in zip(part.keys, part.values, strict=True):
+                    if value is None:
+                        transaction.delete(_stored_key(key))
+                    else:
+                        transaction.put(_stored_key(key), _stored_value(key, value))
+            transaction.put(VERSION_KEY, version.encode())
+
+    def load(self, changes: Iterable[Changes], version: str) -> None:
+        # One transaction: LMDB spills dirty pages to its map, so memory stays bounded all the same.
+        self.apply(changes, version)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    @property
+    def _environment(self) -> lmdb.Environment:
+        if self._env is None:
+            raise StateBackendError(f"the heap backend in {self._directory} is closed")
+        return self._env
+
+    @contextmanager
+    def _translated(self, action: str) -> Iterator[None]:
+        """Turn lmdb's exceptions into typed ones that name the directory."""
+        try:
+            yield
+        except (lmdb.MapFullError, lmdb.DiskError) as exc:
+            raise BackendFullError(
+                f"the heap backend has no room left in {self._directory} ({exc}): free space there "
+                "or use the rocksdb backend"
+            ) from exc
+        except lmdb.Error as exc:
+            raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
+
+
+def _stored_key(key: bytes) -> bytes:
+    if len(key) < _HEAD_BYTES:
+        return key
+    return key[:_HEAD_BYTES] + hashlib.sha256(key).digest()
+
+
+def _stored_value(key: bytes, value: bytes) -> bytes:
+    if len(key) < _HEAD_BYTES:
+        return value
+    return _LENGTH.pack(len(key)) + key + value
+
+
+def _value(key: bytes, stored: bytes | None) -> bytes | None:
+    if stored is None or len(key) < _HEAD_BYTES:
+        return stored
+    return stored[_LENGTH.size + len(key) :]
+
+
+def _in_key_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Give long keys back whole and in order; those that share a head are sorted in memory."""
+    head: bytes | None = None
+    run: list[tuple[bytes, bytes]] = []
+    for stored_key, stored_value in pairs:
+        is_long = len(stored_key) == _STORED_LONG_KEY_BYTES
+        if run and not (is_long and stored_key[:_HEAD_BYTES] == head):
+            yield from sorted(run)
+            run = []
+        if is_long:
+            head = stored_key[:_HEAD_BYTES]
+            end = _LENGTH.size + _LENGTH.unpack_from(stored_value)[0]
+            run.append((stored_value[_LENGTH.size : end], stored_value[end:]))
+        else:
+            yield stored_key, stored_value
+    yield from sorted(run)
