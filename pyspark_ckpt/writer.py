@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -19,7 +20,7 @@ from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import operators_of
-from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.start_location import StartLocation, qualified_path
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
     def _start(self, start: Any, *, to_table: bool) -> CheckpointedQuery:
         spark = self._stream.sparkSession
-        settings = read_settings(spark.conf.getAll, self._ckpt_options)
+        settings = self._settings(spark)
         operators = tuple(operators_of(self._stream))
         location = StartLocation(self._location(), settings.checkpoints_directory, operators)
         location.check_parallelism(spark)
@@ -159,6 +160,13 @@ class CheckpointedStreamWriter(DataStreamWriter):
                 location.check_not_half_seeded()
             query = self._start_with_runtime(start, settings, location)
         return self._with_coordinator(query, settings, location, operators)
+
+    def _settings(self, spark: SparkSession) -> Settings:
+        settings = read_settings(spark.conf.getAll, self._ckpt_options)
+        directory = settings.checkpoints_directory
+        if directory is None:
+            return settings
+        return replace(settings, checkpoints_directory=qualified_path(spark, directory))
 
     def _start_with_runtime(
         self, start: Any, settings: Settings, location: StartLocation
@@ -201,13 +209,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
     def _location(self) -> Storage:
         """Return the query's checkpointLocation, from its option or Spark's own default."""
+        spark = self._stream.sparkSession
         given = self._sink_options.get("checkpointlocation")
         if given:
-            return open_storage(str(given))
-        root = self._stream.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+            return open_storage(qualified_path(spark, str(given)))
+        root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         name = self._sink_options.get("queryName")
         if root and name:
-            return open_storage(f"{root}/{name}")
+            return open_storage(qualified_path(spark, f"{root}/{name}"))
         raise ConfigurationError(
             "the query has no checkpointLocation, where its state is kept: set "
             ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "

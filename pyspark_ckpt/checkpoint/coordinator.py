@@ -25,6 +25,8 @@ from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
+_STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
+
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +62,7 @@ class CheckpointCoordinator:
         files: QueryFiles,
         settings: Settings,
     ) -> None:
-        self._spark = spark.newSession()
+        self._spark = _session_like(spark)
         self._query = streaming_query
         self._files = files
         self._settings = settings
@@ -214,6 +216,18 @@ class CheckpointCoordinator:
     ) -> None:
         reason = f"{type(exc).__name__}: {exc}"
         self._aborted.append(AbortedCheckpoint(kind, epoch, triggered_at_ms, reason))
+
+
+def _session_like(spark: SparkSession) -> SparkSession:
+    """Return a session of the coordinator's own that reads Spark's state store as the query does.
+
+    The user's session may be given other settings while the query runs.
+    """
+    session = spark.newSession()
+    for key, value in spark.conf.getAll.items():
+        if key.startswith(_STATE_STORE_SETTINGS):
+            session.conf.set(key, value)
+    return session
 
 
 def _now_ms() -> int:

@@ -70,14 +70,14 @@ def subtask_directory(root: Path, query_id: str, uid: str, subtask: int) -> Path
     return root / "pyspark_ckpt" / query_id / operator / str(subtask)
 
 
-def executor_local_root() -> Path:
-    """Return the executor's own scratch directory.
+def executor_local_root(subtask: int) -> Path:
+    """Return the executor's own scratch directory for a subtask, spread over its disks.
 
     Spark makes it new for each executor process and deletes it at its end, so what lies there was
     never written by another boot of the host.
     """
-    spark_directories = os.environ.get("SPARK_LOCAL_DIRS", "")
-    return Path(spark_directories.split(",")[0] or tempfile.gettempdir())
+    directories = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")
+    return Path(directories[subtask % len(directories)])
 
 
 def _try_lock(lock: io.BufferedWriter) -> bool:

@@ -136,9 +136,29 @@ class OutputRows:
                 f"operator {self._uid!r}: output column {field.name!r} is "
                 f"{data_type.simpleString()}, a returned value is not ({exc})"
             ) from exc
-        if array.null_count == 0 and pa.types.is_integer(arrow_type):
-            return pd.Series(array.to_numpy(zero_copy_only=False))
-        return pd.Series(pd.arrays.ArrowExtensionArray(array))
+        masked = _masked_array(array)
+        return pd.Series(list(values), dtype=object) if masked is None else pd.Series(masked)
+
+
+def _masked_array(array: pa.Array) -> Any:
+    """Return numbers and booleans as a pandas array with a mask of their own.
+
+    It is the one pandas form that keeps NaN, null and 64-bit integers apart on the way to Arrow;
+    ``None`` for types whose Python objects do that by themselves.
+    """
+    masked: Any
+    filler: Any
+    if pa.types.is_integer(array.type):
+        masked, filler = pd.arrays.IntegerArray, 0
+    elif pa.types.is_floating(array.type):
+        masked, filler = pd.arrays.FloatingArray, 0.0
+    elif pa.types.is_boolean(array.type):
+        masked, filler = pd.arrays.BooleanArray, False
+    else:
+        return None
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    values = array.fill_null(filler) if array.null_count else array
+    return masked(values.to_numpy(zero_copy_only=False).copy(), nulls)
 
 
 def _as_is(column: Column) -> Column:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from pyspark_ckpt.operator.local_copy import (
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle, schema_text
 from pyspark_ckpt.operator.state_table import StateTable, encode_key_group
+from state_backends import StateBackendError
 
 StatefulFunction = Callable[
     [tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]
@@ -95,6 +97,8 @@ class SubtaskFunction:
 
         Everything that the new handle refers to is durable before `state` is updated.
         """
+        # PySpark's worker appends an empty frame to every output frame; pandas warns each time.
+        warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
         epoch = self._epoch(int(token[0]))
         old = self._checked(state, epoch)
         key_rows = self._rows_by_key(frames)
@@ -110,16 +114,13 @@ class SubtaskFunction:
             states = ProcessorHandle(table, where, handle.states, self._schemas)
             yield from self._process(key_rows, table, states, epoch)
             changes = table.changes()
-        segment = make_segment(
-            epoch.storage, handle, changes, epoch.number, epoch.runtime.inline_threshold_bytes
-        )
-        new = msgspec.structs.replace(
-            handle,
-            epoch=epoch.number,
-            states=states.descriptors,
-            segments=(*handle.segments, segment),
-        )
-        state.update((encode_handle(new),))
+        if len(changes):
+            segment = make_segment(
+                epoch.storage, handle, changes, epoch.number, epoch.runtime.inline_threshold_bytes
+            )
+            handle = msgspec.structs.replace(handle, segments=(*handle.segments, segment))
+        handle = msgspec.structs.replace(handle, epoch=epoch.number, states=states.descriptors)
+        state.update((encode_handle(handle),))
 
     def _epoch(self, token: int) -> _Epoch:
         context = TaskContext.get()
@@ -132,7 +133,7 @@ class SubtaskFunction:
         storage = open_storage(runtime.checkpoints_directory)
         if runtime.query_subdirectory:
             storage = Storage(storage.path(query_id))
-        local = subtask_directory(executor_local_root(), query_id, uid, subtask)
+        local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
         return _Epoch(subtask, number, runtime, storage, local)
 
     def _checked(self, state: GroupState, epoch: _Epoch) -> Handle | None:
@@ -203,7 +204,7 @@ class SubtaskFunction:
             if output:
                 yield self._output.frame(output)
             self._processor.close()
-        except (CkptError, GeneratorExit):
+        except (CkptError, StateBackendError):
             raise
         except Exception as exc:
             step = "init" if key is None else f"key {key!r}"

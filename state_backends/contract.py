@@ -1,0 +1,294 @@
+"""What every backend must do: the test suite that the tests of each backend inherit.
+
+::
+
+    class TestHeapBackend(BackendContract):
+        backend_type = "heap"
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from state_backends.backend import Changes, StateBackend
+from state_backends.errors import BackendCorruptError, StateBackendError
+from state_backends.registry import open_backend
+
+_HEAD = b"k" * 447
+LONG_KEYS = [
+    *(b"k" * length for length in (446, 447, 448, 449, 479, 480, 481, 510, 511, 512, 513, 2000)),
+    *(_HEAD + b"k" + tail for tail in (b"\x00", b"a", b"a\x00", b"\xff", b"\xff" * 32, b"z" * 99)),
+    *(_HEAD + tail for tail in (b"a", b"a" * 33, b"z", b"z" * 64)),
+    *(b"m" * length for length in (448, 480, 512)),
+]
+"""Keys around the lengths where a store may change its ways, many of them with one long head."""
+
+PREFIXES = [b"", b"a", b"ab", b"abc", b"b", b"\x00", b"\xff", b"\xff\xfe", b"k", b"zz"]
+SHORT_KEYS = [
+    b"\x00", b"\x00\x00", b"\x7f", b"\x80", b"a", b"a\x00", b"a\xff", b"ab", b"abc", b"abd", b"b",
+    b"\xff", b"\xff\x00", b"\xff\xfe", b"\xff\xfe\xff\xff",
+]  # fmt: skip
+
+_CHILD = "import sys, state_backends.contract as c; c.apply_until_killed(*sys.argv[1:])"
+
+
+class BackendContract:
+    """Inherit it, name the type, and every backend is held to the same promises."""
+
+    backend_type: str
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        return tmp_path / "backend"
+
+    def open(self, directory: Path, *, create: bool = False) -> StateBackend:
+        return open_backend(self.backend_type, directory, create=create)
+
+    def make(self, directory: Path, entries: Mapping[bytes, bytes], version: str = "1") -> None:
+        with self.open(directory, create=True) as backend:
+            backend.apply([puts(entries)], version)
+
+    def check(self, directory: Path, entries: Mapping[bytes, bytes], version: str | None) -> None:
+        with self.open(directory) as backend:
+            check_content(backend, entries, version)
+
+    def test_a_new_backend_is_empty_and_has_no_version(self, directory: Path) -> None:
+        directory.mkdir()
+        with self.open(directory, create=True) as backend:
+            check_content(backend, {}, None)
+
+    def test_a_missing_key_is_none(self, directory: Path) -> None:
+        with self.open(directory, create=True) as backend:
+            backend.apply([puts({b"b": b"1"})], "1")
+            assert backend.get_many([b"a", b"b", b"b\x00", b"c"]) == [None, b"1", None, None]
+
+    def test_a_put_replaces_and_a_delete_removes(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"1", b"b": b"2", b"c": b"3"})
+        with self.open(directory) as backend:
+            backend.apply([Changes([b"b", b"c", b"never there"], [b"new", None, None])], "2")
+        self.check(directory, {b"a": b"1", b"b": b"new"}, "2")
+
+    def test_changes_are_applied_in_order(self, directory: Path) -> None:
+        with self.open(directory, create=True) as backend:
+            first = Changes([b"a", b"a", b"b", b"c"], [b"1", b"2", None, b"1"])
+            backend.apply([first, Changes([b"b", b"c", b"c"], [b"3", b"2", None])], "1")
+            check_content(backend, {b"a": b"2", b"b": b"3"}, "1")
+
+    def test_get_many_keeps_order_and_duplicates(self, directory: Path) -> None:
+        with self.open(directory, create=True) as backend:
+            backend.apply([puts({b"a": b"1", b"b": b"2"})], "1")
+            wanted = [b"b", b"x", b"a", b"b", b"x", b"a"]
+            assert backend.get_many(wanted) == [b"2", None, b"1", b"2", None, b"1"]
+            assert backend.get_many([]) == []
+
+    @pytest.mark.parametrize("prefix", PREFIXES)
+    def test_scan_yields_just_the_prefix_in_byte_order(
+        self, directory: Path, prefix: bytes
+    ) -> None:
+        self.make(directory, {key: b"v" + key for key in reversed(SHORT_KEYS)})
+        expected = [(key, b"v" + key) for key in sorted(SHORT_KEYS) if key.startswith(prefix)]
+        with self.open(directory) as backend:
+            assert list(backend.scan(prefix)) == expected
+
+    def test_scans_can_run_side_by_side(self, directory: Path) -> None:
+        keys = [b"%03d" % number for number in range(300)]
+        self.make(directory, dict.fromkeys(keys, b""))
+        with self.open(directory) as backend:
+            pairs = list(zip(backend.scan(), backend.scan(), strict=True))
+        assert pairs == [((key, b""), (key, b"")) for key in keys]
+
+    def test_an_empty_value_is_not_a_missing_one(self, directory: Path) -> None:
+        entries = {b"a": b"", b"l" * 600: b""}
+        self.make(directory, entries)
+        self.check(directory, entries, "1")
+
+    def test_values_of_ten_megabytes(self, directory: Path) -> None:
+        entries = {bytes([number]): bytes([number]) * 10_000_000 for number in range(3)}
+        self.make(directory, entries)
+        self.check(directory, entries, "1")
+
+    def test_long_keys_are_told_apart_and_stay_in_order(self, directory: Path) -> None:
+        entries = {key: b"%d" % number for number, key in enumerate(LONG_KEYS)}
+        assert len(entries) == len(LONG_KEYS)
+        self.make(directory, entries)
+        self.check(directory, entries, "1")
+        with self.open(directory) as backend:
+            gone = LONG_KEYS[::2]
+            backend.apply([Changes(gone, [None] * len(gone))], "2")
+        self.check(directory, {key: entries[key] for key in LONG_KEYS[1::2]}, "2")
+
+    @pytest.mark.parametrize("length", [1, 447, 448, 449, 480, 512, 1000])
+    def test_a_prefix_may_be_as_long_as_a_long_key(self, directory: Path, length: int) -> None:
+        self.make(directory, dict.fromkeys(LONG_KEYS, b""))
+        prefix = b"k" * length
+        with self.open(directory) as backend:
+            found = [key for key, _ in backend.scan(prefix)]
+        assert found == sorted(key for key in LONG_KEYS if key.startswith(prefix))
+
+    def test_applying_nothing_still_sets_the_version(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"1"})
+        with self.open(directory) as backend:
+            backend.apply([], "2")
+            check_content(backend, {b"a": b"1"}, "2")
+        self.check(directory, {b"a": b"1"}, "2")
+
+    def test_changes_that_fail_half_way_leave_data_and_version(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"1", b"b": b"2"})
+        with self.open(directory) as backend:
+            with pytest.raises(_CutError):
+                backend.apply(_cut([Changes([b"a", b"b", b"new"], [b"other", None, b"3"])]), "2")
+            check_content(backend, {b"a": b"1", b"b": b"2"}, "1")
+            with pytest.raises(ValueError):  # noqa: PT011  # whatever zip says
+                backend.apply([Changes([b"a", b"b"], [b"other"])], "2")
+            check_content(backend, {b"a": b"1", b"b": b"2"}, "1")
+        self.check(directory, {b"a": b"1", b"b": b"2"}, "1")
+        with self.open(directory) as backend:
+            backend.apply([puts({b"c": b"3"})], "3")
+        self.check(directory, {b"a": b"1", b"b": b"2", b"c": b"3"}, "3")
+
+    def test_load_fills_an_empty_backend_part_by_part(self, directory: Path) -> None:
+        entries = {b"%05d" % n: b"v%d" % n for n in range(20_000)}
+        keys = list(entries)
+        parts = (
+            puts({key: entries[key] for key in keys[n : n + 999]}) for n in range(0, 20_000, 999)
+        )
+        with self.open(directory, create=True) as backend:
+            backend.load(parts, "7")
+        self.check(directory, entries, "7")
+
+    def test_a_load_that_fails_leaves_no_version(self, directory: Path) -> None:
+        with self.open(directory, create=True) as backend, pytest.raises(_CutError):
+            backend.load(_cut([puts({b"a": b"1"})] * 3), "1")
+        with self.open(directory) as backend:
+            assert backend.version() is None
+
+    def test_a_scan_left_half_way_holds_nothing_back(self, directory: Path) -> None:
+        entries = {b"%04d" % number: b"v" * 100 for number in range(2000)}
+        self.make(directory, entries)
+        for _ in range(3):
+            backend = self.open(directory)
+            scan, untouched = backend.scan(), backend.scan(b"00")
+            assert next(scan) == (b"0000", b"v" * 100)
+            backend.close()
+            self.check(directory, entries, "1")
+            del scan, untouched
+
+    def test_a_scan_does_not_end_quietly_because_the_backend_was_closed(
+        self, directory: Path
+    ) -> None:
+        self.make(directory, {b"%04d" % number: b"" for number in range(2000)})
+        backend = self.open(directory)
+        scan = backend.scan()
+        next(scan)
+        backend.close()
+        with pytest.raises(StateBackendError):
+            list(scan)
+
+    def test_a_closed_backend_answers_nothing(self, directory: Path) -> None:
+        backend = self.open(directory, create=True)
+        backend.close()
+        backend.close()
+        for use in (
+            backend.version,
+            lambda: backend.get_many([b"a"]),
+            lambda: list(backend.scan()),
+            lambda: backend.apply([], "1"),
+            lambda: backend.load([], "1"),
+        ):
+            with pytest.raises(StateBackendError):
+                use()
+
+    def test_a_missing_directory_is_no_backend(self, directory: Path) -> None:
+        for _ in range(2):  # the first try must not make what the second one finds
+            with pytest.raises(BackendCorruptError, match=directory.name):
+                self.open(directory)
+
+    @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+    def test_files_removed_or_cut_to_nothing_are_no_backend(
+        self, directory: Path, damage: Callable[[Path], object]
+    ) -> None:
+        self.make(directory, {b"a": b"1"})
+        for path in directory.iterdir():
+            damage(path)
+        for _ in range(2):
+            with pytest.raises(BackendCorruptError, match=directory.name):
+                self.open(directory)
+
+    def test_a_new_backend_takes_no_directory_with_files(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"1"})
+        with pytest.raises(ValueError, match="not empty"):
+            self.open(directory, create=True)
+        self.check(directory, {b"a": b"1"}, "1")
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_killed_process_leaves_one_whole_version(self, directory: Path, seed: int) -> None:
+        rng = random.Random(seed)  # noqa: S311
+        command = [sys.executable, "-c", _CHILD, self.backend_type, str(directory), str(seed)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # noqa: S603
+            assert child.stdout is not None
+            printed = [child.stdout.readline() for _ in range(rng.randrange(1, 8))]
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(rng.random() * 0.03)  # lands somewhere in the applies that follow
+            child.kill()
+            printed += child.stdout.readlines()
+        last = int(printed[-1])
+        with self.open(directory) as backend:
+            version = backend.version()
+            assert version in (str(last), str(last + 1)), f"seed {seed}"
+            check_content(backend, entries_at(seed, int(version)), version)
+
+
+def puts(entries: Mapping[bytes, bytes]) -> Changes:
+    """Return changes that put all of `entries`."""
+    return Changes(list(entries), list(entries.values()))
+
+
+def check_content(
+    backend: StateBackend, entries: Mapping[bytes, bytes], version: str | None
+) -> None:
+    """Check version and whole content of an open backend, by scan and by key."""
+    assert backend.version() == version
+    assert list(backend.scan()) == sorted(entries.items())
+    assert backend.get_many(list(entries)) == list(entries.values())
+
+
+def apply_until_killed(backend_type: str, directory: str, seed: str) -> None:
+    """Apply version after version and print each; runs in a process of its own."""
+    with open_backend(backend_type, Path(directory), create=True) as backend:
+        for version in itertools.count(1):
+            backend.apply(_changes_of(int(seed), version), str(version))
+            print(version, flush=True)  # noqa: T201
+
+
+def entries_at(seed: int, version: int) -> dict[bytes, bytes]:
+    """Return what a backend holds after :func:`apply_until_killed` came to `version`."""
+    entries: dict[bytes, bytes | None] = {}
+    for number in range(1, version + 1):
+        for part in _changes_of(seed, number):
+            entries.update(zip(part.keys, part.values, strict=True))
+    return {key: value for key, value in entries.items() if value is not None}
+
+
+def _changes_of(seed: int, version: int) -> Iterator[Changes]:
+    rng = random.Random(f"{seed} {version}")  # noqa: S311
+    for _ in range(4):
+        keys = [b"%04d" % rng.randrange(3000) for _ in range(500)]
+        values = [rng.randbytes(200) if rng.random() < 0.8 else None for _ in keys]
+        yield Changes(keys, values)
+
+
+class _CutError(Exception):
+    """Ends an iteration of changes."""
+
+
+def _cut(parts: Iterable[Changes]) -> Iterator[Changes]:
+    yield from parts
+    raise _CutError
