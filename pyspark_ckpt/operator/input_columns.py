@@ -7,10 +7,10 @@ integers; :class:`InputColumns` builds that in the plan and takes it apart on th
 
 from __future__ import annotations
 
-import datetime
+import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,8 @@ from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator.row_types import row_type_of
+from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
 
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
@@ -26,56 +27,11 @@ _MASK = "__ckpt_nulls_"
 _MASK_BITS = 62
 
 _NAN = float("nan")
-_EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
-_TIMESTAMP = T.TimestampType()
-
-
-@dataclass(frozen=True, slots=True)
-class _Transport:
-    """How one Spark type travels: the plan's expression, a filler for nulls, and the way back.
-
-    A filler of ``None`` means that pandas keeps this type's nulls by itself.
-    """
-
-    send: Callable[[Column], Column]
-    filler: Any
-    receive: Callable[[Any], Any] | None = None
-
-
-def _as_is(column: Column) -> Column:
-    return column
 
 
 def _canonical_float(column: Column) -> Column:
     # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
     return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
-
-
-def _date(days: int) -> datetime.date:
-    return datetime.date.fromordinal(days + _EPOCH_ORDINAL)
-
-
-def _text(column: Column) -> Column:
-    return column.cast("string")
-
-
-_NUMBER = _Transport(_as_is, 0)
-_OBJECT = _Transport(_as_is, None)
-_TRANSPORTS: dict[type[T.DataType], _Transport] = {
-    T.ByteType: _NUMBER,
-    T.ShortType: _NUMBER,
-    T.IntegerType: _NUMBER,
-    T.LongType: _NUMBER,
-    T.FloatType: _Transport(_as_is, 0.0),
-    T.DoubleType: _Transport(_as_is, 0.0),
-    T.BooleanType: _Transport(_as_is, filler=False),
-    T.StringType: _OBJECT,
-    T.BinaryType: _OBJECT,
-    T.DecimalType: _OBJECT,
-    T.DateType: _Transport(F.unix_date, 0, _date),
-    T.TimestampType: _Transport(F.unix_micros, 0, _TIMESTAMP.fromInternal),
-    T.TimestampNTZType: _Transport(_text, None, datetime.datetime.fromisoformat),
-}
 
 
 class InputColumns:
@@ -97,7 +53,7 @@ class InputColumns:
     def __init__(self, schema: T.StructType, key_names: Sequence[str]) -> None:
         self.schema = schema
         self.key_names = tuple(key_names)
-        self._transports = [_transport(field) for field in schema.fields]
+        self._transports = [transport_of(field) for field in schema.fields]
         self._nullable = [
             index
             for index, field in enumerate(schema.fields)
@@ -126,7 +82,7 @@ class InputColumns:
             transport = self._transports[index]
             column = transport.send(_quoted(field.name))
             if index in self._nullable:
-                column = F.coalesce(column, F.lit(transport.filler).cast(_sent_type(field)))
+                column = F.coalesce(column, F.lit(transport.filler).cast(sent_type(field)))
             values.append(column.alias(f"c{index}"))
         masks = [
             _null_mask([_quoted(self.schema.names[index]) for index in part]).alias(_MASK + str(n))
@@ -142,20 +98,11 @@ class InputColumns:
         dict
             For each key, in its shuffle form: its key group and its rows.
         """
-        row_type = _row_type(self.schema.names)
-        make_row = tuple.__new__
+        row_type = row_type_of(self.schema.names)
         groups: dict[Any, tuple[int, list[Row]]] = {}
         for frame in frames:
-            sent = self._sent_values(frame)
-            keys = self._keys(sent)
-            rows = zip(*self._received_values(sent), strict=True)
-            key_groups = frame[KEY_GROUP].tolist()
-            for key, key_group, values in zip(keys, key_groups, rows, strict=True):
-                group = groups.get(key)
-                if group is None:
-                    groups[key] = (key_group, [make_row(row_type, values)])
-                else:
-                    group[1].append(make_row(row_type, values))
+            with _no_garbage_collection():
+                self._add_rows(frame, row_type, groups)
         return groups
 
     def key_tuple(self, key: Any) -> tuple[Any, ...]:
@@ -165,9 +112,24 @@ class InputColumns:
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key as the user's processor sees it."""
         return tuple(
-            _received(self._transports[index], value)
+            received(self._transports[index], value)
             for index, value in zip(self._key_indexes, sent_key, strict=True)
         )
+
+    def _add_rows(
+        self, frame: pd.DataFrame, row_type: type[Row], groups: dict[Any, tuple[int, list[Row]]]
+    ) -> None:
+        make_row = tuple.__new__
+        sent = self._sent_values(frame)
+        keys = self._keys(sent)
+        key_groups = frame[KEY_GROUP].tolist()
+        rows = zip(*self._received_values(sent), strict=True)
+        for key, key_group, values in zip(keys, key_groups, rows, strict=True):
+            group = groups.get(key)
+            if group is None:
+                groups[key] = (key_group, [make_row(row_type, values)])
+            else:
+                group[1].append(make_row(row_type, values))
 
     def _mask_parts(self) -> list[list[int]]:
         return [
@@ -188,7 +150,7 @@ class InputColumns:
 
     def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
         return [
-            [_received(transport, value) for value in values] if transport.receive else values
+            [received(transport, value) for value in values] if transport.receive else values
             for transport, values in zip(self._transports, sent, strict=True)
         ]
 
@@ -202,24 +164,6 @@ class InputColumns:
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _transport(field: T.StructField) -> _Transport:
-    try:
-        return _TRANSPORTS[type(field.dataType)]
-    except KeyError:
-        raise NotBuiltYetError(
-            f"column {field.name!r}: input of type {field.dataType.simpleString()} is not built "
-            "yet; drop the column or turn it into strings before key_by"
-        ) from None
-
-
-def _sent_type(field: T.StructField) -> T.DataType:
-    if isinstance(field.dataType, T.DateType):
-        return T.IntegerType()
-    if isinstance(field.dataType, T.TimestampType):
-        return T.LongType()
-    return field.dataType
-
-
 def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
@@ -231,12 +175,6 @@ def _null_mask(columns: list[Column]) -> Column:
     return mask
 
 
-def _received(transport: _Transport, value: Any) -> Any:
-    if value is None or transport.receive is None:
-        return value
-    return transport.receive(value)
-
-
 def _canonical_key(value: float | None) -> float | None:
     # One NaN object, so that dictionaries find it; -0.0 and 0.0 are the same key.
     if value is None:
@@ -244,6 +182,16 @@ def _canonical_key(value: float | None) -> float | None:
     return _NAN if math.isnan(value) else value + 0.0
 
 
-def _row_type(names: list[str]) -> type[Row]:
-    """Return a Row class whose rows are made without PySpark's per-row bookkeeping."""
-    return type("Row", (Row,), {"__fields__": names, "__slots__": ()})
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from walking all rows again and again while they are made.
+
+    They hold no cycles; measured, it took as long as making them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,100 @@
+"""How each Spark type travels through pandas without loss, and back."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import NotBuiltYetError
+
+_EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
+_TIMESTAMP = T.TimestampType()
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How one Spark type travels: the plan's expression, a filler for nulls, and the way back.
+
+    A filler of ``None`` means that pandas keeps this type's nulls by itself.
+    """
+
+    send: Callable[[Column], Column]
+    filler: Any
+    receive: Callable[[Any], Any] | None = None
+
+
+def _as_is(column: Column) -> Column:
+    return column
+
+
+def _date(days: int) -> datetime.date:
+    return datetime.date.fromordinal(days + _EPOCH_ORDINAL)
+
+
+def _local_time(text: str) -> datetime.datetime:
+    # Spark leaves out trailing zeros of the fraction, which Python 3.10 cannot read.
+    seconds, _, fraction = text.partition(".")
+    time = datetime.datetime.fromisoformat(seconds)
+    return time.replace(microsecond=int(fraction.ljust(6, "0") or 0)) if fraction else time
+
+
+def _text(column: Column) -> Column:
+    return column.cast("string")
+
+
+_NUMBER = Transport(_as_is, 0)
+_OBJECT = Transport(_as_is, None)
+_TRANSPORTS: dict[type[T.DataType], Transport] = {
+    T.ByteType: _NUMBER,
+    T.ShortType: _NUMBER,
+    T.IntegerType: _NUMBER,
+    T.LongType: _NUMBER,
+    T.FloatType: Transport(_as_is, 0.0),
+    T.DoubleType: Transport(_as_is, 0.0),
+    T.BooleanType: Transport(_as_is, filler=False),
+    T.StringType: _OBJECT,
+    T.BinaryType: _OBJECT,
+    T.DecimalType: _OBJECT,
+    T.DateType: Transport(F.unix_date, 0, _date),
+    T.TimestampType: Transport(F.unix_micros, 0, _TIMESTAMP.fromInternal),
+    T.TimestampNTZType: Transport(_text, None, _local_time),
+}
+
+
+def transport_of(field: T.StructField) -> Transport:
+    """Return how a column travels.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If its type is not built yet; names column and type.
+    """
+    try:
+        return _TRANSPORTS[type(field.dataType)]
+    except KeyError:
+        raise NotBuiltYetError(
+            f"column {field.name!r}: input of type {field.dataType.simpleString()} is not built "
+            "yet; drop the column or turn it into strings before key_by"
+        ) from None
+
+
+def sent_type(field: T.StructField) -> T.DataType:
+    """Return the type that a column has on its way."""
+    if isinstance(field.dataType, T.DateType):
+        return T.IntegerType()
+    if isinstance(field.dataType, T.TimestampType):
+        return T.LongType()
+    return field.dataType
+
+
+def received(transport: Transport, value: Any) -> Any:
+    """Return a value as the user's rows show it."""
+    if value is None or transport.receive is None:
+        return value
+    return transport.receive(value)
