@@ -6,7 +6,13 @@ import logging
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.seeding import RestoreSource, begin_seeding, clear_unfinished, seed
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.seeding import (
+    begin_seeding,
+    clear_unfinished,
+    finish_seeding,
+    seed,
+)
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
@@ -126,10 +132,11 @@ class StartLocation:
                 "restoreFrom a fresh checkpointLocation"
             )
         query_id = begin_seeding(self.storage)
+        seed(spark, self.storage, self.checkpoints(query_id), source)
         if sink_log is not None and not sink_log.exists("0"):
             # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
             sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
-        seed(spark, self.storage, self.checkpoints(query_id), source)
+        finish_seeding(self.storage, source)
 
 
 def qualified_path(spark: SparkSession, path: str) -> str:

@@ -170,10 +170,9 @@ class CheckpointCoordinator:
                 return  # the user hears of it from the query itself
             try:
                 self.trigger_checkpoint()
-            except Exception:
-                logger.exception(
-                    "query %s: checkpoint given up, the query runs on", self._files.query_id
-                )
+            except Exception as exc:
+                logger.warning("query %s: checkpoint given up: %s", self._files.query_id, exc)
+                logger.debug("where it happened", exc_info=True)
 
     def _checkpoint(self, epoch: int) -> int:
         checkpoint_id = self._completed.next_id()

@@ -23,93 +23,22 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME, Origin
 from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
-from pyspark_ckpt.errors import NotBuiltYetError, RestoreError
+from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.handle import FileReference, Handle, encode_handle
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import OperatorMetadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
-from pyspark_ckpt.operator.processor_handle import check_unchanged, schema_text
 from pyspark_ckpt.stream import STATE_SCHEMA
 
 logger = logging.getLogger(__name__)
 
 SEEDED_EPOCH = 0
 _SEED_DIRECTORY = "_seed"
-
-
-class RestoreSource:
-    """A checkpoint or savepoint to start from, read and checked but for its data files.
-
-    Parameters
-    ----------
-    path
-        A ``savepoint-...`` or ``chk-...`` directory.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is none, or it cannot be trusted.
-    """
-
-    def __init__(self, path: str) -> None:
-        directory = open_storage(path)
-        self.path = str(directory.root)
-        self.metadata: CheckpointMetadata = read_metadata(directory)
-        in_checkpoint = self.metadata.kind == "checkpoint"
-        self.storage = Storage(directory.root.resolve().parent) if in_checkpoint else directory
-        for reference in self.metadata.files():
-            self.storage.verify_size(reference)
-
-    def check(self, operators: tuple[OperatorDescriptor, ...]) -> None:
-        """Check that a query with these operators can start from here.
-
-        Raises
-        ------
-        RestoreError
-            If uid, key schema or max parallelism differ.
-        IncompatibleStateError
-            If a state's kind or schema differs.
-        NotBuiltYetError
-            If the parallelism differs.
-        """
-        stored = {operator.uid: operator for operator in self.metadata.operators}
-        wanted = {operator.uid: operator for operator in operators}
-        if set(stored) != set(wanted):
-            raise RestoreError(
-                f"{self.path} holds the operators {sorted(stored)}, the query has "
-                f"{sorted(wanted)}: give the query's operator the uid that its state has"
-            )
-        for uid, operator in wanted.items():
-            self._check_operator(stored[uid], operator)
-
-    def _check_operator(self, stored: OperatorMetadata, wanted: OperatorDescriptor) -> None:
-        where = f"{self.path}, operator {wanted.uid!r}"
-        keys = schema_text(stored.key_schema), schema_text(wanted.key_schema)
-        if keys[0] != keys[1]:
-            raise RestoreError(
-                f"{where}: the state is keyed by {keys[0]}, the query by {keys[1]}: key_by the "
-                "same columns"
-            )
-        if stored.max_parallelism != wanted.max_parallelism:
-            raise RestoreError(
-                f"{where}: the state has maxParallelism {stored.max_parallelism}, the query "
-                f"{wanted.max_parallelism}: pass maxParallelism={stored.max_parallelism} to key_by"
-            )
-        if stored.parallelism != wanted.parallelism:
-            raise NotBuiltYetError(
-                f"{where}: restoring at another parallelism is not built yet; set "
-                f"spark.sql.shuffle.partitions to {stored.parallelism} (it is "
-                f"{wanted.parallelism}) before building the query"
-            )
-        asked = {state.name: state for state in wanted.states}
-        for state in {state for handle in stored.handles for state in handle.states}:
-            if state.name in asked:
-                check_unchanged(state, asked[state.name], where)
 
 
 def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
@@ -138,9 +67,7 @@ def begin_seeding(location: Storage) -> str:
 def seed(
     spark: SparkSession, location: Storage, checkpoints: Storage, source: RestoreSource
 ) -> None:
-    """Fill a location that :func:`begin_seeding` has marked.
-
-    Everything is durable when the marker is removed, which is the last step.
+    """Fill a location that :func:`begin_seeding` has marked, durably but for the marker's removal.
 
     Parameters
     ----------
@@ -162,6 +89,10 @@ def seed(
     )
     checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
     shutil.rmtree(location.path(_SEED_DIRECTORY))
+
+
+def finish_seeding(location: Storage, source: RestoreSource) -> None:
+    """Remove the marker: from here on the location is a query's like any other."""
     location.delete([SEEDING_MARKER])
     logger.info("seeded %s from %s", location.root, source.path)
 
