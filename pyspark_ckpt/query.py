@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.spark_paths import qualified_path
 
 _SCHEMA = (
     "kind string, status string, checkpoint_id long, epoch long, triggered_at timestamp, "
@@ -63,7 +64,8 @@ class CheckpointedQuery(StreamingQuery):
         CheckpointAbortedError, CorruptFileError
             If it could not be made; nothing of it is left behind.
         """
-        return self._coordinator.trigger_savepoint(directory)
+        target = None if directory is None else qualified_path(self._spark, str(directory))
+        return self._coordinator.trigger_savepoint(target)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``."""

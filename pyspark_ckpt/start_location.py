@@ -139,16 +139,6 @@ class StartLocation:
         finish_seeding(self.storage, source)
 
 
-def qualified_path(spark: SparkSession, path: str) -> str:
-    """Return the URL that Spark makes of a path: without a scheme it is on the default file system.
-
-    A plain path means HDFS where that is the default, and must not be taken for a local one.
-    """
-    hadoop_path = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
-    file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    return str(file_system.makeQualified(hadoop_path).toString())
-
-
 def _fresh_sink_log(path: str) -> Storage:
     """Return the log directory of a file sink that no query has written to.
 

@@ -20,7 +20,8 @@ from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import operators_of
-from pyspark_ckpt.start_location import StartLocation, qualified_path
+from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.start_location import StartLocation
 
 logger = logging.getLogger(__name__)
 
@@ -153,9 +154,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
         location.check_parallelism(spark)
         with _start_lock:
             if self._restore_path is not None:
-                location.restore(
-                    spark, self._restore_path, self._file_sink_path(), to_table=to_table
-                )
+                source = qualified_path(spark, self._restore_path)
+                location.restore(spark, source, self._file_sink_path(), to_table=to_table)
             else:
                 location.check_not_half_seeded()
             query = self._start_with_runtime(start, settings, location)
@@ -163,10 +163,11 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
     def _settings(self, spark: SparkSession) -> Settings:
         settings = read_settings(spark.conf.getAll, self._ckpt_options)
-        directory = settings.checkpoints_directory
-        if directory is None:
-            return settings
-        return replace(settings, checkpoints_directory=qualified_path(spark, directory))
+        return replace(
+            settings,
+            checkpoints_directory=_qualified(spark, settings.checkpoints_directory),
+            savepoints_directory=_qualified(spark, settings.savepoints_directory),
+        )
 
     def _start_with_runtime(
         self, start: Any, settings: Settings, location: StartLocation
@@ -228,7 +229,13 @@ class CheckpointedStreamWriter(DataStreamWriter):
         spark = self._stream.sparkSession
         chosen = self._format or spark.conf.get("spark.sql.sources.default", "parquet")
         path = self._sink_options.get("path")
-        return str(path) if path and str(chosen).lower() in _FILE_FORMATS else None
+        if not path or str(chosen).lower() not in _FILE_FORMATS:
+            return None
+        return qualified_path(spark, str(path))
+
+
+def _qualified(spark: SparkSession, path: str | None) -> str | None:
+    return None if path is None else qualified_path(spark, path)
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
