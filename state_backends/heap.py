@@ -22,6 +22,10 @@ from state_backends.errors import BackendCorruptError, BackendFullError, StateBa
 MAP_SIZE_BYTES = 1 << 38
 """Address space reserved per subtask; pages are taken only as they are written."""
 
+_DATA_FILE = "data.mdb"
+_HEADER_BYTES = 2 * 4096
+"""LMDB begins with two meta pages; with less it would begin anew."""
+
 _HEAD_BYTES = 448
 _STORED_LONG_KEY_BYTES = _HEAD_BYTES + 32
 _LENGTH = struct.Struct(">I")
@@ -38,7 +42,7 @@ class HeapBackend(StateBackend):
         self._directory = directory
         if create:
             directory.mkdir(parents=True, exist_ok=True)
-        elif not (directory / "data.mdb").is_file():
+        elif not _is_whole_header(directory / _DATA_FILE):
             raise BackendCorruptError(f"there is no heap state in {directory}")
         with self._translated("open"):
             self._env: lmdb.Environment | None = lmdb.open(
@@ -52,6 +56,8 @@ class HeapBackend(StateBackend):
                 max_readers=1024,
             )
             self._env.reader_check()
+        if not create:
+            self._check_size()
 
     def version(self) -> str | None:
         with self._translated("read"), self._environment.begin() as transaction:
@@ -63,11 +69,9 @@ class HeapBackend(StateBackend):
             return [_value(key, transaction.get(_stored_key(key))) for key in keys]
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        with self._environment.begin() as transaction:
-            with self._translated("scan"):
-                cursor = transaction.cursor()
-                positioned = cursor.set_range(prefix[:_HEAD_BYTES])
-            if not positioned:
+        with self._translated("scan"), self._environment.begin() as transaction:
+            cursor = transaction.cursor()
+            if not cursor.set_range(prefix[:_HEAD_BYTES]):
                 return
             for key, value in _in_key_order(cursor.iternext(keys=True, values=True)):
                 if key >= FIRST_RESERVED_KEY:
@@ -96,6 +100,17 @@ class HeapBackend(StateBackend):
             self._env.close()
             self._env = None
 
+    def _check_size(self) -> None:
+        """Refuse a file that lacks pages: reading them would kill the process."""
+        with self._translated("open"):
+            needed = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+        size = (self._directory / _DATA_FILE).stat().st_size
+        if size < needed:
+            self.close()
+            raise BackendCorruptError(
+                f"the heap state in {self._directory} has {size} bytes, {needed} were written"
+            )
+
     @property
     def _environment(self) -> lmdb.Environment:
         if self._env is None:
@@ -114,6 +129,10 @@ class HeapBackend(StateBackend):
             ) from exc
         except lmdb.Error as exc:
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
+
+
+def _is_whole_header(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size >= _HEADER_BYTES
 
 
 def _stored_key(key: bytes) -> bytes:

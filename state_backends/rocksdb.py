@@ -7,6 +7,7 @@ Measured facts shape it: a default open turns missing files into an empty databa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ from state_backends.errors import (
     BackendLockedError,
     StateBackendError,
 )
+
+# "block checksum mismatch" is not about locks.
+_LOCKED = re.compile(r"\block\b", re.IGNORECASE)
 
 
 class RocksDBBackend(StateBackend):
@@ -51,7 +55,9 @@ class RocksDBBackend(StateBackend):
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         scan = self._scan(prefix)
         self._open_scans.add(scan)
-        return scan
+        yield from scan
+        if self._db is None:
+            raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
 
     def _scan(self, prefix: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         # rocksdict's iterator points into its ReadOptions: they must outlive it (measured).
@@ -116,7 +122,7 @@ class RocksDBBackend(StateBackend):
         except Exception as exc:
             text = str(exc)
             message = f"RocksDB could not {action} {self._directory}: {text}"
-            if "lock" in text.lower():
+            if _LOCKED.search(text):
                 raise BackendLockedError(message) from exc
             if "No space left" in text:
                 raise BackendFullError(message) from exc

@@ -13,8 +13,9 @@ def committed_handles(
     spark: SparkSession,
     checkpoint_location: str,
     epoch: int,
+    query_id: str,
     operator: OperatorDescriptor,
-    operator_id: int = 0,
+    operator_id: int,
 ) -> tuple[Handle, ...]:
     """Return one operator's handles at a committed epoch, by subtask.
 
@@ -37,7 +38,8 @@ def committed_handles(
     handles = sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda h: h.subtask)
     subtasks = [handle.subtask for handle in handles]
     fitting = all(
-        handle.uid == operator.uid
+        handle.query_id == query_id
+        and handle.uid == operator.uid
         and handle.parallelism == operator.parallelism
         and 0 <= handle.subtask < operator.parallelism
         and handle.epoch <= epoch
@@ -46,7 +48,8 @@ def committed_handles(
     if not fitting or len(set(subtasks)) != len(subtasks):
         raise CheckpointAbortedError(
             f"operator {operator.uid!r}, epoch {epoch}: Spark's state store at "
-            f"{checkpoint_location} holds handles of other subtasks or operators "
-            f"({[(handle.uid, handle.subtask, handle.epoch) for handle in handles]})"
+            f"{checkpoint_location} holds handles of another query, operator or subtask "
+            f"({[(h.query_id, h.uid, h.subtask, h.epoch) for h in handles]}); a location that was "
+            "deleted and used again within one session can be mixed with its past: use a new one"
         )
     return tuple(handles)

@@ -80,8 +80,12 @@ def seed(
     source
         What to start from.
     """
+    query_id = SparkLog(location).query_id()
+    assert query_id is not None  # begin_seeding wrote it
     for operator in source.metadata.operators:
-        handles = [_adopt(handle, source.storage, checkpoints) for handle in operator.handles]
+        handles = [
+            _adopt(handle, query_id, source.storage, checkpoints) for handle in operator.handles
+        ]
         _seed_state_store(spark, location, operator, handles)
     _replace_offsets(location, source)
     origin = Origin(
@@ -97,7 +101,7 @@ def finish_seeding(location: Storage, source: RestoreSource) -> None:
     logger.info("seeded %s from %s", location.root, source.path)
 
 
-def _adopt(handle: Handle, source: Storage, target: Storage) -> Handle:
+def _adopt(handle: Handle, query_id: str, source: Storage, target: Storage) -> Handle:
     """Copy a handle's files under names of the new query and return the handle that names them."""
 
     def copy(reference: FileReference, path: str) -> FileReference:
@@ -115,7 +119,9 @@ def _adopt(handle: Handle, source: Storage, target: Storage) -> Handle:
         )
         for segment in handle.segments
     )
-    return msgspec.structs.replace(handle, epoch=SEEDED_EPOCH, base=base, segments=segments)
+    return msgspec.structs.replace(
+        handle, query_id=query_id, epoch=SEEDED_EPOCH, base=base, segments=segments
+    )
 
 
 def _seed_state_store(

@@ -64,7 +64,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
             key_schema=operator.key_schema,
             backend=query.backend_type,
             handles=committed_handles(
-                spark, query.checkpoint_location, epoch, operator, operator_id
+                spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
             ),
         )
         for operator_id, operator in enumerate(query.operators)

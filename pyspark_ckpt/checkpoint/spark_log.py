@@ -62,7 +62,10 @@ class SparkLog:
         """Return the id of the query that owns the location, ``None`` before its first start."""
         if not self.storage.exists("metadata"):
             return None
-        query_id: str = json.loads(self.storage.read("metadata"))["id"]
+        fields = self._json("metadata", self._text("metadata"))
+        query_id = fields.get("id")
+        if not isinstance(query_id, str):
+            raise self._corrupt("metadata", "it has no query id")
         return query_id
 
     def offsets_entry(self, epoch: int) -> OffsetsEntry:
@@ -75,16 +78,21 @@ class SparkLog:
         NotBuiltYetError
             If it is of a version that this library does not know.
         """
-        lines = self._entry("offsets", epoch).split("\n")
-        return OffsetsEntry(self._json("offsets", epoch, lines[1]), tuple(lines[2:]))
+        path = f"offsets/{epoch}"
+        lines = self._entry(path, epoch).split("\n")
+        offsets = tuple(lines[2:])
+        if not offsets or not all(map(_is_offset, offsets)):
+            raise self._corrupt(path, "it is cut short")
+        return OffsetsEntry(self._json(path, lines[1]), offsets)
 
     def commits_entry(self, epoch: int) -> str:
         """Return the text that Spark wrote when it committed an epoch."""
-        return self._entry("commits", epoch)
+        return self._entry(f"commits/{epoch}", epoch)
 
     def watermark_ms(self, epoch: int) -> int:
         """Return the watermark that follows a committed epoch."""
-        fields = self._json("commits", epoch, self._entry("commits", epoch).split("\n")[1])
+        path = f"commits/{epoch}"
+        fields = self._json(path, self._entry(path, epoch).split("\n")[1])
         return int(fields.get("nextBatchWatermarkMs", 0))
 
     def source_log_files(self, offsets: OffsetsEntry) -> list[SourceLogFile]:
@@ -116,33 +124,59 @@ class SparkLog:
         self.storage.delete([path, f"{directory}/.{name}.crc".lstrip("/")])
         self.storage.write(path, [text.encode()])
 
-    def _entry(self, log: str, epoch: int) -> str:
-        path = f"{log}/{epoch}"
-        where = self.storage.path(path)
+    def _entry(self, path: str, epoch: int) -> str:
         if not self.storage.exists(path):
-            raise CorruptFileError(f"{where} is missing: Spark has not committed epoch {epoch}")
-        text = self.storage.read(path).decode()
-        version = text.split("\n", 1)[0]
-        if version not in ("v1", "v2") or (log == "offsets" and version != "v1"):
-            raise NotBuiltYetError(f"{where}: Spark's log version {version!r} is not built yet")
-        if "\n" not in text:
-            raise CorruptFileError(f"{where} is cut short")
+            raise CorruptFileError(
+                f"{self.storage.path(path)} is missing: Spark has not committed epoch {epoch}"
+            )
+        text = self._text(path)
+        version, separator, _ = text.partition("\n")
+        if not re.fullmatch(r"v\d+", version) or not separator:
+            raise self._corrupt(path, "it is cut short")
+        if version not in _KNOWN_VERSIONS[path.partition("/")[0]]:
+            raise NotBuiltYetError(
+                f"{self.storage.path(path)}: Spark's log version {version!r} is not built yet"
+            )
         return text
 
-    def _json(self, log: str, epoch: int, line: str) -> dict[str, Any]:
+    def _text(self, path: str) -> str:
         try:
-            fields: dict[str, Any] = json.loads(line)
+            return self.storage.read(path).decode()
+        except UnicodeDecodeError as exc:
+            raise self._corrupt(path, str(exc)) from exc
+
+    def _json(self, path: str, line: str) -> dict[str, Any]:
+        try:
+            fields = json.loads(line)
         except ValueError as exc:
-            where = self.storage.path(f"{log}/{epoch}")
-            raise CorruptFileError(f"{where} is not what Spark writes: {exc}") from exc
+            raise self._corrupt(path, str(exc)) from exc
+        if not isinstance(fields, dict):
+            raise self._corrupt(path, f"{line[:80]!r} is no JSON object")
         return fields
 
+    def _corrupt(self, path: str, what: str) -> CorruptFileError:
+        return CorruptFileError(
+            f"{self.storage.path(path)} is not what Spark writes: {what}; restore a checkpoint "
+            "into a fresh checkpointLocation"
+        )
 
+
+_KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
 _LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 
 
 def _epochs(names: list[str]) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
+
+
+def _is_offset(line: str) -> bool:
+    if line == _NO_OFFSET:
+        return True
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _log_offset(offset: str) -> int | None:

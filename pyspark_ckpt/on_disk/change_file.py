@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from state_backends import Changes
 
 MAGIC = b"CKPTCHG1"
@@ -30,14 +30,20 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes | None]])
 
 
 def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
-    """Yield the bytes of a change file, one frame for each of `parts`."""
+    """Yield the bytes of a change file, one frame for each of `parts`, or more if it is large.
+
+    Raises
+    ------
+    StateValueError
+        If a single entry is larger than a frame may be.
+    """
     yield MAGIC
     entries = 0
     for part in parts:
-        payload = _encoder.encode((part.keys, part.values))
         entries += len(part)
-        yield _FRAME_HEADER.pack(len(payload), zlib.crc32(payload))
-        yield payload
+        for payload in _payloads(part):
+            yield _FRAME_HEADER.pack(len(payload), zlib.crc32(payload))
+            yield payload
     yield _FRAME_HEADER.pack(0, entries & 0xFFFFFFFF)
 
 
@@ -64,15 +70,41 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
         if length == 0:
             if check != entries & 0xFFFFFFFF:
                 raise _corrupt(name, f"it ends after {entries} entries, {check} were written")
+            if source.read(1):
+                raise _corrupt(name, "it goes on after its end")
             return
         if length > MAX_FRAME_BYTES:
             raise _corrupt(name, f"it declares a frame of {length} bytes")
         payload = _read(source, length, name)
         if zlib.crc32(payload) != check:
             raise _corrupt(name, "a frame does not match its checksum")
+        part = _decode(payload, name)
+        entries += len(part)
+        yield part
+
+
+def _payloads(part: Changes) -> Iterator[bytes]:
+    payload = _encoder.encode((part.keys, part.values))
+    if len(payload) <= MAX_FRAME_BYTES:
+        yield payload
+        return
+    half = len(part) // 2
+    if half == 0:
+        raise StateValueError(
+            f"one state entry takes {len(payload)} bytes, {MAX_FRAME_BYTES} are the limit: split it"
+        )
+    yield from _payloads(Changes(part.keys[:half], part.values[:half]))
+    yield from _payloads(Changes(part.keys[half:], part.values[half:]))
+
+
+def _decode(payload: bytes, name: str) -> Changes:
+    try:
         keys, values = _decoder.decode(payload)
-        entries += len(keys)
-        yield Changes(keys, values)
+    except msgspec.MsgspecError as exc:
+        raise _corrupt(name, f"a frame holds something else ({exc})") from exc
+    if len(keys) != len(values):
+        raise _corrupt(name, f"a frame has {len(keys)} keys and {len(values)} values")
+    return Changes(keys, values)
 
 
 def _read(source: BinaryIO, size: int, name: str) -> bytes:

@@ -62,6 +62,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order."""
 
     format_version: int = HANDLE_FORMAT_VERSION
+    query_id: str
     uid: str
     subtask: int
     parallelism: int
@@ -94,6 +95,14 @@ def new_version(epoch: int) -> str:
     return f"{epoch}-{secrets.token_hex(8)}"
 
 
+class _Header(msgspec.Struct):
+    """What every format of a handle has."""
+
+    format_version: int
+    uid: str
+
+
+_header_decoder = msgspec.msgpack.Decoder(_Header)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Handle)
 
@@ -112,15 +121,15 @@ def decode_handle(data: bytes) -> Handle:
         If `data` is no handle or one of a newer format.
     """
     try:
-        handle = _decoder.decode(data)
+        header = _header_decoder.decode(data)
+        if header.format_version > HANDLE_FORMAT_VERSION:
+            raise CorruptFileError(
+                f"handle format {header.format_version} of operator {header.uid!r} is "
+                f"newer than this library's {HANDLE_FORMAT_VERSION}: upgrade pyspark_ckpt"
+            )
+        return _decoder.decode(data)
     except msgspec.MsgspecError as exc:
         raise CorruptFileError(
             f"Spark's state store holds {len(data)} bytes that are not a handle ({exc}): the "
             "checkpointLocation was written by something else; restore from a checkpoint"
         ) from exc
-    if handle.format_version > HANDLE_FORMAT_VERSION:
-        raise CorruptFileError(
-            f"handle format {handle.format_version} of operator {handle.uid!r} is newer than this "
-            f"library's {HANDLE_FORMAT_VERSION}: upgrade pyspark_ckpt"
-        )
-    return handle

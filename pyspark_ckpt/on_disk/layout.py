@@ -25,9 +25,13 @@ CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
-_CHECKPOINT = re.compile(r"chk-(\d{1,18})")
-_STATE_FILE = re.compile(r"(?:base|segment)-(\d{1,9})-(\d{1,18})-[0-9a-f]{16}\.chg")
-_SOURCE_FILE = re.compile(r"source-\d{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log")
+_CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
+_STATE_FILE = re.compile(
+    r"\.?(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg(?:\.[0-9a-f]{8}\.tmp)?"
+)
+_SOURCE_FILE = re.compile(
+    r"\.?source-[0-9]{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log(?:\.[0-9a-f]{8}\.tmp)?"
+)
 
 
 def checkpoint_name(checkpoint_id: int) -> str:
@@ -62,7 +66,10 @@ def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
 
 
 def epoch_of(name: str) -> int | None:
-    """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it."""
+    """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it.
+
+    A killed task leaves its temporary file behind, whose name tells the same.
+    """
     match = _STATE_FILE.fullmatch(name)
     return int(match[2]) if match else None
 

@@ -115,6 +115,8 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     body = memoryview(data)[_HEADER.size :]
     if magic != MAGIC:
         raise _corrupt(name, "it does not start as a _metadata file")
+    if version < 1:
+        raise _corrupt(name, f"there is no format {version}")
     if version > METADATA_FORMAT_VERSION:
         raise CorruptFileError(
             f"{name}: format {version} is newer than this library's {METADATA_FORMAT_VERSION}; "
@@ -126,7 +128,7 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
         raise _corrupt(name, "its content does not match its checksum")
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _corrupt(name, str(exc)) from exc
 
 

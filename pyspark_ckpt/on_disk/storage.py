@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
@@ -46,7 +46,11 @@ class Storage:
                 "is damaged or hostile; do not use it"
             )
         path = self.root.joinpath(*parts)
-        if not path.resolve().is_relative_to(self.root.resolve()):
+        try:
+            inside = path.resolve().is_relative_to(self.root.resolve())
+        except (OSError, RuntimeError):  # links in a circle
+            inside = False
+        if not inside:
             raise UnsafePathError(
                 f"path {relative!r} leaves {self.root} through a symbolic link; do not use it"
             )
@@ -117,9 +121,12 @@ class Storage:
         """
         path = self.path(reference.path)
         try:
-            size_bytes = path.stat().st_size
-        except FileNotFoundError as exc:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError) as exc:
             raise CorruptFileError(f"{path} is missing; restore from another checkpoint") from exc
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFileError(f"{path} is no file; restore from another checkpoint")
+        size_bytes = status.st_size
         if size_bytes != reference.size_bytes:
             raise CorruptFileError(
                 f"{path} has {size_bytes} bytes, {reference.size_bytes} were written; "
@@ -163,23 +170,17 @@ def open_storage(url: str) -> Storage:
     NotBuiltYetError
         If the URL is not of the local file system.
     """
-    if "://" in url and not url.startswith("file://"):
-        raise _remote(url)
-    file_system, path = fsspec.core.url_to_fs(_local_url(url))
-    if not isinstance(file_system, LocalFileSystem):
-        raise _remote(url)
-    return Storage(Path(path))
-
-
-def _local_url(url: str) -> str:
-    # Spark writes local paths as file:/x or file:///x.
-    return url.removeprefix("file:") if url.startswith("file:/") else url
-
-
-def _remote(url: str) -> NotBuiltYetError:
-    return NotBuiltYetError(
-        f"{url}: checkpoints on this file system are not built yet; use a local or mounted path"
-    )
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    if scheme is None:
+        path = url
+    elif scheme[1] == "file":
+        # Spark writes local paths as file:/x or file:///x.
+        path = re.sub(r"^file:/+", "/", url)
+    else:
+        raise NotBuiltYetError(
+            f"{url}: checkpoints on this file system are not built yet; use a local or mounted path"
+        )
+    return Storage(Path(path).expanduser().absolute())
 
 
 def _make_directories(directory: Path) -> None:

@@ -6,8 +6,9 @@ cheapest check and the strictest, since it proves that the value can be read aga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Annotated, Any
 
 import msgspec
@@ -29,6 +30,9 @@ _PLAIN: dict[type[T.DataType], Any] = {
 }
 
 
+_NAN = float("nan")
+
+
 class TupleCodec:
     """Encodes and decodes the tuples of one schema.
 
@@ -38,15 +42,21 @@ class TupleCodec:
         The Spark schema of the tuples.
     what
         What they are, for errors: ``state 'count'``.
+    is_key
+        Whether equal tuples must give equal bytes, as keys of a map must.
     """
 
-    def __init__(self, schema: T.StructType, what: str) -> None:
+    def __init__(self, schema: T.StructType, what: str, *, is_key: bool = False) -> None:
+        self._is_key = is_key
         self._schema = schema
         self._what = what
         types = tuple(_wire_type(field.dataType, what) for field in schema.fields)
         self._decoder = msgspec.msgpack.Decoder(tuple.__class_getitem__(types))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_unwrap_numpy)
-        self._converts = any(field.dataType.needConversion() for field in schema.fields)
+        self._converts = any(
+            field.dataType.needConversion() or isinstance(field.dataType, T.DecimalType)
+            for field in schema.fields
+        )
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple.
@@ -59,13 +69,14 @@ class TupleCodec:
         try:
             wire = self._to_wire(values) if self._converts else tuple(values)
             data = self._encoder.encode(wire)
-            self._decoder.decode(data)
+            checked = self._decoder.decode(data)
         except (msgspec.ValidationError, TypeError, OverflowError, AttributeError, ValueError) as e:
             raise StateValueError(
                 f"{self._what}: {values!r} does not fit the schema {self._schema.simpleString()} "
                 f"({e}); give a tuple with one value per field"
             ) from e
-        return data
+        # Decoded by type, 1 and 1.0 have become one.
+        return self._encoder.encode(tuple(map(_canonical, checked))) if self._is_key else data
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one tuple.
@@ -89,7 +100,7 @@ class TupleCodec:
         if len(values) != len(self._schema.fields):
             raise ValueError(f"{len(values)} values for {len(self._schema.fields)} fields")
         return tuple(
-            field.dataType.toInternal(value) if field.dataType.needConversion() else value
+            _to_wire(field.dataType, value)
             for field, value in zip(self._schema.fields, values, strict=True)
         )
 
@@ -98,6 +109,29 @@ class TupleCodec:
             field.dataType.fromInternal(value) if field.dataType.needConversion() else value
             for field, value in zip(self._schema.fields, wire, strict=True)
         )
+
+
+def _to_wire(data_type: T.DataType, value: Any) -> Any:
+    if isinstance(data_type, T.DecimalType) and isinstance(value, Decimal):
+        return _scaled(data_type, value)
+    return data_type.toInternal(value) if data_type.needConversion() else value
+
+
+def _scaled(data_type: T.DecimalType, value: Decimal) -> Decimal:
+    """Round a decimal to its type's scale, as Spark does, and refuse one that has no room."""
+    if not value.is_finite():
+        raise ValueError(f"{value} is no number")
+    context = Context(prec=data_type.precision, rounding=ROUND_HALF_UP)
+    try:
+        return value.quantize(Decimal(1).scaleb(-data_type.scale), context=context)
+    except InvalidOperation as exc:
+        raise ValueError(f"{value} does not fit {data_type.simpleString()}") from exc
+
+
+def _canonical(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return _NAN if math.isnan(value) else value + 0.0
 
 
 def key_encoder() -> Callable[[Any], bytes]:

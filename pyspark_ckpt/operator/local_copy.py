@@ -23,6 +23,9 @@ from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, Segment
 from pyspark_ckpt.on_disk.storage import Storage
 from state_backends import Changes, StateBackend, StateBackendError, open_backend
 
+_LOCK = "lock"
+_PRIVATE = "private-"
+
 
 @contextmanager
 def open_local_copy(
@@ -50,11 +53,8 @@ def open_local_copy(
         If a durable file that is needed is missing or changed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    with (
-        (directory / "lock").open("wb") as lock,
-        tempfile.TemporaryDirectory(prefix="private-", dir=directory) as private,
-    ):
-        place = directory / backend_type if _try_lock(lock) else Path(private) / backend_type
+    with _claimed(directory) as claimed:
+        place = claimed / backend_type
         backend = _at_version(place, backend_type, storage, handle)
         try:
             with backend:
@@ -76,8 +76,36 @@ def executor_local_root(subtask: int) -> Path:
     Spark makes it new for each executor process and deletes it at its end, so what lies there was
     never written by another boot of the host.
     """
-    directories = os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")
+    directories = (os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()).split(",")
     return Path(directories[subtask % len(directories)])
+
+
+@contextmanager
+def _claimed(directory: Path) -> Iterator[Path]:
+    """Yield a directory that no other attempt uses: the subtask's own, or else a private one."""
+    with (directory / _LOCK).open("wb") as lock:
+        if _try_lock(lock):
+            _sweep(directory)
+            yield directory
+            return
+    while True:
+        private = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=directory))
+        with (private / _LOCK).open("wb") as lock:
+            if not _try_lock(lock):  # being swept already, for a moment it looked abandoned
+                continue
+            try:
+                yield private
+            finally:
+                shutil.rmtree(private, ignore_errors=True)
+            return
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the private copies of attempts that were killed."""
+    for lock_file in directory.glob(f"{_PRIVATE}*/{_LOCK}"):
+        with lock_file.open("wb") as lock:
+            if _try_lock(lock):
+                shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
 def _try_lock(lock: io.BufferedWriter) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import pandas as pd
@@ -118,10 +119,6 @@ class OutputRows:
 
     def _series(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
         data_type = field.dataType
-        if isinstance(data_type, T.DateType | T.TimestampType):
-            values = [data_type.toInternal(value) for value in values]
-        elif isinstance(data_type, T.TimestampNTZType):
-            values = [None if value is None else value.isoformat(" ") for value in values]
         arrow_type = (
             pa.decimal128(data_type.precision, data_type.scale)
             if isinstance(data_type, T.DecimalType)
@@ -130,14 +127,33 @@ class OutputRows:
         if arrow_type is None:  # nested: PySpark's own conversion takes Rows, lists and dicts
             return pd.Series(list(values), dtype=object)
         try:
+            if type(data_type) in _SENT_AS:
+                values = [_sent(data_type, value) for value in values]
+            if pa.types.is_integer(arrow_type):
+                _check_integers(values)
             array = pa.array(values, arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as exc:
             raise StateValueError(
                 f"operator {self._uid!r}: output column {field.name!r} is "
                 f"{data_type.simpleString()}, a returned value is not ({exc})"
             ) from exc
         masked = _masked_array(array)
         return pd.Series(list(values), dtype=object) if masked is None else pd.Series(masked)
+
+
+def _check_integers(values: Sequence[Any]) -> None:
+    """Refuse what Arrow would cut to an integer."""
+    for kind in set(map(type, values)):
+        if kind is not type(None) and not issubclass(kind, Integral):
+            raise TypeError(f"{kind.__name__} is no integer")
+
+
+def _sent(data_type: T.DataType, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(data_type, T.TimestampNTZType):
+        return value.isoformat(" ")
+    return data_type.toInternal(value)
 
 
 def _masked_array(array: pa.Array) -> Any:

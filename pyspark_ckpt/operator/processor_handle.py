@@ -71,7 +71,8 @@ class ProcessorHandle:
         """Return the map state of that name, made if it is new."""
         key_schema = self._struct_type(userKeySchema)
         codec, state_id = self._state(stateName, "map", valueSchema, ttlDurationMs, key_schema)
-        key_codec = TupleCodec(key_schema, f"{self._where}, keys of map state {stateName!r}")
+        what = f"{self._where}, keys of map state {stateName!r}"
+        key_codec = TupleCodec(key_schema, what, is_key=True)
         return MapState(self._table, state_id, key_codec, codec)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: ARG002

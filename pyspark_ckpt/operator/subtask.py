@@ -46,6 +46,7 @@ StatefulFunction = Callable[
 class _Epoch:
     """Where and when a call of the function runs."""
 
+    query_id: str
     subtask: int
     number: int
     runtime: Runtime
@@ -134,7 +135,7 @@ class SubtaskFunction:
         if runtime.query_subdirectory:
             storage = Storage(storage.path(query_id))
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
-        return _Epoch(subtask, number, runtime, storage, local)
+        return _Epoch(query_id, subtask, number, runtime, storage, local)
 
     def _checked(self, state: GroupState, epoch: _Epoch) -> Handle | None:
         """Return the handle that Spark committed last, if it belongs to this operator."""
@@ -144,6 +145,7 @@ class SubtaskFunction:
         ours = self._descriptor
         where = f"operator {ours.uid!r}, subtask {epoch.subtask}"
         for what, stored, wanted in (
+            ("query id", handle.query_id, epoch.query_id),
             ("uid", handle.uid, ours.uid),
             ("subtask", handle.subtask, epoch.subtask),
             ("parallelism", handle.parallelism, ours.parallelism),
@@ -160,6 +162,7 @@ class SubtaskFunction:
 
     def _first_handle(self, epoch: _Epoch) -> Handle:
         return Handle(
+            query_id=epoch.query_id,
             uid=self._descriptor.uid,
             subtask=epoch.subtask,
             parallelism=self._descriptor.parallelism,

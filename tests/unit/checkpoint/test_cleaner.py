@@ -1,0 +1,125 @@
+"""The cleaner: what nobody needs is listed, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.on_disk.layout import base_path, segment_path, source_log_path
+from pyspark_ckpt.on_disk.storage import Storage
+
+FOREIGN = [
+    "notes.txt", "shared/notes.txt", "shared/base-1.chg", "taskowned/segment-x-1.chg",
+    "taskowned/segment-0-1-short.chg", "shared/.hidden", "other/segment-0-1-0123456789abcdef.chg",
+    "chk-1/_metadata", "segment-0-1-0123456789abcdef.chg", "origin.json",
+]  # fmt: skip
+
+_KILLED_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from pyspark_ckpt.on_disk.storage import Storage
+def chunks():
+    yield b"x" * 100_000
+    os.kill(os.getpid(), signal.SIGKILL)
+Storage(Path(sys.argv[1])).write(sys.argv[2], chunks())
+"""
+
+
+@pytest.fixture
+def put_all(put_file: Callable[..., Path]) -> Callable[..., list[str]]:
+    """Puts files and returns their paths."""
+
+    def put(*relatives: str) -> list[str]:
+        for relative in relatives:
+            put_file(relative)
+        return list(relatives)
+
+    return put
+
+
+def test_an_empty_directory_has_no_garbage(storage: Storage) -> None:
+    assert garbage(storage, [], 100) == []
+
+
+def test_old_files_that_nothing_refers_to_are_garbage(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    old = put_all(
+        segment_path(0, 4),
+        segment_path(1, 5),
+        base_path(0, 3),
+        base_path(1, 5),
+        source_log_path(0, "3", "ab" * 32),
+        source_log_path(1, "9.compact", "cd" * 32),
+    )
+    assert sorted(garbage(storage, [], 5)) == sorted(old)
+
+
+def test_what_is_referred_to_stays(storage: Storage, put_all: Callable[..., list[str]]) -> None:
+    needed = put_all(segment_path(0, 4), base_path(0, 3), source_log_path(0, "3", "ab" * 32))
+    rest = put_all(segment_path(0, 4), base_path(0, 3), source_log_path(0, "3", "cd" * 32))
+    assert sorted(garbage(storage, needed, 5)) == sorted(rest)
+
+
+def test_files_of_later_epochs_stay(storage: Storage, put_all: Callable[..., list[str]]) -> None:
+    put_all(segment_path(0, 6), base_path(0, 6), segment_path(0, 10), segment_path(0, 51))
+    (at_the_epoch,) = put_all(segment_path(0, 5))
+    assert garbage(storage, [], 5) == [at_the_epoch]
+
+
+def test_files_of_other_names_and_places_stay(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    put_all(*FOREIGN)
+    assert garbage(storage, [], 10**9) == []
+
+
+def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
+    storage: Storage,
+) -> None:
+    command = [sys.executable, "-c", _KILLED_WRITE, str(storage.root), segment_path(0, 5)]
+    assert subprocess.run(command, check=False).returncode < 0
+    left = [f"taskowned/{name}" for name in storage.list("taskowned")]
+    assert len(left) == 1
+    assert garbage(storage, [], 4) == []
+    assert garbage(storage, [], 5) == left
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    files=st.lists(st.tuples(st.sampled_from([segment_path, base_path]), st.integers(0, 9))),
+    data=st.data(),
+)
+def test_what_stays_and_what_goes_is_decided_file_by_file(
+    tmp_path_factory: pytest.TempPathFactory,
+    files: list[tuple[Callable[[int, int], str], int]],
+    data: st.DataObject,
+) -> None:
+    storage = Storage(tmp_path_factory.mktemp("checkpoints"))
+    epochs = {make(0, epoch): epoch for make, epoch in files}
+    for path in epochs:
+        _touch(storage.root / path)
+    needed = data.draw(st.sets(st.sampled_from(sorted(epochs)))) if epochs else set()
+    epoch = data.draw(st.integers(0, 9))
+    expected = {path for path, written in epochs.items() if written <= epoch} - needed
+    assert set(garbage(storage, iter(needed), epoch)) == expected
+    storage.delete(garbage(storage, needed, epoch))
+    assert set(_files(storage)) == set(epochs) - expected
+    assert garbage(storage, needed, epoch) == []
+
+
+def _touch(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+
+
+def _files(storage: Storage) -> Iterator[str]:
+    for directory in storage.list():
+        yield from (f"{directory}/{name}" for name in storage.list(directory))

@@ -1,0 +1,140 @@
+"""Savepoints: whole, self-contained, the user's own; or nothing at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
+from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
+from pyspark_ckpt.on_disk.storage import Storage
+
+FILES = ["shared/base", "shared/log", "taskowned/segment"]
+
+
+@pytest.fixture
+def savepoints(tmp_path: Path) -> Path:
+    return tmp_path / "savepoints"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
+
+
+def with_log(snapshot: CheckpointMetadata, path: str) -> CheckpointMetadata:
+    log = SourceLog(0, "0", FileReference(path, 3, "0" * 64))
+    return msgspec.structs.replace(snapshot, source_logs=(log,))
+
+
+def test_a_savepoint_holds_every_file_once_and_its_metadata(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> None:
+    made = write_savepoint(snapshot, storage, str(savepoints))
+    content = tree(Path(made.path))
+    assert sorted(content) == ["_metadata", *FILES]
+    assert {name: content[name] for name in FILES} == tree(storage.root)
+
+
+def test_a_savepoint_describes_itself(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> None:
+    made = write_savepoint(snapshot, storage, str(savepoints))
+    stored = read_metadata(Storage(Path(made.path)))
+    assert stored == msgspec.structs.replace(
+        snapshot,
+        kind="savepoint",
+        root=".",
+        checkpoint_id=None,
+        completed_at_ms=made.completed_at_ms,
+    )
+    assert made == Savepoint(
+        path=made.path,
+        epoch=6,
+        query_id="0123456789",
+        triggered_at_ms=1,
+        completed_at_ms=made.completed_at_ms,
+        size_bytes=400 + 7 + 3,
+        files=4,
+    )
+    assert made.completed_at_ms > 1_600_000_000_000
+    path = Path(made.path)
+    assert path.parent == savepoints
+    assert path.name.startswith("savepoint-012345-")
+
+
+def test_a_savepoint_needs_neither_its_query_nor_its_place(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, tmp_path: Path
+) -> None:
+    made = write_savepoint(snapshot, storage, str(savepoints))
+    shutil.rmtree(storage.root)
+    moved = Storage(Path(shutil.move(made.path, tmp_path / "somewhere else")))
+    for reference in read_metadata(moved).files():
+        with moved.open_verified(reference) as file:
+            assert len(file.read()) == reference.size_bytes
+
+
+def test_two_savepoints_of_one_epoch_lie_beside_each_other(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> None:
+    one, other = (write_savepoint(snapshot, storage, str(savepoints)) for _ in range(2))
+    assert one.path != other.path
+    names = [*FILES, "_metadata"]
+    assert all((Path(made.path) / name).is_file() for made in (one, other) for name in names)
+
+
+def test_the_querys_own_files_are_left_as_they_are(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> None:
+    before = tree(storage.root)
+    write_savepoint(snapshot, storage, str(savepoints))
+    assert tree(storage.root) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", [None, b"", b"changed"])
+def test_a_damaged_file_ends_the_savepoint_and_nothing_is_left(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    savepoints: Path,
+    name: str,
+    content: bytes | None,
+) -> None:
+    before = write_savepoint(snapshot, storage, str(savepoints))
+    storage.path(name).unlink()
+    if content is not None:
+        storage.path(name).write_bytes(content)
+    with pytest.raises(CorruptFileError, match=name):
+        write_savepoint(snapshot, storage, str(savepoints))
+    assert [path.name for path in savepoints.iterdir()] == [Path(before.path).name]
+    assert sorted(tree(Path(before.path))) == ["_metadata", *FILES]
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", "_metadata/../../x"])
+def test_a_path_out_of_the_checkpoints_directory_is_never_followed(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, path: str
+) -> None:
+    (storage.root.parent / "outside").write_bytes(b"abc")
+    with pytest.raises(UnsafePathError):
+        write_savepoint(with_log(snapshot, path), storage, str(savepoints))
+    assert list(savepoints.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_named(
+    storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file"):
+        write_savepoint(snapshot, storage, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_another_file_system_is_refused(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    with pytest.raises(NotBuiltYetError, match="s3://bucket"):
+        write_savepoint(snapshot, storage, "s3://bucket/savepoints")

@@ -1,0 +1,145 @@
+"""The handle: lineage, files, and what it makes of bytes that are none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.handle import (
+    EMPTY_VERSION,
+    HANDLE_FORMAT_VERSION,
+    BaseSnapshot,
+    FileReference,
+    Handle,
+    Segment,
+    StateDescriptor,
+    decode_handle,
+    encode_handle,
+    new_version,
+)
+
+BASE = BaseSnapshot("4-b", 5, 9, FileReference("shared/base", 90, "b" * 64))
+INLINE = Segment("5-i", 5, 1, 3, inline=b"abc")
+FILED = Segment("6-f", 6, 2, 7, file=FileReference("taskowned/segment", 7, "f" * 64))
+
+_texts = st.text(max_size=20)
+_numbers = st.integers(0, 2**62)
+_files = st.builds(FileReference, _texts, _numbers, _texts)
+_segments = st.builds(
+    Segment, _texts, _numbers, _numbers, _numbers, st.none() | st.binary(), st.none() | _files
+)
+_states = st.builds(StateDescriptor, _texts, _texts, _texts, st.none() | _texts)
+HANDLES = st.builds(
+    Handle,
+    query_id=_texts,
+    uid=_texts,
+    subtask=_numbers,
+    parallelism=_numbers,
+    max_parallelism=_numbers,
+    epoch=_numbers,
+    key_schema=_texts,
+    states=st.lists(_states, max_size=3).map(tuple),
+    base=st.none() | st.builds(BaseSnapshot, _texts, _numbers, _numbers, _files),
+    segments=st.lists(_segments, max_size=3).map(tuple),
+)
+
+
+def with_parts(handle: Handle, base: BaseSnapshot | None, *segments: Segment) -> Handle:
+    return msgspec.structs.replace(handle, base=base, segments=segments)
+
+
+def test_a_handle_without_changes_is_at_the_empty_version(handle: Handle) -> None:
+    assert handle.lineage == (EMPTY_VERSION,)
+    assert handle.version == EMPTY_VERSION
+    assert handle.files() == []
+
+
+def test_the_lineage_starts_empty_and_ends_with_the_last_segment(handle: Handle) -> None:
+    grown = with_parts(handle, None, INLINE, FILED)
+    assert grown.lineage == (EMPTY_VERSION, "5-i", "6-f")
+    assert grown.version == "6-f"
+
+
+def test_the_lineage_of_a_handle_with_a_base_starts_there(handle: Handle) -> None:
+    assert with_parts(handle, BASE).lineage == ("4-b",)
+    assert with_parts(handle, BASE).version == "4-b"
+    assert with_parts(handle, BASE, FILED).lineage == ("4-b", "6-f")
+
+
+def test_files_are_those_of_base_and_segments_but_not_the_inline_ones(handle: Handle) -> None:
+    assert with_parts(handle, BASE, INLINE, FILED).files() == [BASE.file, FILED.file]
+
+
+def test_two_attempts_of_an_epoch_never_share_a_version() -> None:
+    versions = {new_version(12) for _ in range(1000)}
+    assert len(versions) == 1000
+    assert all(version.startswith("12-") for version in versions)
+    assert EMPTY_VERSION not in versions
+
+
+@given(HANDLES)
+def test_what_is_encoded_is_decoded(some: Handle) -> None:
+    assert decode_handle(encode_handle(some)) == some
+
+
+@given(HANDLES, st.binary(min_size=1, max_size=9))
+def test_trailing_bytes_are_corrupt(some: Handle, tail: bytes) -> None:
+    with pytest.raises(CorruptFileError):
+        decode_handle(encode_handle(some) + tail)
+
+
+def test_every_cut_is_corrupt(handle: Handle) -> None:
+    data = encode_handle(with_parts(handle, BASE, INLINE, FILED))
+    for length in range(len(data)):
+        with pytest.raises(CorruptFileError, match=f"{length} bytes"):
+            decode_handle(data[:length])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\x80",
+        b"hello",
+        b"\x80\x04\x95.",
+        msgspec.msgpack.encode({"uid": 1}),
+        b"\xc1",
+        b"\x81\xa3uid\x01",
+        b"\x82\xaeformat_version\x01\xa8query_id\xa1\xff",
+    ],
+)
+def test_other_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptFileError, match="not a handle"):
+        decode_handle(data)
+
+
+@pytest.mark.parametrize("missing", ["query_id", "uid", "subtask", "epoch", "key_schema"])
+def test_a_handle_without_a_required_field_is_corrupt(handle: Handle, missing: str) -> None:
+    fields = msgspec.to_builtins(handle)
+    del fields[missing]
+    with pytest.raises(CorruptFileError, match=missing):
+        decode_handle(msgspec.msgpack.encode(fields))
+
+
+def test_a_newer_format_is_refused_with_the_advice_to_upgrade(handle: Handle) -> None:
+    newer = msgspec.structs.replace(handle, format_version=HANDLE_FORMAT_VERSION + 1)
+    with pytest.raises(CorruptFileError, match="upgrade"):
+        decode_handle(encode_handle(newer))
+
+
+def test_a_newer_format_is_recognised_even_if_its_fields_have_other_types(handle: Handle) -> None:
+    fields = msgspec.to_builtins(handle) | {
+        "format_version": HANDLE_FORMAT_VERSION + 1,
+        "segments": {"kind": "tree"},
+    }
+    with pytest.raises(CorruptFileError, match="upgrade"):
+        decode_handle(msgspec.msgpack.encode(fields))
+
+
+def test_fields_that_a_later_minor_version_adds_are_ignored(handle: Handle) -> None:
+    fields = msgspec.to_builtins(handle) | {"added_later": [1, 2]}
+    assert decode_handle(msgspec.msgpack.encode(fields)) == handle

@@ -1,0 +1,189 @@
+"""The ``_metadata`` file: whole and known, or an error."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.metadata import (
+    MAGIC,
+    MAX_METADATA_BYTES,
+    METADATA_FORMAT_VERSION,
+    CheckpointMetadata,
+    OperatorMetadata,
+    SourceLog,
+    decode_metadata,
+    encode_metadata,
+    read_metadata,
+)
+from pyspark_ckpt.on_disk.storage import Storage
+
+BASE = FileReference("shared/base", 1000, "b" * 64)
+SEGMENT = FileReference("taskowned/segment", 200, "c" * 64)
+LOG = FileReference("shared/source", 30, "d" * 64)
+HEADER_BYTES = len(MAGIC) + 4 + 8 + 32
+
+
+@pytest.fixture
+def metadata(handle: Handle) -> CheckpointMetadata:
+    """Two subtasks that share a base file; one has a segment in a file and one inline."""
+    segments = (
+        Segment("5-a", 5, 2, 200, file=SEGMENT),
+        Segment("6-b", 6, 1, 4, inline=b"\x00\xff12"),
+    )
+    base = BaseSnapshot("4-c", 4, 9, BASE)
+    handles = (
+        msgspec.structs.replace(handle, base=base, segments=segments),
+        msgspec.structs.replace(handle, subtask=2, base=base),
+    )
+    operator = OperatorMetadata(
+        operator_id=0, uid="zählen ✓", parallelism=4, max_parallelism=128, key_schema="{}",
+        backend="heap", handles=handles,
+    )  # fmt: skip
+    return CheckpointMetadata(
+        checkpoint_id=7, kind="checkpoint", root="..", epoch=6, query_id="q", query_name=None,
+        parent=None, spark_version="4.3.0", library_version="0.1.0", triggered_at_ms=1,
+        completed_at_ms=2, watermark_ms=0, offsets_entry="v1\n{}\n-", commits_entry="v1\n{}",
+        source_logs=(SourceLog(0, "0", LOG),), operators=(operator,),
+    )  # fmt: skip
+
+
+def packed(
+    body: bytes, *, version: int = METADATA_FORMAT_VERSION, length: int | None = None
+) -> bytes:
+    """A file with a right checksum around any body."""
+    size = len(body) if length is None else length
+    header = struct.pack(">8sIQ32s", MAGIC, version, size, hashlib.sha256(body).digest())
+    return header + body
+
+
+def test_what_is_encoded_is_decoded(metadata: CheckpointMetadata) -> None:
+    assert decode_metadata(encode_metadata(metadata), "m") == metadata
+
+
+def test_files_are_all_that_handles_and_source_logs_need(metadata: CheckpointMetadata) -> None:
+    assert metadata.files() == [BASE, SEGMENT, BASE, LOG]
+
+
+def test_the_size_counts_a_shared_file_once_and_inline_segments_too(
+    metadata: CheckpointMetadata,
+) -> None:
+    assert metadata.size_bytes == 1000 + 200 + 30 + 4
+
+
+def test_a_file_cut_anywhere_is_corrupt(metadata: CheckpointMetadata) -> None:
+    data = encode_metadata(metadata)
+    eighths = [len(data) * part // 8 for part in range(8)]
+    for length in [*eighths, *range(HEADER_BYTES + 2), len(data) - 1]:
+        with pytest.raises(CorruptFileError, match="chk-7/_metadata"):
+            decode_metadata(data[:length], "chk-7/_metadata")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_flipped_byte_is_corrupt(metadata: CheckpointMetadata, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(encode_metadata(metadata))
+    data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+    with pytest.raises(CorruptFileError, match="chk-7/_metadata"):
+        decode_metadata(bytes(data), "chk-7/_metadata")
+
+
+def test_every_flipped_bit_of_the_header_is_corrupt(metadata: CheckpointMetadata) -> None:
+    whole = encode_metadata(metadata)
+    passed = []
+    for bit in range(HEADER_BYTES * 8):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            decode_metadata(bytes(data), "m")
+        except CorruptFileError:
+            continue
+        passed.append(f"byte {bit // 8}, bit {bit % 8}")
+    assert passed == []
+
+
+@pytest.mark.parametrize("tail", [b"\x00", b"\n", b"garbage" * 100])
+def test_trailing_bytes_are_corrupt(metadata: CheckpointMetadata, tail: bytes) -> None:
+    with pytest.raises(CorruptFileError, match="were written"):
+        decode_metadata(encode_metadata(metadata) + tail, "m")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**40, 2**64 - 1])
+def test_a_wrong_length_is_corrupt_and_costs_no_memory(length: int) -> None:
+    with pytest.raises(CorruptFileError, match="were written"):
+        decode_metadata(packed(b"{}", length=length), "m")
+
+
+def test_a_newer_format_is_refused_with_the_advice_to_upgrade() -> None:
+    with pytest.raises(CorruptFileError, match="upgrade"):
+        decode_metadata(packed(b"anything new", version=METADATA_FORMAT_VERSION + 1), "m")
+
+
+def test_a_format_that_never_was_is_refused(metadata: CheckpointMetadata) -> None:
+    with pytest.raises(CorruptFileError):
+        decode_metadata(packed(msgspec.json.encode(metadata), version=0), "m")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{}", b"[]", b"null", b"not json", b'{"epoch": "six"}', b'{"kind": "\xff"}',
+        b"\x80\x04\x95.", b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["empty", "{}", "[]", "null", "text", "type", "utf-8", "pickle", "nested"],
+)  # fmt: skip
+def test_another_body_is_corrupt_in_spite_of_its_checksum(body: bytes) -> None:
+    with pytest.raises(CorruptFileError, match="chk-7"):
+        decode_metadata(packed(body), "chk-7")
+
+
+@pytest.mark.parametrize("field", ["epoch", "offsets_entry", "operators", "root", "kind"])
+def test_a_missing_field_is_corrupt(metadata: CheckpointMetadata, field: str) -> None:
+    fields = msgspec.to_builtins(metadata)
+    del fields[field]
+    with pytest.raises(CorruptFileError, match=field):
+        decode_metadata(packed(msgspec.json.encode(fields)), "m")
+
+
+def test_a_checkpoint_is_read_from_its_directory_and_from_inside(
+    storage: Storage, metadata: CheckpointMetadata
+) -> None:
+    storage.write("chk-7/_metadata", [encode_metadata(metadata)])
+    assert read_metadata(storage, "chk-7") == metadata
+    assert read_metadata(Storage(storage.root / "chk-7")) == metadata
+
+
+@pytest.mark.parametrize("present", [None, "chk-7/other", "chk-7/_metadata/directory", "chk-7"])
+def test_a_directory_without_metadata_is_no_checkpoint(
+    storage: Storage, put_file: Callable[..., Path], present: str | None
+) -> None:
+    if present is not None:
+        put_file(present)
+    with pytest.raises(CheckpointNotFoundError, match="chk-7"):
+        read_metadata(storage, "chk-7")
+
+
+def test_a_damaged_file_is_named_by_its_path(
+    storage: Storage, put_file: Callable[..., Path], metadata: CheckpointMetadata
+) -> None:
+    path = put_file("chk-7/_metadata", encode_metadata(metadata)[:-1])
+    with pytest.raises(CorruptFileError, match=str(path)):
+        read_metadata(storage, "chk-7")
+
+
+def test_a_file_beyond_all_bounds_is_refused_unread(
+    storage: Storage, put_file: Callable[..., Path]
+) -> None:
+    path = put_file("chk-7/_metadata", b"")
+    os.truncate(path, 1 << 42)  # sparse; nobody has the memory to read it
+    with pytest.raises(CorruptFileError, match=str(MAX_METADATA_BYTES)):
+        read_metadata(storage, "chk-7")

@@ -1,0 +1,152 @@
+"""The barrier: an epoch's changes and base snapshots, durable and readable again."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.on_disk.change_file import decode_changes
+from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.layout import epoch_of
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.barrier import (
+    BASE_AFTER_BYTES,
+    BASE_AFTER_SEGMENTS,
+    make_base,
+    make_segment,
+    needs_base,
+)
+from state_backends import Changes, StateBackend
+
+Entries = list[tuple[bytes, bytes | None]]
+
+CHANGES = Changes([b"a", b"b", b"c"], [b"1", None, b""])
+SIZE = 42
+"""What the change file of CHANGES takes."""
+
+
+def content(storage: Storage, file: FileReference | None, inline: bytes | None = None) -> Entries:
+    data = inline if file is None else storage.read(file.path)
+    assert data is not None
+    parts = list(decode_changes(io.BytesIO(data), "test"))
+    return [pair for part in parts for pair in zip(part.keys, part.values, strict=True)]
+
+
+def with_segments(handle: Handle, *sizes: int, inline: bool) -> Handle:
+    file = FileReference("taskowned/x", 1, "0" * 64)
+    segments = tuple(
+        Segment(f"{n}", n, 1, size, inline=b"" if inline else None, file=None if inline else file)
+        for n, size in enumerate(sizes)
+    )
+    return msgspec.structs.replace(handle, segments=segments)
+
+
+def test_small_changes_go_into_the_handle(storage: Storage, handle: Handle) -> None:
+    segment = make_segment(storage, handle, CHANGES, 7, SIZE)
+    assert segment.file is None
+    assert segment.inline is not None
+    assert len(segment.inline) == segment.size_bytes == SIZE
+    assert (segment.epoch, segment.entries) == (7, 3)
+    assert content(storage, None, segment.inline) == [(b"a", b"1"), (b"b", None), (b"c", b"")]
+    assert not storage.root.exists()
+
+
+def test_larger_changes_go_into_a_file_of_the_subtask_and_epoch(
+    storage: Storage, handle: Handle
+) -> None:
+    segment = make_segment(storage, handle, CHANGES, 7, SIZE - 1)
+    assert segment.inline is None
+    assert segment.file is not None
+    assert segment.file.path.startswith("taskowned/segment-3-7-")
+    assert epoch_of(Path(segment.file.path).name) == 7
+    assert segment.size_bytes == segment.file.size_bytes
+    assert (segment.epoch, segment.entries) == (7, 3)
+    storage.verify_size(segment.file)
+    assert content(storage, segment.file) == [(b"a", b"1"), (b"b", None), (b"c", b"")]
+
+
+def test_the_threshold_counts_all_inline_segments_of_a_handle(
+    storage: Storage, handle: Handle
+) -> None:
+    inline = with_segments(handle, 50, 50, inline=True)
+    assert make_segment(storage, inline, CHANGES, 7, 100 + SIZE).file is None
+    assert make_segment(storage, inline, CHANGES, 7, 99 + SIZE).file is not None
+    filed = with_segments(handle, 50, 50, inline=False)
+    assert make_segment(storage, filed, CHANGES, 7, SIZE).file is None
+
+
+@pytest.mark.parametrize("threshold", [0, 1000])
+def test_two_attempts_of_an_epoch_differ_in_version_and_file(
+    storage: Storage, handle: Handle, threshold: int
+) -> None:
+    one, other = (make_segment(storage, handle, CHANGES, 7, threshold) for _ in range(2))
+    assert one.version != other.version
+    assert one.file is None or one.file != other.file
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_changes_of_any_number_are_all_there_in_order(
+    storage: Storage, handle: Handle, threshold: int
+) -> None:
+    keys = [b"%06d" % number for number in range(25_000)]
+    segment = make_segment(storage, handle, Changes(keys, [b"v"] * len(keys)), 7, threshold)
+    assert segment.entries == 25_000
+    assert content(storage, segment.file, segment.inline) == [(key, b"v") for key in keys]
+
+
+def test_no_changes_are_a_whole_segment_too(storage: Storage, handle: Handle) -> None:
+    segment = make_segment(storage, handle, Changes([], []), 7, 1000)
+    assert segment.entries == 0
+    assert content(storage, segment.file, segment.inline) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "base_bytes", "expected"),
+    [
+        ([], None, False),
+        ([BASE_AFTER_BYTES], None, False),
+        ([BASE_AFTER_BYTES, 1], None, True),
+        ([1] * (BASE_AFTER_SEGMENTS - 1), None, False),
+        ([1] * BASE_AFTER_SEGMENTS, None, True),
+        ([], 10 * BASE_AFTER_BYTES, False),
+        ([9 * BASE_AFTER_BYTES], 10 * BASE_AFTER_BYTES, False),
+        ([9 * BASE_AFTER_BYTES, BASE_AFTER_BYTES + 1], 10 * BASE_AFTER_BYTES, True),
+        ([BASE_AFTER_BYTES, 1], 10, True),
+        ([1] * BASE_AFTER_SEGMENTS, 10 * BASE_AFTER_BYTES, True),
+    ],
+)
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_base_is_due_when_the_changelog_has_outgrown_the_last_one(
+    handle: Handle, sizes: list[int], base_bytes: int | None, expected: bool, inline: bool
+) -> None:
+    grown = with_segments(handle, *sizes, inline=inline)
+    if base_bytes is not None:
+        file = FileReference("shared/x", base_bytes, "0" * 64)
+        grown = msgspec.structs.replace(grown, base=BaseSnapshot("b", 1, 1, file))
+    assert needs_base(grown) is expected
+
+
+def test_a_base_holds_all_state_at_the_version_of_the_handle(
+    storage: Storage, handle: Handle, backend: StateBackend
+) -> None:
+    keys = [b"%06d" % number for number in range(25_000)]
+    backend.apply([Changes(keys, [b"v" + key for key in keys])], "here")
+    grown = with_segments(handle, 1, 1, inline=True)
+    base = make_base(storage, backend, grown, 9)
+    assert base.version == grown.version
+    assert (base.epoch, base.entries) == (9, 25_000)
+    assert base.file.path.startswith("shared/base-3-9-")
+    storage.verify_size(base.file)
+    assert content(storage, base.file) == [(key, b"v" + key) for key in keys]
+    assert backend.version() == "here"
+
+
+def test_a_base_of_no_state_is_whole_too(
+    storage: Storage, handle: Handle, backend: StateBackend
+) -> None:
+    base = make_base(storage, backend, handle, 9)
+    assert base.entries == 0
+    assert content(storage, base.file) == []

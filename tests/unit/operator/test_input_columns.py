@@ -1,0 +1,207 @@
+"""Input columns on the executor: rows and keys from the frames that cross the shuffle."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator import input_columns
+from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
+
+EPOCH = datetime.date(1970, 1, 1)
+DTYPES: dict[type[T.DataType], tuple[Any, Any]] = {
+    T.ByteType: (np.int8, 0),
+    T.ShortType: (np.int16, 0),
+    T.IntegerType: (np.int32, 0),
+    T.LongType: (np.int64, 0),
+    T.FloatType: (np.float32, 0.0),
+    T.DoubleType: (np.float64, 0.0),
+    T.BooleanType: (np.bool_, False),
+    T.DateType: (np.int32, 0),
+    T.TimestampType: (np.int64, 0),
+}
+"""How Spark hands over what may be null but travels without nulls: dtype and filler."""
+
+
+def schema_of(*types: T.DataType, nullable: bool = True) -> T.StructType:
+    return T.StructType([T.StructField(f"f{n}", kind, nullable) for n, kind in enumerate(types)])
+
+
+def sent(kind: T.DataType, value: Any) -> Any:
+    """What the plan makes of a value."""
+    if isinstance(kind, T.DateType):
+        return (value - EPOCH).days
+    if isinstance(kind, T.TimestampType):
+        return kind.toInternal(value)
+    return str(value) if isinstance(kind, T.TimestampNTZType) else value
+
+
+def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
+    """The frame that Spark hands over for `rows`, masks and all."""
+    columns: dict[str, Any] = {}
+    masked: list[Sequence[bool]] = []
+    for index, field in enumerate(schema.fields):
+        values = [row[index] for row in rows]
+        dtype, filler = DTYPES.get(type(field.dataType), (object, None))
+        travelling = [filler if v is None else sent(field.dataType, v) for v in values]
+        columns[f"c{index}"] = pd.Series(travelling, dtype=dtype)
+        if field.nullable and dtype is not object:
+            masked.append([value is None for value in values])
+    for start in range(0, len(masked), 62):
+        bits = zip(*masked[start : start + 62], strict=True)
+        masks = [sum(1 << bit for bit, null in enumerate(row) if null) for row in bits]
+        columns[f"{input_columns._MASK}{start // 62}"] = pd.Series(masks, dtype=np.int64)
+    columns[KEY_GROUP] = pd.Series(groups or [0] * len(rows), dtype=np.int32)
+    columns[TOKEN] = pd.Series([12] * len(rows), dtype=np.int32)
+    return pd.DataFrame(columns)
+
+
+def received(schema: T.StructType, *rows: tuple[Any, ...]) -> list[Row]:
+    """All rows as the processor gets them, keyed by the first column."""
+    groups = InputColumns(schema, [schema.names[0]]).group_by_key(iter([frame(schema, rows)]))
+    return [row for _, rows in groups.values() for row in rows]
+
+
+naive = datetime.datetime.fromisoformat
+
+VALUES: list[tuple[T.DataType, list[Any]]] = [
+    (T.ByteType(), [-128, 127, None]),
+    (T.ShortType(), [-32768, None, 32767]),
+    (T.IntegerType(), [None, -(2**31), 2**31 - 1]),
+    (T.LongType(), [2**53 + 1, None, -(2**63), 2**63 - 1]),
+    (T.FloatType(), [0.5, None, -math.inf]),
+    (T.DoubleType(), [0.1, None, math.inf, -0.0]),
+    (T.BooleanType(), [True, None, False]),
+    (T.StringType(), ["", None, "ä", "a\0b"]),
+    (T.BinaryType(), [b"", None, b"\xff\x00"]),
+    (T.DecimalType(38, 2), [Decimal("1.10"), None, Decimal("-99999999999999999999.99")]),
+    (T.DateType(), [EPOCH, None, datetime.date.min, datetime.date.max]),
+    (T.TimestampType(), [naive("1969-12-31 23:59:59.999999"), None, naive("2024-02-29 01:02:03")]),
+    (T.TimestampNTZType(), [naive("2024-02-29"), None, naive("9999-12-31 23:59:59.999999")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES, ids=lambda p: str(p) if p is not list else "")
+def test_values_and_nulls_arrive_as_they_were_sent(kind: T.DataType, values: list[Any]) -> None:
+    schema = schema_of(T.LongType(), kind)
+    rows = received(schema, *((number, value) for number, value in enumerate(values)))
+    assert [row.f1 for row in rows] == values
+    assert [repr(row.f1) for row in rows] == [repr(value) for value in values]
+
+
+@pytest.mark.parametrize("fraction", ["", ".5", ".25", ".123", ".1234", ".000001"])
+def test_a_timestamp_without_zone_is_read_with_any_number_of_digits(fraction: str) -> None:
+    schema = schema_of(T.LongType(), T.TimestampNTZType())
+    (row,) = received(schema, (1, f"2024-02-29 01:02:03{fraction}"))
+    microseconds = round(float(fraction or 0) * 1_000_000)
+    assert row.f1 == naive("2024-02-29 01:02:03").replace(microsecond=microseconds)
+
+
+def test_rows_of_random_types_and_nulls_arrive_as_they_were_sent() -> None:
+    schema = schema_of(*(kind for kind, _ in VALUES))
+    rows = list(itertools.islice(itertools.product(*(v[:2] for _, v in VALUES)), 2000))
+    assert sorted(map(repr, received(schema, *rows))) == sorted(
+        repr(Row(**dict(zip(schema.names, row, strict=True)))) for row in rows
+    )
+
+
+def test_more_nullable_columns_than_one_mask_has_bits() -> None:
+    schema = schema_of(*[T.LongType()] * 130)
+    rows = [tuple(None if column % 7 == n else column for column in range(130)) for n in range(7)]
+    expected = sorted(map(repr, rows))
+    assert sorted(repr(tuple(row)) for row in received(schema, *rows)) == expected
+
+
+def test_columns_that_cannot_be_null_need_no_mask() -> None:
+    schema = schema_of(T.LongType(), T.LongType(), nullable=False)
+    assert list(frame(schema, [(1, 2)])) == ["c0", "c1", KEY_GROUP, TOKEN]
+    assert received(schema, (1, 2)) == [Row(f0=1, f1=2)]
+
+
+def test_rows_are_pysparks_rows_with_the_users_names() -> None:
+    schema = T.StructType([T.StructField("a b", T.LongType()), T.StructField("c", T.StringType())])
+    (row,) = received(schema, (1, "x"))
+    assert isinstance(row, Row)
+    assert row == Row(**{"a b": 1, "c": "x"})
+    assert (row["a b"], row.c, row[1]) == (1, "x", "x")
+    assert row.asDict() == {"a b": 1, "c": "x"}
+    assert "c" in row
+
+
+def test_rows_of_a_key_keep_their_order_over_all_frames() -> None:
+    schema = schema_of(T.StringType(), T.LongType())
+    frames = [
+        frame(schema, [("a", 1), ("b", 2), ("a", 3)], 5, 6, 5),
+        frame(schema, []),
+        frame(schema, [("b", 4), ("a", 5), ("c", 6)], 6, 5, 7),
+    ]
+    groups = InputColumns(schema, ["f0"]).group_by_key(iter(frames))
+    assert {key: (group, [row.f1 for row in rows]) for key, (group, rows) in groups.items()} == {
+        "a": (5, [1, 3, 5]),
+        "b": (6, [2, 4]),
+        "c": (7, [6]),
+    }
+
+
+def test_a_key_of_several_columns_is_a_tuple_in_the_order_of_key_by() -> None:
+    schema = schema_of(T.StringType(), T.LongType(), T.BooleanType())
+    columns = InputColumns(schema, ["f2", "f0"])
+    rows = [("a", 1, True), ("a", 2, True), ("a", 3, None), (None, 4, True)]
+    groups = columns.group_by_key(iter([frame(schema, rows)]))
+    assert {key: [row.f1 for row in rows] for key, (_, rows) in groups.items()} == {
+        (True, "a"): [1, 2],
+        (None, "a"): [3],
+        (True, None): [4],
+    }
+    assert columns.key_schema.names == ["f2", "f0"]
+    assert columns.key_tuple((True, "a")) == (True, "a")
+
+
+def test_a_key_of_one_column_becomes_a_tuple_of_one() -> None:
+    columns = InputColumns(schema_of(T.StringType()), ["f0"])
+    assert columns.key_tuple("a") == ("a",)
+    assert columns.key_tuple(None) == (None,)
+
+
+@pytest.mark.parametrize("other_columns", [0, 1])
+@pytest.mark.parametrize("kind", [T.DoubleType(), T.FloatType()])
+def test_all_nans_are_one_key_and_so_are_both_zeros(kind: T.DataType, other_columns: int) -> None:
+    schema = schema_of(kind, T.LongType())
+    values = [math.nan, 0.0, None, -0.0, float("nan"), None, -math.nan, 1.5]
+    frames = [frame(schema, [(value, 7)]) for value in values]
+    names = ["f0", "f1"][: 1 + other_columns]
+    columns = InputColumns(schema, names)
+    groups = columns.group_by_key(iter(frames))
+    found = {repr(columns.key_tuple(key)[0]): len(rows) for key, (_, rows) in groups.items()}
+    assert found == {"nan": 3, "0.0": 2, "None": 2, "1.5": 1}
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES, ids=lambda p: str(p) if p is not list else "")
+def test_the_users_key_has_the_type_of_the_users_column(
+    kind: T.DataType, values: list[Any]
+) -> None:
+    schema = schema_of(kind, T.LongType())
+    columns = InputColumns(schema, ["f0"])
+    groups = columns.group_by_key(iter([frame(schema, [(value, 1) for value in values])]))
+    keys = [columns.user_key(columns.key_tuple(key)) for key in groups]
+    assert keys == [(value,) for value in values]
+    assert [type(key) for (key,) in keys] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    "kind", [T.ArrayType(T.LongType()), T.MapType(T.StringType(), T.LongType()), T.VariantType()]
+)
+def test_a_column_of_a_type_that_is_not_built_is_named(kind: T.DataType) -> None:
+    with pytest.raises(NotBuiltYetError, match=r"'f1'.*" + kind.simpleString()):
+        InputColumns(schema_of(T.LongType(), kind), ["f0"])

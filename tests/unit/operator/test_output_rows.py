@@ -1,0 +1,158 @@
+"""Output rows on the executor: what Spark's Arrow conversion makes of the frames."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import namedtuple
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.output_rows import OutputRows
+
+EPOCH = datetime.date(1970, 1, 1)
+TWO_COLUMNS = OutputRows(
+    T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())]), "count"
+)
+
+
+def output(kind: T.DataType) -> OutputRows:
+    return OutputRows(T.StructType([T.StructField("x", kind)]), "count")
+
+
+def sent(rows: OutputRows, values: list[Any]) -> list[Any]:
+    """The column as it arrives in the JVM; converts as PySpark's serializer does."""
+    frame = rows.frame(values)
+    assert list(frame) == rows.sent_schema.names
+    series = frame["c0"]
+    arrow_type = to_arrow_type(rows.sent_schema[0].dataType)
+    mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
+    return list(pa.Array.from_pandas(series, mask=mask, type=arrow_type).to_pylist())
+
+
+SAME: list[tuple[T.DataType, list[Any]]] = [
+    (T.ByteType(), [-128, 127]),
+    (T.ShortType(), [-32768, 32767]),
+    (T.IntegerType(), [-(2**31), 2**31 - 1]),
+    (T.LongType(), [2**53 + 1, -(2**63), 2**63 - 1]),
+    (T.FloatType(), [0.5, math.inf]),
+    (T.DoubleType(), [0.1, -math.inf, 1]),
+    (T.BooleanType(), [True, False]),
+    (T.StringType(), ["", "ä", "a\0b"]),
+    (T.BinaryType(), [b"", b"\xff\x00"]),
+    (T.DecimalType(38, 2), [Decimal("1.10"), Decimal("-99999999999999999999.99")]),
+    (T.ArrayType(T.LongType()), [[1, 2], []]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), SAME, ids=lambda p: str(p))
+@pytest.mark.parametrize("with_null", [False, True])
+def test_values_and_nulls_leave_as_they_were_returned(
+    kind: T.DataType, values: list[Any], with_null: bool
+) -> None:
+    values = [*values, None] if with_null else values
+    assert sent(output(kind), [(value,) for value in values]) == values
+
+
+@pytest.mark.parametrize("kind", [T.DoubleType(), T.FloatType()])
+def test_nan_and_null_are_not_the_same(kind: T.DataType) -> None:
+    found = sent(output(kind), [(math.nan,), (None,), (1.5,)])
+    assert [repr(value) for value in found] == ["nan", "None", "1.5"]
+
+
+@pytest.mark.parametrize("date", [EPOCH, datetime.date.min, datetime.date.max, None])
+def test_dates_leave_as_days(date: datetime.date | None) -> None:
+    assert sent(output(T.DateType()), [(date,)]) == [None if date is None else (date - EPOCH).days]
+
+
+def test_timestamps_leave_as_microseconds() -> None:
+    late = datetime.datetime(9999, 12, 30, 1, 2, 3, 456_789, datetime.timezone.utc)
+    early = datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999, datetime.timezone.utc)
+    microseconds = (late - early) // datetime.timedelta(microseconds=1) - 1
+    values = [(late,), (None,), (early,)]
+    assert sent(output(T.TimestampType()), values) == [microseconds, None, -1]
+
+
+def test_timestamps_without_zone_leave_as_text() -> None:
+    naive = datetime.datetime.fromisoformat
+    values = [(naive("9999-12-31 23:59:59.999999"),), (None,), (naive("2024-02-29"),)]
+    assert sent(output(T.TimestampNTZType()), values) == [
+        "9999-12-31 23:59:59.999999", None, "2024-02-29 00:00:00",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (T.LongType(), "1"), (T.LongType(), 1.5), (T.LongType(), 2**63), (T.LongType(), True),
+        (T.LongType(), math.nan), (T.ByteType(), 128), (T.IntegerType(), 2**31),
+        (T.DoubleType(), "1"), (T.BooleanType(), 1), (T.BooleanType(), "true"),
+        (T.StringType(), 1), (T.BinaryType(), 1), (T.DecimalType(5, 2), 1.5),
+        (T.DecimalType(5, 2), Decimal("12345")), (T.DecimalType(5, 2), Decimal("1.005")),
+        (T.DateType(), "2020-01-01"), (T.DateType(), 5), (T.TimestampType(), "2020-01-01"),
+        (T.TimestampType(), EPOCH), (T.TimestampNTZType(), "2020-01-01"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused_with_operator_and_column(
+    kind: T.DataType, value: object
+) -> None:
+    good: Any = dict(SAME).get(kind, [None])[0]
+    with pytest.raises(StateValueError, match=rf"'count'.*'x'.*{kind.simpleString()[:7]}"):
+        output(kind).frame([(good,), (value,)])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (1, "x"),
+        Row(1, "x"),
+        Row(a=1, b="x"),
+        Row(b="x", a=1),
+        Row("b", "a")("x", 1),
+        Row("a", "b")(1, "x"),
+        namedtuple("Pair", ["p", "q"])(1, "x"),
+    ],
+)
+def test_named_rows_go_by_name_and_others_by_position(row: Any) -> None:
+    frame = TWO_COLUMNS.frame([row, (2, "y")])
+    assert frame["c0"].tolist() == [1, 2]
+    assert frame["c1"].tolist() == ["x", "y"]
+
+
+@pytest.mark.parametrize("row", [(), (1,), (1, "x", 2), Row(1), Row(1, "x", 2)])
+def test_a_row_of_another_width_is_refused(row: Any) -> None:
+    with pytest.raises(StateValueError, match=r"'count'.*2 columns"):
+        TWO_COLUMNS.frame([(1, "x"), row])
+
+
+@pytest.mark.parametrize("row", [Row(a=1), Row(a=1, c="x"), Row(a=1, b="x", c=2)])
+def test_a_row_with_other_names_is_refused_with_both(row: Row) -> None:
+    with pytest.raises(StateValueError, match=r"'count'.*\['a'.*\['a', 'b'\]"):
+        TWO_COLUMNS.frame([(1, "x"), row])
+
+
+@pytest.mark.parametrize("row", [[1, "x"], {"a": 1, "b": "x"}, None, 1, "ab"])
+def test_what_is_no_row_is_refused(row: object) -> None:
+    with pytest.raises(StateValueError, match=rf"'count' returned {type(row).__name__}"):
+        TWO_COLUMNS.frame([(1, "x"), row])
+
+
+def test_no_rows_make_an_empty_frame_of_the_same_columns() -> None:
+    frame = TWO_COLUMNS.frame([])
+    assert frame.shape == (0, 2)
+    assert list(frame) == ["c0", "c1"]
+
+
+def test_the_sent_schema_has_plain_names_and_times_as_numbers() -> None:
+    kinds = [T.DateType(), T.TimestampType(), T.TimestampNTZType(), T.DecimalType(5, 2)]
+    schema = T.StructType([T.StructField(f"a b {n}", kind) for n, kind in enumerate(kinds)])
+    assert OutputRows(schema, "count").sent_schema.simpleString() == (
+        "struct<c0:int,c1:bigint,c2:string,c3:decimal(5,2)>"
+    )

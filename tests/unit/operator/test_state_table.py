@@ -1,0 +1,180 @@
+"""The state table: an epoch's writes over the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyspark_ckpt.operator import state_table
+from pyspark_ckpt.operator.key_groups import MAX_MAX_PARALLELISM
+from pyspark_ckpt.operator.state_table import StateTable, encode_key_group
+from state_backends import Changes, StateBackend
+from state_backends.backend import FIRST_RESERVED_KEY
+
+MakeTable = Callable[[Sequence[tuple[bytes, bytes]]], StateTable]
+
+GROUP = encode_key_group(5)
+KEYS = [(GROUP, b"k%03d" % number) for number in range(25)]
+ONE, OTHER = b"\x00", b"\x01"
+"""Two states."""
+
+
+def fill(backend: StateBackend, entries: dict[bytes, bytes]) -> None:
+    backend.apply([Changes(list(entries), list(entries.values()))], "filled")
+
+
+def go_to(table: StateTable, position: int) -> None:
+    table.current.key_group, table.current.key = KEYS[position]
+    table.current.position = position
+
+
+class Reads:
+    """Counts what is read from a backend."""
+
+    def __init__(self, backend: StateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys: list[int] = []
+        get_many = backend.get_many
+
+        def counted(keys: Sequence[bytes]) -> list[bytes | None]:
+            self.keys.append(len(keys))
+            return get_many(keys)
+
+        monkeypatch.setattr(backend, "get_many", counted)
+
+
+def test_stored_keys_begin_with_key_group_and_state(make_table: MakeTable) -> None:
+    table = make_table([(b"\x01\x02", b"key")])
+    assert table.stored_key(b"\x07") == b"\x01\x02\x07key"
+
+
+def test_key_groups_keep_their_order_below_the_reserved_keys() -> None:
+    encoded = [encode_key_group(group) for group in range(MAX_MAX_PARALLELISM)]
+    assert encoded == sorted(set(encoded))
+    assert {len(group) for group in encoded} == {2}
+    assert encoded[-1] + b"\xff" * 9 < FIRST_RESERVED_KEY
+
+
+def test_reads_go_through_and_writes_come_first(
+    backend: StateBackend, make_table: MakeTable
+) -> None:
+    fill(backend, {b"a": b"1", b"b": b"2"})
+    table = make_table(KEYS)
+    assert [table.get(key) for key in (b"a", b"b", b"c")] == [b"1", b"2", None]
+    table.put(b"a", b"new")
+    table.delete(b"b")
+    table.put(b"c", b"")
+    assert [table.get(key) for key in (b"a", b"b", b"c")] == [b"new", None, b""]
+
+
+def test_the_backend_is_not_written_to(backend: StateBackend, make_table: MakeTable) -> None:
+    fill(backend, {b"a": b"1"})
+    table = make_table(KEYS)
+    table.put(b"a", b"2")
+    table.write_below(b"p", b"pq", b"3")
+    table.delete(b"z")
+    table.changes()
+    assert list(backend.scan()) == [(b"a", b"1")]
+    assert backend.version() == "filled"
+
+
+def test_changes_hold_the_last_write_of_each_key_in_key_order(make_table: MakeTable) -> None:
+    table = make_table(KEYS)
+    table.put(b"c", b"1")
+    table.put(b"a", b"1")
+    table.write_below(b"b", b"b1", b"1")
+    table.put(b"a", b"2")
+    table.delete(b"c")
+    table.write_below(b"b", b"b0", None)
+    changes = table.changes()
+    assert list(zip(changes.keys, changes.values, strict=True)) == [
+        (b"a", b"2"),
+        (b"b0", None),
+        (b"b1", b"1"),
+        (b"c", None),
+    ]
+
+
+def test_a_table_without_writes_has_no_changes(
+    backend: StateBackend, make_table: MakeTable
+) -> None:
+    fill(backend, {KEYS[0][0] + ONE + KEYS[0][1]: b"1"})
+    table = make_table(KEYS)
+    assert table.get_prefetched(ONE) == b"1"
+    assert len(table.changes()) == 0
+
+
+def test_what_states_hold_back_is_asked_for_at_the_barrier(make_table: MakeTable) -> None:
+    table = make_table(KEYS)
+    table.before_barrier(lambda: table.put(b"b", b"held back"))
+    table.before_barrier(lambda: table.put(b"a", b"held back too"))
+    assert table.get(b"b") is None
+    assert list(table.changes().keys) == [b"a", b"b"]
+
+
+def test_the_values_of_all_keys_are_read_at_once_for_each_state(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = {group + ONE + key: b"one " + key for group, key in KEYS[::2]}
+    entries |= {group + OTHER + key: b"other " + key for group, key in KEYS}
+    fill(backend, entries)
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        assert table.get_prefetched(ONE) == (None if position % 2 else b"one " + key)
+        assert table.get_prefetched(OTHER) == b"other " + key
+    assert reads.keys == [len(KEYS), len(KEYS)]
+
+
+def test_read_ahead_is_bounded(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_table, "PREFETCH_KEYS", 10)
+    fill(backend, {group + ONE + key: key for group, key in KEYS})
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        assert table.get_prefetched(ONE) == key
+    assert reads.keys == [10, 10, 5]
+
+
+def test_writes_hide_what_was_read_ahead(backend: StateBackend, make_table: MakeTable) -> None:
+    fill(backend, {group + ONE + key: b"old" for group, key in KEYS})
+    table = make_table(KEYS)
+    assert table.get_prefetched(ONE) == b"old"
+    go_to(table, 3)
+    table.put(table.stored_key(ONE), b"new")
+    assert table.get_prefetched(ONE) == b"new"
+    table.delete(table.stored_key(ONE))
+    assert table.get_prefetched(ONE) is None
+    go_to(table, 4)
+    assert table.get_prefetched(ONE) == b"old"
+
+
+_ENTRIES = st.dictionaries(st.binary(max_size=2), st.binary(max_size=2), max_size=8)
+_WRITES = st.lists(st.tuples(st.binary(max_size=2), st.none() | st.binary(max_size=2)), max_size=8)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stored=_ENTRIES, written=_WRITES)
+def test_a_scan_merges_stored_and_written_entries(
+    backend: StateBackend,
+    stored: dict[bytes, bytes],
+    written: list[tuple[bytes, bytes | None]],
+) -> None:
+    old = [key for key, _ in backend.scan()]
+    backend.apply([Changes(old, [None] * len(old))], "cleared")
+    fill(backend, {b"p" + key: value for key, value in stored.items()} | {b"o": b"", b"q": b""})
+    table = StateTable(backend, ())
+    expected: dict[bytes, bytes | None] = {b"p" + key: value for key, value in stored.items()}
+    for key, value in written:
+        table.write_below(b"p", b"p" + key, value)
+        expected[b"p" + key] = value
+    table.write_below(b"o", b"o2", b"below another prefix")
+    remaining = sorted((key, value) for key, value in expected.items() if value is not None)
+    assert list(table.scan(b"p")) == remaining
+    assert [table.get(key) for key in expected] == list(expected.values())

@@ -1,0 +1,134 @@
+"""The RocksDB backend: the contract, and what only it promises."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from state_backends import (
+    BackendCorruptError,
+    BackendLockedError,
+    Changes,
+    StateBackend,
+    StateBackendError,
+    open_backend,
+)
+from state_backends.contract import BackendContract
+
+_HOLD = """
+import sys
+from pathlib import Path
+from state_backends import open_backend
+with open_backend("rocksdb", Path(sys.argv[1]), create=False):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[bytes, bytes]:
+    rng = random.Random(7)
+    return {b"%05d" % number: rng.randbytes(60) for number in range(3000)}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, bytes]) -> Path:
+    """A backend whose entries are spread over three SST files."""
+    directory = tmp_path_factory.mktemp("rocksdb") / "stored"
+    keys = list(entries)
+    with open_backend("rocksdb", directory, create=True) as backend:
+        for part in range(3):
+            chosen = keys[part::3]
+            backend.apply([Changes(chosen, [entries[key] for key in chosen])], str(part))
+    assert len(list(directory.glob("*.sst"))) == 3
+    return directory
+
+
+@pytest.fixture
+def copied(stored: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(stored, tmp_path / "copied"))
+
+
+class TestRocksDBBackend(BackendContract):
+    backend_type = "rocksdb"
+
+
+def test_a_second_process_is_locked_out_until_the_first_is_done(copied: Path) -> None:
+    command = [sys.executable, "-c", _HOLD, str(copied)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(BackendLockedError, match="copied"):
+            open_backend("rocksdb", copied, create=False)
+        holder.communicate()
+    open_backend("rocksdb", copied, create=False).close()
+
+
+def test_a_second_opener_of_one_process_is_locked_out_too(copied: Path) -> None:
+    with open_backend("rocksdb", copied, create=False):
+        with pytest.raises(BackendLockedError, match="copied"):
+            open_backend("rocksdb", copied, create=False)
+
+
+def test_a_directory_called_lock_is_not_taken_for_a_locked_one(copied: Path) -> None:
+    directory = copied.rename(copied.with_name("lock"))
+    (directory / "CURRENT").unlink()
+    for missing in (directory, directory / "lock"):
+        with pytest.raises(BackendCorruptError, match="lock"):
+            open_backend("rocksdb", missing, create=False)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_flipped_bit_in_a_data_file_is_found_or_does_no_harm(
+    copied: Path, entries: dict[bytes, bytes], seed: int
+) -> None:
+    rng = random.Random(seed)
+    file = rng.choice(sorted(copied.glob("*.sst")))
+    data = bytearray(file.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    expected = list(entries.values())
+    outcomes = [
+        _outcome(copied, lambda backend: dict(backend.scan()) == entries),
+        _outcome(copied, lambda backend: backend.get_many(list(entries)) == expected),
+        _outcome(copied, lambda backend: [backend.get_many([k])[0] for k in entries] == expected),
+    ]
+    assert set(outcomes) <= {True, BackendCorruptError}, f"seed {seed}: {outcomes}"
+
+
+def _outcome(directory: Path, read: Callable[[StateBackend], bool]) -> object:
+    """Return what `read` says, or the type of the error that it ends with."""
+    try:
+        with open_backend("rocksdb", directory, create=False) as backend:
+            return read(backend)
+    except StateBackendError as exc:
+        return type(exc)
+
+
+@pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
+def test_a_missing_file_is_corrupt_and_costs_no_other_file(copied: Path, pattern: str) -> None:
+    for path in [*copied.glob("*.log"), *copied.glob(pattern)]:
+        path.unlink()
+    remaining = {path.name for path in copied.glob("*.sst")}
+    for _ in range(2):
+        with pytest.raises(BackendCorruptError, match="copied"):
+            open_backend("rocksdb", copied, create=False)
+    assert {path.name for path in copied.glob("*.sst")} == remaining
+
+
+def test_stored_bytes_are_never_unpickled(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    value = b"\x06cos\nsystem\n(S'touch " + bytes(canary) + b"'\ntR."
+    with open_backend("rocksdb", tmp_path / "db", create=True) as backend:
+        backend.apply([Changes([b"a"], [value])], "1")
+    with open_backend("rocksdb", tmp_path / "db", create=False) as backend:
+        assert backend.get_many([b"a"]) == [value]
+        assert list(backend.scan()) == [(b"a", value)]
+    assert not canary.exists()

@@ -1,0 +1,176 @@
+"""Conf keys: parsed, checked, and every mistake named with what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.configuration import (
+    KEYS,
+    MAX_INLINE_BYTES,
+    PREFIX,
+    RUNTIME_KEY,
+    Settings,
+    is_ckpt_option,
+    read_conf_file,
+    read_settings,
+)
+from pyspark_ckpt.errors import ConfigurationError
+
+CHECKPOINTING = "spark.ckpt.execution.checkpointing."
+BACKEND = "spark.ckpt.state.backend.type"
+INTERVAL = f"{CHECKPOINTING}interval"
+RETAINED = f"{CHECKPOINTING}num-retained"
+INLINE = f"{CHECKPOINTING}data-inline-threshold"
+
+
+def setting(key: str, value: str) -> object:
+    return getattr(read_settings({key: value}, {}), KEYS[key].field)
+
+
+def test_defaults_hold_without_any_key() -> None:
+    assert read_settings({}, {}) == Settings(
+        backend_type="rocksdb",
+        interval_ms=30_000,
+        checkpoints_directory=None,
+        savepoints_directory=None,
+        num_retained=3,
+        inline_threshold_bytes=20_480,
+    )
+
+
+def test_every_setting_has_a_key_of_the_prefix_and_every_key_a_setting() -> None:
+    assert all(key.startswith(PREFIX) for key in KEYS)
+    assert sorted(key.field for key in KEYS.values()) == sorted(Settings.__dataclass_fields__)
+
+
+def test_all_keys_are_read() -> None:
+    conf = {
+        BACKEND: "heap",
+        INTERVAL: "5min",
+        f"{CHECKPOINTING}dir": "/checkpoints",
+        f"{CHECKPOINTING}savepoint-dir": "file:///savepoints",
+        RETAINED: "7",
+        INLINE: "1kb",
+    }
+    assert set(conf) == set(KEYS)
+    assert read_settings(conf, {}) == Settings(
+        "heap", 300_000, "/checkpoints", "file:///savepoints", 7, 1024
+    )
+
+
+def test_a_writer_option_wins_over_the_conf() -> None:
+    settings = read_settings({BACKEND: "heap", RETAINED: "5"}, {BACKEND: "rocksdb"})
+    assert (settings.backend_type, settings.num_retained) == ("rocksdb", 5)
+
+
+def test_other_keys_and_the_internal_one_are_left_alone() -> None:
+    conf = {"spark.sql.shuffle.partitions": "2", RUNTIME_KEY: "{}", "path": "x", "spark.ckptx": ""}
+    assert read_settings(conf, {"checkpointLocation": "x"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [
+        ("1ms", 1), ("500ms", 500), ("1s", 1000), ("30 s", 30_000), ("2sec", 2000),
+        ("5min", 300_000), ("5m", 300_000), ("2h", 7_200_000), ("1d", 86_400_000),
+        (" 30S ", 30_000), ("1 MIN", 60_000),
+    ],
+)  # fmt: skip
+def test_a_duration_has_a_number_and_a_unit(text: str, milliseconds: int) -> None:
+    assert setting(INTERVAL, text) == milliseconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0), ("1", 1), ("100b", 100), ("20kb", 20_480), ("20 k", 20_480), ("1MB", 1 << 20),
+        ("1m", MAX_INLINE_BYTES),
+    ],
+)  # fmt: skip
+def test_a_size_may_go_without_a_unit(text: str, size: int) -> None:
+    assert setting(INLINE, text) == size
+
+
+@pytest.mark.parametrize("text", ["heap", "HEAP", " heap "])
+def test_a_backend_is_named_in_any_case(text: str) -> None:
+    assert setting(BACKEND, text) == "heap"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (BACKEND, ""), (BACKEND, "hashmap"), (BACKEND, "rocksdb,heap"),
+        (INTERVAL, ""), (INTERVAL, "30"), (INTERVAL, "0s"), (INTERVAL, "-5s"), (INTERVAL, "s"),
+        (INTERVAL, "5 weeks"), (INTERVAL, "1.5s"), (INTERVAL, "5s 3s"), (INTERVAL, "1e3ms"),
+        (RETAINED, ""), (RETAINED, "0"), (RETAINED, "-1"), (RETAINED, "many"), (RETAINED, "1.0"),
+        (INLINE, ""), (INLINE, "-1"), (INLINE, "2mb"), (INLINE, "1gb"), (INLINE, "1048577"),
+        (f"{CHECKPOINTING}dir", ""), (f"{CHECKPOINTING}dir", "  "),
+        (f"{CHECKPOINTING}savepoint-dir", ""),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_allowed_is_named_with_its_key_and_what_is(
+    key: str, value: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_settings({}, {key: value})
+    assert repr(key) in str(raised.value)
+    assert repr(value) in str(raised.value)
+    assert KEYS[key].allowed in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["spark.ckpt.", f"{INTERVAL}s", "spark.ckpt.state.backend.Type"])
+def test_an_unknown_key_is_named_with_all_known_ones(key: str) -> None:
+    for conf, options in (({key: "1"}, {}), ({}, {key: "1"})):
+        with pytest.raises(ConfigurationError) as raised:
+            read_settings(conf, options)
+        assert repr(key) in str(raised.value)
+        assert all(known in str(raised.value) for known in KEYS)
+
+
+def test_options_of_the_library_are_told_from_others() -> None:
+    assert is_ckpt_option(BACKEND)
+    assert is_ckpt_option("spark.ckpt.unknown")
+    assert not is_ckpt_option("checkpointLocation")
+    assert not is_ckpt_option("spark.ckptx")
+
+
+def test_a_properties_file_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "some.conf"
+    path.write_text(
+        "# a comment\n! another\n\n  \n"
+        "spark.master local[2]\n"
+        f"{BACKEND}=heap\n"
+        f"  {INTERVAL} : 5s  \n"
+        "spark.app.name\tTwo words = one value # ä\n",
+        encoding="utf-8",
+    )
+    assert read_conf_file(path) == {
+        "spark.master": "local[2]",
+        BACKEND: "heap",
+        INTERVAL: "5s",
+        "spark.app.name": "Two words = one value # ä",
+    }
+    assert read_conf_file(str(path)) == read_conf_file(path)
+
+
+@pytest.mark.parametrize("line", ["alone", "=value", ": value"])
+def test_a_line_that_is_no_pair_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "some.conf"
+    path.write_text(f"# first\n\n{line}\n")
+    with pytest.raises(ConfigurationError, match=rf"{path}, line 3: '{line}'"):
+        read_conf_file(path)
+
+
+@pytest.mark.parametrize("line", [f"{BACKEND} hashmap", "spark.ckpt.typo 1", f"{INTERVAL}="])
+def test_a_file_with_a_mistake_is_refused_as_a_whole(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "some.conf"
+    path.write_text(f"spark.master local\n{line}\n")
+    with pytest.raises(ConfigurationError, match=r"spark\.ckpt\."):
+        read_conf_file(path)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf").glob("*.conf")))
+def test_every_file_in_conf_is_good(path: Path) -> None:
+    assert read_conf_file(path)

@@ -1,0 +1,151 @@
+"""The architecture: which module may import what, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("pyspark_ckpt", "state_backends")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imports(path: Path) -> Iterator[tuple[str, str | None]]:
+    """Every module that is imported anywhere in a file, with the name taken from it."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def importers(*names: str) -> set[str]:
+    """The modules that import one of `names`, or anything below it."""
+    return {
+        module
+        for module, path in MODULES.items()
+        for imported, name in imports(path)
+        if {imported.split(".")[0], f"{imported}.{name}", imported} & set(names)
+    }
+
+
+def output_of(program: str) -> str:
+    return subprocess.check_output([sys.executable, "-c", program], text=True).strip()
+
+
+def below(package: str) -> set[str]:
+    return {name for name in MODULES if name == package or name.startswith(f"{package}.")}
+
+
+def test_both_packages_are_found() -> None:
+    assert {"pyspark_ckpt", "pyspark_ckpt.on_disk.storage", "state_backends.heap"} <= set(MODULES)
+
+
+def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
+    source = "import a.b\nfrom c.d import e as f\ndef g():\n    import h\n    from i import _j\n"
+    (tmp_path / "some.py").write_text(source)
+    assert set(imports(tmp_path / "some.py")) == {
+        ("a.b", None), ("c.d", "e"), ("h", None), ("i", "_j"),
+    }  # fmt: skip
+
+
+def test_backends_know_neither_spark_nor_checkpoints() -> None:
+    assert not importers("pyspark", "pyspark_ckpt", "py4j", "msgspec") & below("state_backends")
+
+
+def test_backends_can_be_used_without_spark() -> None:
+    program = (
+        "import sys, state_backends, state_backends.heap, state_backends.rocksdb\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'pyspark_ckpt', 'py4j')])"
+    )
+    assert output_of(program) == "[]"
+
+
+def test_a_worker_loads_only_the_native_library_it_uses() -> None:
+    program = "import sys, state_backends\nprint({'lmdb', 'rocksdict'} & set(sys.modules))"
+    assert output_of(program) == "set()"
+
+
+@pytest.mark.parametrize(
+    ("library", "module"),
+    [("rocksdict", "state_backends.rocksdb"), ("lmdb", "state_backends.heap")],
+)
+def test_a_native_library_is_imported_in_one_module(library: str, module: str) -> None:
+    assert importers(library) == {module}
+
+
+def test_what_is_on_disk_does_not_depend_on_spark() -> None:
+    assert not importers("pyspark", "py4j") & below("pyspark_ckpt.on_disk")
+
+
+@pytest.mark.parametrize(
+    ("package", "above"),
+    [
+        ("pyspark_ckpt.on_disk", ["operator", "checkpoint", "stream", "writer", "query"]),
+        ("pyspark_ckpt.operator", ["checkpoint", "stream", "writer", "query", "start_location"]),
+        ("pyspark_ckpt.errors", ["on_disk", "operator", "checkpoint", "stream", "configuration"]),
+        ("pyspark_ckpt.configuration", ["on_disk", "operator", "checkpoint", "stream", "writer"]),
+    ],
+)
+def test_dependencies_point_downwards(package: str, above: list[str]) -> None:
+    upper = {name for part in above for name in below(f"pyspark_ckpt.{part}")}
+    assert upper
+    for module in below(package):
+        reached = {imported for imported, _ in imports(MODULES[module])}
+        assert not reached & upper, module
+
+
+def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
+    assert importers(
+        "pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib",
+        "pyspark.cloudpickle", "pyspark.serializers",
+    ) == {"pyspark_ckpt.operator.declared_states"}  # fmt: skip
+
+
+def test_nothing_is_imported_behind_the_back_of_these_tests() -> None:
+    assert not importers("importlib", "imp", "runpy")
+    for module, path in MODULES.items():
+        calls = {
+            node.func.id
+            for node in nodes(path)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not calls & {"__import__", "eval", "exec", "compile"}, module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_takes_no_private_name_from_another(module: str) -> None:
+    private = [
+        f"{imported}.{name}" if name else imported
+        for imported, name in imports(MODULES[module])
+        if imported != "__future__"
+        and any(_is_private(part) for part in (*imported.split("."), name or ""))
+    ]
+    assert private == []
+
+
+def test_only_storage_makes_things_durable() -> None:
+    def calls(path: Path) -> set[str]:
+        return {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
+
+    durable = {name for name, path in MODULES.items() if {"fsync", "link"} & calls(path)}
+    assert durable == {"pyspark_ckpt.on_disk.storage"}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))

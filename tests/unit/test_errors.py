@@ -1,0 +1,91 @@
+"""The tree of errors: what a handler may rely on."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import pickle
+import re
+
+import pytest
+
+import pyspark_ckpt
+import state_backends
+from pyspark_ckpt import errors
+from pyspark_ckpt.errors import CheckpointError, CkptError, StateError
+
+TREE = {
+    "ConfigurationError": (CkptError, ValueError),
+    "PlanError": (CkptError, ValueError),
+    "NotBuiltYetError": (CkptError, NotImplementedError),
+    "IncompatibleStateError": (StateError, ValueError),
+    "StateValueError": (StateError, TypeError),
+    "ProcessorError": (StateError, RuntimeError),
+    "CheckpointNotFoundError": (CheckpointError, FileNotFoundError),
+    "CorruptFileError": (CheckpointError, OSError),
+    "UnsafePathError": (CheckpointError, ValueError),
+    "CheckpointAbortedError": (CheckpointError, RuntimeError),
+    "RestoreError": (CheckpointError, ValueError),
+}
+"""Every error that is raised, below its group and beside the builtin that it is."""
+
+CLASSES = {
+    name: error
+    for name, error in inspect.getmembers(errors, inspect.isclass)
+    if error.__module__ == errors.__name__
+}
+LEAVES = {name: error for name, error in CLASSES.items() if not error.__subclasses__()}
+
+
+def test_the_leaves_are_those_of_the_tree() -> None:
+    assert set(LEAVES) == set(TREE)
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_a_leaf_is_in_its_group_and_is_the_natural_builtin(name: str) -> None:
+    group, builtin = TREE[name]
+    assert LEAVES[name].__bases__ == (group, builtin)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_error_has_the_one_root_a_name_in_error_and_a_docstring(name: str) -> None:
+    error = CLASSES[name]
+    assert issubclass(error, CkptError)
+    assert name.endswith("Error")
+    assert error.__doc__
+    assert not hasattr(builtins, name)
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_a_message_is_shown_as_it_is_and_survives_the_way_from_an_executor(name: str) -> None:
+    error = LEAVES[name]("operator 'count', subtask 3: what happened; what to do")
+    assert str(error) == "operator 'count', subtask 3: what happened; what to do"
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+
+
+def test_the_tree_in_the_docstring_is_the_tree_in_the_code() -> None:
+    drawn = {}
+    levels: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"([│├└─ ]*)(\w+Error)(?: \((\w+)\))?(?=\s|$)", line)
+        if match is None:
+            continue
+        levels[len(match[1]) // 4 :] = [match[2]]
+        parents = [name for name in (*levels[-2:-1], match[3]) if name]
+        drawn[match[2]] = parents or ["Exception"]
+    coded = {name: [base.__name__ for base in error.__bases__] for name, error in CLASSES.items()}
+    assert drawn == coded
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_error_can_be_caught_by_its_name_in_the_package(name: str) -> None:
+    assert getattr(pyspark_ckpt, name) is CLASSES[name]
+    assert name in pyspark_ckpt.__all__
+
+
+def test_names_in_all_are_sorted_and_there() -> None:
+    for package in (pyspark_ckpt, state_backends):
+        assert list(package.__all__) == sorted(package.__all__)
+        assert all(hasattr(package, name) for name in package.__all__)
