@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
 
