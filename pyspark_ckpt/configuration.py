@@ -56,7 +56,9 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
     """
     given = {key: value for key, value in conf.items() if _is_ours(key)}
     given.update({key: value for key, value in options.items() if _is_ours(key)})
-    return Settings(**{_key(name).field: _parse(name, value) for name, value in given.items()})
+    return Settings(
+        **{_key(name, value).field: _parse(name, value) for name, value in given.items()}
+    )
 
 
 def read_conf_file(path: str | Path) -> dict[str, str]:
@@ -97,17 +99,17 @@ def _is_ours(key: str) -> bool:
     return key.startswith(PREFIX) and key != RUNTIME_KEY
 
 
-def _key(name: str) -> _Key:
+def _key(name: str, value: str) -> _Key:
     try:
         return KEYS[name]
     except KeyError:
         raise ConfigurationError(
-            f"unknown setting {name!r}: allowed are {', '.join(sorted(KEYS))}"
+            f"unknown setting {name!r} (value {value!r}): allowed are {', '.join(sorted(KEYS))}"
         ) from None
 
 
 def _parse(name: str, value: str) -> Any:
-    key = _key(name)
+    key = _key(name, value)
     try:
         return key.parse(str(value).strip())
     except (ValueError, KeyError, TypeError) as exc:

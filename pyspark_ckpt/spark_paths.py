@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pyspark.sql import SparkSession
 
 
@@ -11,6 +13,11 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     A path without a scheme is on Hadoop's default file system, which may be HDFS and must not be
     taken for a local disk; a relative one starts from the JVM's working directory.
     """
-    hadoop_path = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
-    file_system = hadoop_path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-    return str(file_system.makeQualified(hadoop_path).toString())
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
+        return path
+    hadoop = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    default = str(hadoop.FileSystem.getDefaultUri(conf).toString())
+    if not default.startswith("file:"):
+        return f"{default.rstrip('/')}/{path.lstrip('/')}"
+    return str(hadoop.FileSystem.getLocal(conf).makeQualified(hadoop.Path(path)).toString())

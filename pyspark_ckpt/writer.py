@@ -213,11 +213,11 @@ class CheckpointedStreamWriter(DataStreamWriter):
         spark = self._stream.sparkSession
         given = self._sink_options.get("checkpointlocation")
         if given:
-            return open_storage(qualified_path(spark, str(given)))
+            return open_storage(qualified_path(spark, str(given)), "checkpointLocation")
         root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         name = self._sink_options.get("queryName")
         if root and name:
-            return open_storage(qualified_path(spark, f"{root}/{name}"))
+            return open_storage(qualified_path(spark, f"{root}/{name}"), "checkpointLocation")
         raise ConfigurationError(
             "the query has no checkpointLocation, where its state is kept: set "
             ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "
@@ -235,7 +235,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
 
 def _qualified(spark: SparkSession, path: str | None) -> str | None:
-    return None if path is None else qualified_path(spark, path)
+    return None if path is None else str(open_storage(qualified_path(spark, path)).root)
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

@@ -57,7 +57,7 @@ def write_savepoint(
             root=".",
             completed_at_ms=time.time_ns() // 1_000_000,
         )
-        target.write(METADATA_NAME, [encode_metadata(completed)])
+        last = target.write(METADATA_NAME, [encode_metadata(completed)])
     except BaseException:
         parent.delete_directory(name)
         raise
@@ -67,6 +67,6 @@ def write_savepoint(
         query_id=completed.query_id,
         triggered_at_ms=completed.triggered_at_ms,
         completed_at_ms=completed.completed_at_ms,
-        size_bytes=completed.size_bytes,
+        size_bytes=sum(file.size_bytes for file in files.values()) + last.size_bytes,
         files=len(files) + 1,
     )

@@ -161,8 +161,8 @@ class Storage:
         shutil.rmtree(self.path(relative), ignore_errors=True)
 
 
-def open_storage(url: str) -> Storage:
-    """Return the storage at a path or URL; nothing is created yet.
+def open_storage(url: str, what: str = "path") -> Storage:
+    """Return the storage at a path or URL, called `what` in errors; nothing is created yet.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def open_storage(url: str) -> Storage:
         path = re.sub(r"^file:/+", "/", url)
     else:
         raise NotBuiltYetError(
-            f"{url}: checkpoints on this file system are not built yet; use a local or mounted path"
+            f"{what} {url}: this file system is not built yet; use a local or mounted path"
         )
     return Storage(Path(path).expanduser().absolute())
 
