@@ -56,9 +56,7 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
     """
     given = {key: value for key, value in conf.items() if _is_ours(key)}
     given.update({key: value for key, value in options.items() if _is_ours(key)})
-    return Settings(
-        **{_key(name, value).field: _parse(name, value) for name, value in given.items()}
-    )
+    return Settings(**dict(_parse(name, value) for name, value in given.items()))
 
 
 def read_conf_file(path: str | Path) -> dict[str, str]:
@@ -108,10 +106,11 @@ def _key(name: str, value: str) -> _Key:
         ) from None
 
 
-def _parse(name: str, value: str) -> Any:
+def _parse(name: str, value: str) -> tuple[str, Any]:
+    """Return the field of Settings that a key sets, and its value."""
     key = _key(name, value)
     try:
-        return key.parse(str(value).strip())
+        return key.field, key.parse(str(value).strip())
     except (ValueError, KeyError, TypeError) as exc:
         raise ConfigurationError(
             f"setting {name!r} has the value {value!r}: allowed is {key.allowed}"

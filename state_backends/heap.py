@@ -9,6 +9,7 @@ executor sees the same single copy, and an epoch costs in proportion to the keys
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ MAP_SIZE_BYTES = 1 << 38
 """Address space reserved per subtask; pages are taken only as they are written."""
 
 _DATA_FILE = "data.mdb"
-_HEADER_BYTES = 2 * 4096
-"""LMDB begins with two meta pages; with less it would begin anew."""
+_SIZE_FILE = "size"
+"""Holds the size of the data file, which never shrinks."""
 
 _HEAD_BYTES = 448
 _STORED_LONG_KEY_BYTES = _HEAD_BYTES + 32
@@ -42,8 +43,8 @@ class HeapBackend(StateBackend):
         self._directory = directory
         if create:
             directory.mkdir(parents=True, exist_ok=True)
-        elif not _is_whole_header(directory / _DATA_FILE):
-            raise BackendCorruptError(f"there is no heap state in {directory}")
+        else:
+            _check_size(directory)
         with self._translated("open"):
             self._env: lmdb.Environment | None = lmdb.open(
                 str(directory),
@@ -56,8 +57,8 @@ class HeapBackend(StateBackend):
                 max_readers=1024,
             )
             self._env.reader_check()
-        if not create:
-            self._check_size()
+        if create:
+            self._record_size()
 
     def version(self) -> str | None:
         with self._translated("read"), self._environment.begin() as transaction:
@@ -90,6 +91,7 @@ class HeapBackend(StateBackend):
                     else:
                         transaction.put(_stored_key(key), _stored_value(key, value))
             transaction.put(VERSION_KEY, version.encode())
+        self._record_size()
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
         # One transaction: LMDB spills dirty pages to its map, so memory stays bounded all the same.
@@ -100,16 +102,13 @@ class HeapBackend(StateBackend):
             self._env.close()
             self._env = None
 
-    def _check_size(self) -> None:
-        """Refuse a file that lacks pages: reading them would kill the process."""
-        with self._translated("open"):
-            needed = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+    def _record_size(self) -> None:
         size = (self._directory / _DATA_FILE).stat().st_size
-        if size < needed:
-            self.close()
-            raise BackendCorruptError(
-                f"the heap state in {self._directory} has {size} bytes, {needed} were written"
-            )
+        descriptor = os.open(self._directory / _SIZE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, b"%020d" % size, 0)  # one small write: a kill cannot split it
+        finally:
+            os.close(descriptor)
 
     @property
     def _environment(self) -> lmdb.Environment:
@@ -131,8 +130,20 @@ class HeapBackend(StateBackend):
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
 
 
-def _is_whole_header(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size >= _HEADER_BYTES
+def _check_size(directory: Path) -> None:
+    """Refuse a file that was cut: reading pages that it lacks would kill the process.
+
+    LMDB's own page count is no measure of it, since pages may be counted and never written.
+    """
+    try:
+        recorded = int((directory / _SIZE_FILE).read_text())
+        size = (directory / _DATA_FILE).stat().st_size
+    except (OSError, ValueError) as exc:
+        raise BackendCorruptError(f"there is no whole LMDB file in {directory}") from exc
+    if size < recorded or size == 0:
+        raise BackendCorruptError(
+            f"the heap state in {directory} has {size} bytes, {recorded} were written"
+        )
 
 
 def _stored_key(key: bytes) -> bytes:

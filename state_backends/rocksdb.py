@@ -24,8 +24,8 @@ from state_backends.errors import (
     StateBackendError,
 )
 
-# "block checksum mismatch" is not about locks.
-_LOCKED = re.compile(r"\block\b", re.IGNORECASE)
+# What RocksDB says of a lock held by another process, and by this one.
+_LOCKED = re.compile(r"While lock file|lock hold by current process")
 
 
 class RocksDBBackend(StateBackend):

@@ -100,7 +100,8 @@ def test_an_overwritten_page_never_gives_a_partial_scan(filled: Path, seed: int)
     assert answer in ("1 3000", "BackendCorruptError")
 
 
-def test_a_file_of_something_else_is_corrupt(tmp_path: Path) -> None:
-    (tmp_path / "data.mdb").write_bytes(b"something else" * 1000)
-    with pytest.raises(BackendCorruptError, match="LMDB"):
-        open_backend("heap", tmp_path, create=False)
+def test_a_file_of_something_else_is_corrupt(filled: Path) -> None:
+    data = filled / "data.mdb"
+    data.write_bytes((b"something else" * data.stat().st_size)[: data.stat().st_size])
+    with pytest.raises(BackendCorruptError, match="filled"):
+        open_backend("heap", filled, create=False)
