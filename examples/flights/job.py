@@ -33,7 +33,6 @@ def spark_session(directory: Path) -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        # PySpark's own worker has pandas warn about every frame.
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.warehouse.dir", str(directory / "spark-warehouse"))
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
