@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.spark_paths import qualified_path
 
 _SCHEMA = (
@@ -37,10 +39,11 @@ class CheckpointedQuery(StreamingQuery):
         -------
         DataFrame
             A row for each retained checkpoint, and for each savepoint and each aborted attempt
-            since the query was started: kind, status (``completed`` or ``aborted``),
-            checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, files, path, reason.
+            since the query was started: kind, status (``completed``, ``corrupt`` or
+            ``aborted``), checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, files, path,
+            reason.
         """
-        rows = self._completed_rows() + self._savepoint_rows() + self._aborted_rows()
+        rows = self._checkpoint_rows() + self._savepoint_rows() + self._aborted_rows()
         return self._spark.createDataFrame(rows, _SCHEMA)
 
     def triggerSavepoint(self, directory: str | None = None) -> Savepoint:
@@ -79,56 +82,63 @@ class CheckpointedQuery(StreamingQuery):
         super().stop()
         self._coordinator.join()
 
-    def _completed_rows(self) -> list[Row]:
-        return [
-            Row(
-                kind="checkpoint",
-                status="completed",
-                checkpoint_id=checkpoint_id,
-                epoch=metadata.epoch,
-                triggered_at=_timestamp(metadata.triggered_at_ms),
-                duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
-                size_bytes=metadata.size_bytes,
-                files=len({reference.path for reference in metadata.files()}) + 1,
-                path=self._coordinator.path(checkpoint_id),
-                reason=None,
+    def _checkpoint_rows(self) -> list[Row]:
+        rows = []
+        for checkpoint_id, metadata in self._coordinator.retained():
+            path = self._coordinator.path(checkpoint_id)
+            if isinstance(metadata, CkptError):
+                rows.append(
+                    _row("checkpoint", "corrupt", checkpoint_id, path=path, reason=str(metadata))
+                )
+                continue
+            rows.append(
+                _row(
+                    "checkpoint",
+                    "completed",
+                    checkpoint_id,
+                    epoch=metadata.epoch,
+                    triggered_at=_timestamp(metadata.triggered_at_ms),
+                    duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
+                    size_bytes=metadata.size_bytes,
+                    files=len({reference.path for reference in metadata.files()}) + 1,
+                    path=path,
+                )
             )
-            for checkpoint_id, metadata in self._coordinator.completed()
-        ]
+        return rows
 
     def _savepoint_rows(self) -> list[Row]:
         return [
-            Row(
-                kind="savepoint",
-                status="completed",
-                checkpoint_id=None,
+            _row(
+                "savepoint",
+                "completed",
                 epoch=savepoint.epoch,
                 triggered_at=_timestamp(savepoint.triggered_at_ms),
                 duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
                 size_bytes=savepoint.size_bytes,
                 files=savepoint.files,
                 path=savepoint.path,
-                reason=None,
             )
             for savepoint in self._coordinator.savepoints()
         ]
 
     def _aborted_rows(self) -> list[Row]:
         return [
-            Row(
-                kind=aborted.kind,
-                status="aborted",
-                checkpoint_id=None,
+            _row(
+                aborted.kind,
+                "aborted",
                 epoch=aborted.epoch,
                 triggered_at=_timestamp(aborted.triggered_at_ms),
-                duration_ms=None,
-                size_bytes=None,
-                files=None,
-                path=None,
                 reason=aborted.reason,
             )
             for aborted in self._coordinator.aborted()
         ]
+
+
+def _row(kind: str, status: str, checkpoint_id: int | None = None, **fields: Any) -> Row:
+    empty = dict.fromkeys(
+        ("epoch", "triggered_at", "duration_ms", "size_bytes", "files", "path", "reason")
+    )
+    return Row(kind=kind, status=status, checkpoint_id=checkpoint_id, **{**empty, **fields})
 
 
 def _timestamp(milliseconds: int) -> datetime:

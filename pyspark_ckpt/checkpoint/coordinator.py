@@ -22,7 +22,7 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
@@ -84,8 +84,11 @@ class CheckpointCoordinator:
         """Wait for the last checkpoint of a query that has ended."""
         self._thread.join(timeout_seconds)
 
-    def completed(self) -> list[tuple[int, CheckpointMetadata]]:
-        """Return the retained checkpoints with their ids, oldest first."""
+    def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
+        """Return the retained checkpoints with their ids, oldest first.
+
+        In the place of one that cannot be read stands the reason.
+        """
         with self._lock:
             return [(number, self._read(number)) for number in self._completed.ids()]
 
@@ -116,8 +119,7 @@ class CheckpointCoordinator:
         """
         with self._lock:
             epoch = self._files.spark_log.committed_epoch()
-            ids = self._completed.ids()
-            if epoch is None or (ids and self._read(ids[-1]).epoch >= epoch):
+            if epoch is None or epoch <= self._newest_epoch():
                 return None
             triggered_at_ms = _now_ms()
             try:
@@ -200,14 +202,26 @@ class CheckpointCoordinator:
         for checkpoint_id in ids[: -self._settings.num_retained]:
             self._completed.remove(checkpoint_id)
             self._metadata.pop(checkpoint_id, None)
-        # A retained checkpoint that cannot be read stops the cleaning: its files are unknown.
-        retained = [self._read(number) for number in ids[-self._settings.num_retained :]]
-        needed = {reference.path for metadata in retained for reference in metadata.files()}
+        needed: set[str] = set()
+        for checkpoint_id in ids[-self._settings.num_retained :]:
+            metadata = self._read(checkpoint_id)
+            if isinstance(metadata, CkptError):
+                logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
+                return
+            needed.update(reference.path for reference in metadata.files())
         self._files.storage.delete(garbage(self._files.storage, needed, epoch))
 
-    def _read(self, checkpoint_id: int) -> CheckpointMetadata:
+    def _newest_epoch(self) -> int:
+        ids = self._completed.ids()
+        newest = self._read(ids[-1]) if ids else None
+        return newest.epoch if isinstance(newest, CheckpointMetadata) else -1
+
+    def _read(self, checkpoint_id: int) -> CheckpointMetadata | CkptError:
         if checkpoint_id not in self._metadata:
-            self._metadata[checkpoint_id] = self._completed.read(checkpoint_id)
+            try:
+                self._metadata[checkpoint_id] = self._completed.read(checkpoint_id)
+            except CkptError as exc:
+                return exc
         return self._metadata[checkpoint_id]
 
     def _record_abort(

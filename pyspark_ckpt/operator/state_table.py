@@ -88,6 +88,14 @@ class StateTable:
         self._writes[key] = value
         self._written_below.setdefault(prefix, {})[key] = value
 
+    def has_any_below(self, prefix: bytes) -> bool:
+        """Tell whether :meth:`scan` of `prefix` would yield an entry."""
+        written = self._written_below.get(prefix, {})
+        # The newest write is the likeliest to be an entry, and found without sorting them all.
+        if written and next(reversed(written.values())) is not None:
+            return True
+        return next(self.scan(prefix), None) is not None
+
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries below a prefix in key order, this epoch's writes included.
 

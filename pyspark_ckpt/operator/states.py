@@ -133,7 +133,7 @@ class MapState:
 
     def exists(self) -> bool:
         """Tell whether the key's map has an entry."""
-        return next(self._table.scan(self._table.stored_key(self._state_id)), None) is not None
+        return self._table.has_any_below(self._table.stored_key(self._state_id))
 
     def getValue(self, key: Value) -> Value | None:
         """Return an entry's value, ``None`` if there is none."""
