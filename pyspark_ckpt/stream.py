@@ -61,11 +61,13 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
         raise NotBuiltYetError("key_by on a batch DataFrame is not built yet; use a stream")
     if not hasattr(df, "_jdf"):
         raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
-    parallelism = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    conf = df.sparkSession.conf
+    parallelism = int(conf.get("spark.sql.shuffle.partitions") or 200)
+    time_zone = str(conf.get("spark.sql.session.timeZone"))
     chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
     return KeyedStream(
         df,
-        InputColumns(df.schema, _key_names(df, columns)),
+        InputColumns(df.schema, _key_names(df, columns), time_zone),
         parallelism,
         check_max_parallelism(chosen, parallelism),
     )

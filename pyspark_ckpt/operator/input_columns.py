@@ -43,6 +43,8 @@ class InputColumns:
         Schema of the user's DataFrame.
     key_names
         Its key columns, in the order given to ``key_by``.
+    time_zone
+        The session's time zone, which timestamps of rows and keys carry.
 
     Raises
     ------
@@ -50,10 +52,12 @@ class InputColumns:
         If a column has a type that is not built yet; names column and type.
     """
 
-    def __init__(self, schema: T.StructType, key_names: Sequence[str]) -> None:
+    def __init__(
+        self, schema: T.StructType, key_names: Sequence[str], time_zone: str = "UTC"
+    ) -> None:
         self.schema = schema
         self.key_names = tuple(key_names)
-        self._transports = [transport_of(field) for field in schema.fields]
+        self._transports = [transport_of(field, time_zone) for field in schema.fields]
         self._nullable = [
             index
             for index, field in enumerate(schema.fields)

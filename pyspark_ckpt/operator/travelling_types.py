@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -14,7 +16,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import NotBuiltYetError
 
 _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
-_TIMESTAMP = T.TimestampType()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,13 @@ _TRANSPORTS: dict[type[T.DataType], Transport] = {
     T.BinaryType: _OBJECT,
     T.DecimalType: _OBJECT,
     T.DateType: Transport(F.unix_date, 0, _date),
-    T.TimestampType: Transport(F.unix_micros, 0, _TIMESTAMP.fromInternal),
+    T.TimestampType: Transport(F.unix_micros, 0),
     T.TimestampNTZType: Transport(_text, None, _local_time),
 }
 
 
-def transport_of(field: T.StructField) -> Transport:
-    """Return how a column travels.
+def transport_of(field: T.StructField, time_zone: str) -> Transport:
+    """Return how a column travels; timestamps arrive in `time_zone`, as PySpark gives them.
 
     Raises
     ------
@@ -76,12 +77,20 @@ def transport_of(field: T.StructField) -> Transport:
         If its type is not built yet; names column and type.
     """
     try:
-        return _TRANSPORTS[type(field.dataType)]
+        transport = _TRANSPORTS[type(field.dataType)]
     except KeyError:
         raise NotBuiltYetError(
             f"column {field.name!r}: input of type {field.dataType.simpleString()} is not built "
             "yet; drop the column or turn it into strings before key_by"
         ) from None
+    if isinstance(field.dataType, T.TimestampType):
+        return replace(transport, receive=partial(_timestamp_in, string_to_tzinfo(time_zone)))
+    return transport
+
+
+def _timestamp_in(zone: datetime.tzinfo, microseconds: int) -> datetime.datetime:
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.datetime.fromtimestamp(seconds, zone).replace(microsecond=rest)
 
 
 def sent_type(field: T.StructField) -> T.DataType:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -75,6 +76,11 @@ def received(schema: T.StructType, *rows: tuple[Any, ...]) -> list[Row]:
 
 naive = datetime.datetime.fromisoformat
 
+
+def aware(text: str) -> datetime.datetime:
+    return naive(text).replace(tzinfo=ZoneInfo("UTC"))
+
+
 VALUES: list[tuple[T.DataType, list[Any]]] = [
     (T.ByteType(), [-128, 127, None]),
     (T.ShortType(), [-32768, None, 32767]),
@@ -87,7 +93,7 @@ VALUES: list[tuple[T.DataType, list[Any]]] = [
     (T.BinaryType(), [b"", None, b"\xff\x00"]),
     (T.DecimalType(38, 2), [Decimal("1.10"), None, Decimal("-99999999999999999999.99")]),
     (T.DateType(), [EPOCH, None, datetime.date.min, datetime.date.max]),
-    (T.TimestampType(), [naive("1969-12-31 23:59:59.999999"), None, naive("2024-02-29 01:02:03")]),
+    (T.TimestampType(), [aware("1969-12-31 23:59:59.999999"), None, aware("2024-02-29 01:02:03")]),
     (T.TimestampNTZType(), [naive("2024-02-29"), None, naive("9999-12-31 23:59:59.999999")]),
 ]  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""Benchmarks: this library against PySpark's own stateful operators, as ratios within one run."""

@@ -1,0 +1,45 @@
+"""Fixtures of the tests of whole queries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `tests.query.harness`, however pytest began
+
+from tests.query import harness, model
+from tests.query.harness import Feed, Job
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Python workers cannot import test modules, so processors travel whole."""
+    modules = (harness, model, request.module)
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(autouse=True)
+def no_query_left(spark: SparkSession) -> Iterator[None]:
+    """A failed test does not leave its query running into the next one."""
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    return Feed(tmp_path / "in")
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, feed: Feed) -> Job:
+    return Job(spark, tmp_path, feed)

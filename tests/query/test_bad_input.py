@@ -1,0 +1,238 @@
+"""Programs and settings that cannot work are refused, with the reason and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import OFTEN, SAVEPOINT_DIR, Feed, Job, refused
+from tests.query.model import Count, counted, counted_after, events_of, expected, sequences
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@dataclass(frozen=True)
+class Saved:
+    job: Job
+    savepoint: Path
+
+
+@pytest.fixture(scope="module")
+def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Two epochs and their savepoint."""
+    base = tmp_path_factory.mktemp("saved")
+    job = Job(spark, base, Feed(base / "in"), Count, "k string, n long", uid="count")
+    job = job.using({SAVEPOINT_DIR: base / "savepoints", **OFTEN})
+    with job.running() as query:
+        job.feed.add(events_of(0), events_of(1))
+        query.processAllAvailable()
+        return Saved(job, Path(query.triggerSavepoint().path))
+
+
+class CountAsInt(Count):
+    """Count whose state has another type of the same name."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n int")
+
+
+class CountInList(StatefulProcessor):
+    """Count whose state is of another kind of the same name."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getListState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield Row(k=key[0], n=0)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "mentions"),
+    [
+        ({"uid": "another"}, ["another", "'count'"]),
+        ({"keys": ("v",), "output": "k long, n long"}, ["count", "key"]),
+        ({"keys": ("k", "v")}, ["count", "key"]),
+        ({"processor": CountAsInt}, ["count", "n"]),
+        ({"processor": CountInList}, ["count", "list"]),
+    ],
+    ids=["uid", "key type", "key columns", "state schema", "state kind"],
+)
+def test_another_program(
+    saved: Saved, tmp_path: Path, change: dict[str, Any], mentions: list[str]
+) -> None:
+    """A savepoint does not start a program that its state does not belong to."""
+    fork = saved.job.but(base=tmp_path, **change)
+    with refused(ckpt.CkptError, *mentions, unchanged=saved.savepoint) as caught:
+        fork.run(restore=saved.savepoint)
+    assert caught.type in (ckpt.RestoreError, ckpt.IncompatibleStateError, ckpt.PlanError)
+    assert fork.result() == []
+    if fork.location_path.exists():
+        with refused(ckpt.CkptError, unchanged=fork.location_path):
+            fork.run()
+
+
+@pytest.mark.parametrize("change", [{"uid": "another"}, {"processor": CountAsInt}])
+def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) -> None:
+    """A location does not go on with a changed program; with the right one it does."""
+    job = job.but(processor=Count, output="k string, n long", uid="count")
+    job.feed.add(events_of(0))
+    job.run()
+    job.feed.add(events_of(1))
+    changed = job.but(**change)
+    with refused((ckpt.CkptError, StreamingQueryException), "count", unchanged=job.base / "in"):
+        changed.run()
+    job.run()
+    assert sequences(job.result()) == counted(job.feed.rows)
+
+
+def test_other_parallelism(saved: Saved, job: Job) -> None:
+    """Another spark.sql.shuffle.partitions than the location's or savepoint's is refused."""
+    job.feed.add(events_of(0))
+    job.run()
+    job.feed.add(events_of(1))
+    before = job.spark.conf.get(PARTITIONS)
+    job.spark.conf.set(PARTITIONS, 3)
+    try:
+        with refused(ckpt.PlanError, "2", "3", PARTITIONS, unchanged=job.base):
+            job.run()
+        fork = saved.job.but(base=job.base / "fork")
+        with refused(ckpt.NotBuiltYetError, "2", "3", "parallelism", unchanged=job.base):
+            fork.run(restore=saved.savepoint)
+    finally:
+        job.spark.conf.set(PARTITIONS, before)
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+class Picky(Count):
+    """Count that cannot bear one key, until it is mended."""
+
+    def __init__(self, mended: Path) -> None:
+        self.mended = mended
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        if key[0] == "poison" and not self.mended.exists():
+            raise ZeroDivisionError("what the user did wrong")
+
+
+def test_processor_that_raises(job: Job) -> None:
+    """The query's error names uid, key and cause; mended and restarted, the result is exact."""
+    mended = job.base / "mended"
+    job = job.but(processor=lambda: Picky(mended), output="k string, n long", uid="picky-op")
+    job.feed.add(events_of(0), [*events_of(1), ("poison", 1)], events_of(2))
+    for _ in range(2):
+        with refused(StreamingQueryException, unchanged=job.base / "in") as caught:
+            job.run()
+        for text in ("picky-op", "poison", "ZeroDivisionError", "what the user did wrong"):
+            assert text in str(caught.value)
+    mended.touch()
+    job.run()
+    assert sequences(job.result()) == counted(job.feed.rows)
+
+
+def test_two_operators_with_one_uid(job: Job) -> None:
+    """Two operators that would share one state are refused."""
+    job.feed.add(events_of(0))
+    writer = ckpt.write_stream(job.df().union(job.df())).format("noop")
+    writer = writer.option("checkpointLocation", str(job.location_path))
+    with refused(ckpt.PlanError, "'op'", "uid", unchanged=job.base):
+        writer.start()
+
+
+@pytest.mark.parametrize("uid", ["", " ", 7, None])
+def test_uid_that_cannot_be(job: Job, uid: Any) -> None:
+    """A uid that is no name is refused when the query is built."""
+    with refused(ckpt.PlanError, "uid", unchanged=job.base):
+        job.but(uid=uid).df()
+
+
+def test_null_key(job: Job) -> None:
+    """Null is a key with a state of its own, also after a restart, and differs from ''."""
+    job.feed.add([(None, 1), ("", 2), (None, 3)], [(None, 4), ("null", 5)])
+    job.run()
+    job.feed.add([(None, 6), ("", 7), ("null", 8)])
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+    assert sequences(job.result())[None] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("columns", [(), ("nothing",), ("k", "k")])
+def test_key_columns_that_cannot_be(job: Job, columns: tuple[str, ...]) -> None:
+    """No key column, an unknown one, or one twice is refused by key_by."""
+    with refused(ckpt.PlanError, *columns, "column", unchanged=job.base):
+        ckpt.key_by(job.feed.stream(job.spark), *columns)
+
+
+def test_started_without_write_stream(job: Job) -> None:
+    """df.writeStream knows of no checkpoints: the query fails and says what to use."""
+    job.feed.add(events_of(0))
+    writer = job.df().writeStream.format("noop").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(job.location_path)).start()
+    with refused(StreamingQueryException, "'op'", "write_stream", unchanged=job.base / "in"):
+        query.awaitTermination()
+
+
+def test_nothing_to_checkpoint(job: Job) -> None:
+    """write_stream of a query without a keyed operator is refused."""
+    writer = ckpt.write_stream(job.feed.stream(job.spark)).format("noop")
+    with refused(ckpt.PlanError, "key_by", unchanged=job.base):
+        writer.option("checkpointLocation", str(job.location_path)).start()
+
+
+def test_no_checkpoint_location(job: Job) -> None:
+    """Without a checkpointLocation there is nowhere to recover from."""
+    writer = ckpt.write_stream(job.df()).format("noop")
+    with refused(ckpt.ConfigurationError, "checkpointLocation", unchanged=job.base):
+        writer.start()
+
+
+def test_restore_into_a_used_location(saved: Saved, tmp_path: Path) -> None:
+    """A restore does not mix with files that are there, and deletes none of them."""
+    fork = saved.job.but(base=tmp_path)
+    fork.location_path.mkdir()
+    (fork.location_path / "notes.txt").write_text("precious")
+    with refused(ckpt.RestoreError, fork.location_path, "checkpointLocation", unchanged=tmp_path):
+        fork.run(restore=saved.savepoint)
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_location_of_a_query_of_another_kind(saved: Saved, job: Job, restored: bool) -> None:
+    """Epochs that a query without this library committed have no state to go on with."""
+    job = saved.job.but(base=job.base, feed=job.feed)
+    job.feed.add(events_of(0))
+    plain = job.feed.stream(job.spark).writeStream.format("noop").trigger(availableNow=True)
+    plain.option("checkpointLocation", str(job.location_path)).start().awaitTermination()
+    job.feed.add(events_of(1))
+    with refused((ckpt.CkptError, StreamingQueryException), unchanged=job.base / "in") as caught:
+        job.run(restore=saved.savepoint if restored else None)
+    assert str(job.location_path) in str(caught.value)
+    assert job.result() == []
+
+
+def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
+    """A location where a restore was cut off starts only with restoreFrom, which begins anew."""
+    saved.job.feed.add(events_of(saved.job.feed.files))
+    fork = saved.job.but(base=tmp_path)
+    fork.location_path.mkdir()
+    (fork.location_path / "_seeding").touch()
+    for name in ("offsets/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg", "metadata.tmp"):
+        (fork.location_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (fork.location_path / name).write_text("half of some")
+    with refused(ckpt.RestoreError, fork.location_path, "restoreFrom", unchanged=tmp_path):
+        fork.run()
+    fork.run(restore=saved.savepoint)
+    assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
+    fork.run()
+    assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)

@@ -1,0 +1,100 @@
+"""A query that is stopped and started again gives what an uninterrupted run gives."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+
+from tests.query.harness import (
+    BACKEND,
+    BACKENDS,
+    INTERVAL,
+    OFTEN,
+    Job,
+    await_progress,
+    drop_local_copies,
+)
+from tests.query.model import OUTPUT, counted, events_of, expected, in_order, sequences
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stopped_between_epochs(job: Job, backend: str) -> None:
+    """Restarts after every few files change neither output nor state."""
+    job = job.using({BACKEND: backend})
+    for first in range(0, 6, 2):
+        job.feed.add(*map(events_of, range(first, first + 2)))
+        job.run()
+    whole = job.but(location="loc2", out="out2")
+    whole.run()
+    assert job.result() == whole.result() == expected(job.feed.rows)
+    assert sequences(job.result()) == counted(job.feed.rows)
+
+
+@pytest.mark.parametrize("interval", ["100ms", "1h"])
+def test_stopped_in_the_middle(job: Job, interval: str) -> None:
+    """A stop at any point of an epoch, with or without recent checkpoints, loses nothing."""
+    job = job.using({INTERVAL: interval})
+    job.feed.add(*map(events_of, range(7)))
+    for epoch in (1, 3, 5):
+        with job.running() as query:
+            await_progress(query, epoch)
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+@pytest.mark.parametrize("local_copy", ["kept", "lost"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_copy: str) -> None:
+    """What an epoch did to the state before it failed is undone before it runs again."""
+    collected: list[tuple] = []
+    failures = [1, 4]
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        rows = batch.collect()
+        if epoch in failures:
+            failures.remove(epoch)
+            raise RuntimeError("the sink is down")
+        collected.extend(rows)
+
+    job = job.using({BACKEND: backend, **OFTEN})
+    job.feed.add(*map(events_of, range(6)))
+    for _ in range(2):
+        query = job.writer().foreachBatch(sink).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match="the sink is down"):
+            query.awaitTermination()
+        if local_copy == "lost":
+            assert drop_local_copies(job.spark)
+    query = job.writer().foreachBatch(sink).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert not failures
+    assert in_order(collected) == expected(job.feed.rows)
+
+
+def test_local_copies_lost_between_runs(job: Job) -> None:
+    """The checkpoint location alone holds all that a restart needs."""
+    for epoch in range(4):
+        job.feed.add(events_of(epoch))
+        job.run()
+        assert drop_local_copies(job.spark)
+    assert job.result() == expected(job.feed.rows)
+
+
+def test_foreach_batch_with_two_actions(job: Job) -> None:
+    """Two actions on one batch apply the batch to the state once."""
+    collected: list[tuple] = []
+    counts: list[int] = []
+    target = str(job.base / "written")
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        counts.append(batch.count())
+        collected.extend(batch.collect())
+        batch.write.mode("append").parquet(target)
+
+    job.feed.add(*map(events_of, range(3)))
+    job.writer().foreachBatch(sink).trigger(availableNow=True).start().awaitTermination()
+    job.feed.add(*map(events_of, range(3, 5)))
+    job.writer().foreachBatch(sink).trigger(availableNow=True).start().awaitTermination()
+    assert in_order(collected) == expected(job.feed.rows)
+    assert in_order(job.spark.read.schema(OUTPUT).parquet(target).collect()) == in_order(collected)
+    assert sum(counts) == len(collected)

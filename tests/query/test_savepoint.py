@@ -1,0 +1,125 @@
+"""Savepoints need nothing but themselves, and nothing that starts from one changes it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import (
+    OFTEN,
+    SAVEPOINT_DIR,
+    Job,
+    await_progress,
+    completed,
+    digests,
+    drop_local_copies,
+    files_below,
+)
+from tests.query.model import events_of, expected, expected_after
+
+
+@pytest.fixture
+def job(job: Job) -> Job:
+    return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
+
+
+def test_self_contained(job: Job) -> None:
+    """A copy of a savepoint restores after all of the original query is gone."""
+    job.feed.add(*map(events_of, range(3)))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint()
+        (row,) = completed(query, "savepoint")
+    path = Path(savepoint.path)
+    assert re.fullmatch(rf"savepoint-{query.id[:6]}-[0-9a-z]+", path.name)
+    assert path.parent == job.base / "savepoints"
+    assert (path / "_metadata").is_file()
+    assert (savepoint.epoch, savepoint.query_id) == (2, query.id)
+    assert (row.path, row.epoch, row.files) == (savepoint.path, 2, savepoint.files)
+    assert savepoint.files == len(files_below(path))
+    assert savepoint.size_bytes == sum(f.stat().st_size for f in files_below(path))
+    moved = shutil.copytree(path, job.base / "elsewhere" / "copy")
+    shutil.rmtree(path.parent)
+    shutil.rmtree(job.base / "out")
+    job.forget_location()
+    drop_local_copies(job.spark)
+    job.feed.add(events_of(3))
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=moved)
+    assert fork.result() == expected_after(job.feed.rows, 60)
+
+
+def test_two_forks_beside_the_original(job: Job) -> None:
+    """Two forks of one savepoint and the original run at once, none disturbs another."""
+    forks = [job.but(location=f"loc{i}", out=f"out{i}") for i in range(2)]
+    with job.running() as query:
+        job.feed.add(*map(events_of, range(2)))
+        query.processAllAvailable()
+        savepoint = Path(query.triggerSavepoint().path)
+        before = digests(savepoint)
+        job.feed.add(events_of(2))
+        with forks[0].running(savepoint) as first, forks[1].running(savepoint) as second:
+            job.feed.add(events_of(3))
+            for q in (query, first, second):
+                q.processAllAvailable()
+            assert len({query.id, first.id, second.id}) == 3
+    assert digests(savepoint) == before
+    assert job.result() == expected(job.feed.rows)
+    job.feed.add(events_of(4))
+    for fork in forks:
+        fork.run()
+        assert fork.result() == expected_after(job.feed.rows, 40)
+    forks[0].run(restore=savepoint)  # its location has epochs: it goes on from there
+    assert forks[0].result() == expected_after(job.feed.rows, 40)
+    assert digests(savepoint) == before
+
+
+def test_taken_between_two_epochs(job: Job) -> None:
+    """A savepoint of a busy query is of one epoch: input and state fit together."""
+    job.feed.add(*map(events_of, range(5)))
+    with job.running() as query:
+        await_progress(query, 1)
+        savepoint = query.triggerSavepoint()
+        query.processAllAvailable()
+    assert job.result() == expected(job.feed.rows)
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=savepoint.path)
+    assert fork.result() == expected_after(job.feed.rows, (savepoint.epoch + 1) * 20)
+
+
+def test_sink_of_a_fork(job: Job) -> None:
+    """A fork may not write into the path of another query; into a new one it can be read back."""
+    job.feed.add(*map(events_of, range(2)))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint().path
+    job.feed.add(events_of(2))
+    before = digests(job.base)
+    fork = job.but(location="loc2")
+    with pytest.raises(ckpt.RestoreError, match=re.escape(str(job.base / "out"))) as refused:
+        fork.run(restore=savepoint)
+    assert "another query" in str(refused.value)
+    assert "new path" in str(refused.value)
+    assert digests(job.base) == before
+    fork = fork.but(out="out2")
+    writer = ckpt.write_stream(fork.df()).trigger(availableNow=True).restoreFrom(savepoint)
+    writer = writer.option("checkpointLocation", str(fork.location_path))
+    writer.start(str(job.base / "out2")).awaitTermination()
+    assert fork.result() == expected_after(job.feed.rows, 40)
+    assert job.spark.read.load(str(job.base / "out2")).count() == 20
+
+
+def test_nothing_to_save_yet(job: Job) -> None:
+    """A query without a committed epoch refuses a savepoint and leaves nothing behind."""
+    with job.running() as query:
+        with pytest.raises(ckpt.CheckpointAbortedError, match="epoch"):
+            query.triggerSavepoint()
+        assert not files_below(job.base / "savepoints")
+        job.feed.add(events_of(0))
+        query.processAllAvailable()
+        elsewhere = query.triggerSavepoint(str(job.base / "elsewhere"))
+        assert Path(elsewhere.path).parent == job.base / "elsewhere"
