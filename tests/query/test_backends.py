@@ -49,12 +49,11 @@ def test_same_output(origins: dict[str, Origin]) -> None:
 
 
 @pytest.mark.parametrize("source", ["savepoint", "checkpoint"])
-@pytest.mark.parametrize("restored_on", BACKENDS)
-@pytest.mark.parametrize("started_on", BACKENDS)
+@pytest.mark.parametrize(("started_on", "restored_on"), [("rocksdb", "heap"), ("heap", "rocksdb")])
 def test_restore(
     origins: dict[str, Origin], tmp_path: Path, started_on: str, restored_on: str, source: str
 ) -> None:
-    """State written by either backend is read back whole by either, from both kinds of source."""
+    """State written by one backend is read back whole by the other, from both kinds of source."""
     origin = origins[started_on]
     fork = origin.job.but(base=tmp_path).using({BACKEND: restored_on})
     fork.run(restore=getattr(origin, source))

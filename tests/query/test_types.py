@@ -125,7 +125,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
-@pytest.mark.parametrize("keys", [tuple(TYPES), ("d",), ("text", "f"), ("raw",)], ids=len)
+@pytest.mark.parametrize("keys", [tuple(TYPES), ("text", "f")], ids=len)
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
     """Keys of any type, alone or together, are told apart as Spark's groupBy does."""
     output = ", ".join(f"{k} {TYPES[k][0]}" for k in keys) + ", n long"
