@@ -1,0 +1,276 @@
+"""How a stored schema may become another one without a migration, and how its values follow.
+
+Fields are matched by name. They may be added, removed, reordered and widened, and null may become
+allowed; the same holds in nested structs, elements of arrays and values of maps. Keys of maps stay
+as they are, since their order and equality must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from operator import itemgetter
+from typing import Any
+
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.operator.row_types import row_type_of
+from pyspark_ckpt.operator.type_widening import widening_function, widens
+
+Value = tuple[Any, ...]
+_REFUSED = "not without a migration"
+
+
+class Verdict(Enum):
+    """What two schemas are to each other."""
+
+    SAME = "same"
+    EVOLVED = "evolved"
+    INCOMPATIBLE = "incompatible"
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """The outcome of :func:`compare`.
+
+    Parameters
+    ----------
+    changes
+        All changes in words, each with the path of its field: ``a.element.b``.
+    refused
+        Those of the changes that need a migration.
+    """
+
+    changes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Incompatible if any change is refused, the same if there is none."""
+        if self.refused:
+            return Verdict.INCOMPATIBLE
+        return Verdict.EVOLVED if self.changes else Verdict.SAME
+
+
+def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
+    """Compare a stored schema with the one asked for; on driver and executor.
+
+    Metadata of fields is not looked at.
+    """
+    comparison = _Comparison()
+    comparison.types(stored, wanted, "")
+    return Evolution(tuple(comparison.changes), tuple(comparison.refused))
+
+
+def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], Value] | None:
+    """Return the function that makes tuples of the stored schema tuples of the wanted one.
+
+    It takes and gives what :meth:`TupleCodec.decode` gives: nested structs that change become Rows.
+
+    Returns
+    -------
+    callable or None
+        ``None`` if every tuple can stay as it is.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the schemas are incompatible. The function itself raises StateValueError for a decimal
+        that does not fit its own stored schema.
+    """
+    evolution = compare(stored, wanted)
+    if evolution.refused:
+        raise IncompatibleStateError(
+            f"values of {stored.simpleString()} cannot become {wanted.simpleString()}: "
+            f"{'; '.join(evolution.refused)}"
+        )
+    return _struct_converter(stored, wanted)
+
+
+def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
+    """Tell whether two types are equal in names, order and types, and in what may be null.
+
+    Metadata is not looked at; with `nullability` false, neither is what may be null.
+    """
+
+    def same(one: T.DataType, other: T.DataType) -> bool:
+        if isinstance(one, T.StructType) and isinstance(other, T.StructType):
+            return len(one.fields) == len(other.fields) and all(
+                a.name == b.name and same_null(a.nullable, b.nullable) and same(*_types(a, b))
+                for a, b in zip(one.fields, other.fields, strict=True)
+            )
+        if isinstance(one, T.ArrayType) and isinstance(other, T.ArrayType):
+            nulls = same_null(one.containsNull, other.containsNull)
+            return nulls and same(one.elementType, other.elementType)
+        if isinstance(one, T.MapType) and isinstance(other, T.MapType):
+            nulls = same_null(one.valueContainsNull, other.valueContainsNull)
+            return nulls and same(one.keyType, other.keyType) and same(*_value_types(one, other))
+        return one == other
+
+    def same_null(one: bool, other: bool) -> bool:  # noqa: FBT001
+        return one == other or not nullability
+
+    return same(stored, wanted)
+
+
+def _types(one: T.StructField, other: T.StructField) -> tuple[T.DataType, T.DataType]:
+    return one.dataType, other.dataType
+
+
+def _value_types(one: T.MapType, other: T.MapType) -> tuple[T.DataType, T.DataType]:
+    return one.valueType, other.valueType
+
+
+class _Comparison:
+    """Collects what is different, in the order of the wanted fields."""
+
+    def __init__(self) -> None:
+        self.changes: list[str] = []
+        self.refused: list[str] = []
+
+    def types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
+        if same_type(stored, wanted):
+            return
+        if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
+            self._structs(stored, wanted, path)
+        elif isinstance(stored, T.ArrayType) and isinstance(wanted, T.ArrayType):
+            element = f"{path}.element"
+            self._nulls(stored.containsNull, wanted.containsNull, element)
+            self.types(stored.elementType, wanted.elementType, element)
+        elif isinstance(stored, T.MapType) and isinstance(wanted, T.MapType):
+            self._maps(stored, wanted, path)
+        else:
+            self._other_types(stored, wanted, path)
+
+    def _structs(self, stored: T.StructType, wanted: T.StructType, path: str) -> None:
+        repeated = sorted(_repeated(stored.names) | _repeated(wanted.names))
+        for name in repeated:
+            self._refuse(f"field {_below(path, name)!r} is there more than once and cannot be told")
+        if repeated:
+            return
+        before = {field.name: field for field in stored.fields}
+        for field in stored.fields:
+            if field.name not in wanted.names:
+                self._allow(f"field {_below(path, field.name)!r} removed, stored values drop it")
+        for field in wanted.fields:
+            self._field(before.get(field.name), field, _below(path, field.name))
+        if [n for n in stored.names if n in wanted.names] != [
+            n for n in wanted.names if n in before
+        ]:
+            self._allow(f"fields of {path!r} reordered" if path else "fields reordered")
+
+    def _field(self, stored: T.StructField | None, wanted: T.StructField, path: str) -> None:
+        if stored is not None:
+            self._nulls(stored.nullable, wanted.nullable, path)
+            self.types(stored.dataType, wanted.dataType, path)
+        elif wanted.nullable:
+            self._allow(f"field {path!r} added, null in stored values")
+        else:
+            self._refuse(f"field {path!r} added as not null, stored values have none")
+
+    def _maps(self, stored: T.MapType, wanted: T.MapType, path: str) -> None:
+        if not same_type(stored.keyType, wanted.keyType):
+            self._refuse(
+                f"field {f'{path}.key'!r} changed from {stored.keyType.simpleString()} to "
+                f"{wanted.keyType.simpleString()}, but keys of a map stay, with what may be null"
+            )
+        self._nulls(stored.valueContainsNull, wanted.valueContainsNull, f"{path}.value")
+        self.types(stored.valueType, wanted.valueType, f"{path}.value")
+
+    def _nulls(self, stored: bool, wanted: bool, path: str) -> None:  # noqa: FBT001
+        if wanted and not stored:
+            self._allow(f"field {path!r} now takes null")
+        elif stored and not wanted:
+            self._refuse(f"field {path!r} no longer takes null")
+
+    def _other_types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
+        change = f"from {stored.simpleString()} to {wanted.simpleString()}"
+        if widens(stored, wanted):
+            self._allow(f"field {path!r} widened {change}")
+        elif widens(wanted, stored):
+            self._refuse(f"field {path!r} narrowed {change}")
+        else:
+            self._refuse(f"field {path!r} changed {change}")
+
+    def _allow(self, change: str) -> None:
+        self.changes.append(change)
+
+    def _refuse(self, change: str) -> None:
+        text = f"{change}: {_REFUSED}"
+        self.changes.append(text)
+        self.refused.append(text)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _repeated(names: list[str]) -> set[str]:
+    return {name for name in names if names.count(name) > 1}
+
+
+def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
+    """Return what converts a value that is not null."""
+    if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
+        values = _struct_converter(stored, wanted)
+        row_type = row_type_of(wanted.names)
+        return None if values is None else lambda row: row_type(*values(row))
+    if isinstance(stored, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        element = _type_converter(stored.elementType, wanted.elementType)
+        return (
+            None
+            if element is None
+            else lambda items: [None if i is None else element(i) for i in items]
+        )
+    if isinstance(stored, T.MapType) and isinstance(wanted, T.MapType):
+        value = _type_converter(*_value_types(stored, wanted))
+        return (
+            None
+            if value is None
+            else lambda m: {k: None if v is None else value(v) for k, v in m.items()}
+        )
+    return widening_function(stored, wanted)
+
+
+def _struct_converter(
+    stored: T.StructType, wanted: T.StructType
+) -> Callable[[Sequence[Any]], Value] | None:
+    if same_type(stored, wanted):
+        return None
+    # A field that is added takes the null that the picker puts after the stored values.
+    added = len(stored.fields)
+    place = {name: index for index, name in enumerate(stored.names)}
+    places = [place.get(name, added) for name in wanted.names]
+    converts = []
+    for index, field in enumerate(wanted.fields):
+        if field.name in place:
+            convert = _type_converter(stored.fields[places[index]].dataType, field.dataType)
+            if convert is not None:
+                converts.append((index, convert))
+    pick = None if places == list(range(added)) else _picker(places)
+    return _in_turn(pick, converts) if converts else pick
+
+
+def _in_turn(
+    pick: Callable[[Sequence[Any]], Value] | None,
+    converts: list[tuple[int, Callable[[Any], Any]]],
+) -> Callable[[Sequence[Any]], Value]:
+    def convert_struct(values: Sequence[Any]) -> Value:
+        converted = list(values if pick is None else pick(values))
+        for index, convert in converts:
+            value = converted[index]
+            if value is not None:
+                converted[index] = convert(value)
+        return tuple(converted)
+
+    return convert_struct
+
+
+def _picker(places: list[int]) -> Callable[[Sequence[Any]], Value]:
+    """Return what picks values by place; the place after the last one gives null."""
+    if len(places) > 1:
+        get = itemgetter(*places)
+        return lambda values: get((*values, None))
+    return lambda values: tuple((*values, None)[place] for place in places)

@@ -1,0 +1,167 @@
+"""The verdict on one state: what is stored against what a processor asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pyspark.sql import types as T
+
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.schema_evolution import Evolution, Verdict, compare, same_type
+
+
+@dataclass(frozen=True, slots=True)
+class StateSchema:
+    """A state as it is stored, or as a processor asks for it.
+
+    Parameters
+    ----------
+    name
+        The name of the state.
+    kind
+        ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
+        ``broadcast``.
+    value_schema
+        The schema of values, elements or accumulators.
+    map_key_schema
+        The schema of the keys of a map or broadcast state.
+    ttl
+        The time to live in words, ``None`` if there is none.
+    """
+
+    name: str
+    kind: str
+    value_schema: T.StructType
+    map_key_schema: T.StructType | None = None
+    ttl: str | None = None
+
+
+class Outcome(Enum):
+    """What becomes of a state at a start."""
+
+    RESTORED = "restored"
+    EVOLVED = "evolved"
+    MIGRATED = "migrated"
+    NEW = "new"
+    KEPT = "kept but not asked for"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class StateVerdict:
+    """One row of the report, in words; `what_to_do` also says why."""
+
+    state: str
+    stored: str
+    wanted: str
+    verdict: Outcome
+    what_to_do: str
+
+
+def judge_state(
+    stored: StateSchema, wanted: StateSchema, migration: Migration | None = None
+) -> StateVerdict:
+    """Say what becomes of a stored state; on the driver.
+
+    Another name of `stored` means that it is renamed. See :class:`Migration` for when it is used.
+    """
+    outcome, what_to_do = _judge(stored, wanted, used_migration(stored, wanted, migration))
+    if outcome is Outcome.RESTORED and migration is not None:
+        what_to_do = "nothing: it is stored as asked for, its migration is not used"
+    return StateVerdict(wanted.name, state_text(stored), state_text(wanted), outcome, what_to_do)
+
+
+def used_migration(
+    stored: StateSchema, wanted: StateSchema, migration: Migration | None
+) -> Migration | None:
+    """Return the migration if it is to be used for the stored data; on driver and executor."""
+    if migration is None:
+        return None
+    if stored.name != wanted.name:
+        return migration
+    # Data under the new name has been through a migration that renames.
+    if migration.renamed_from is not None:
+        return None
+    return None if _as_asked_for(stored, wanted) else migration
+
+
+def state_text(state: StateSchema) -> str:
+    """Return kind, schemas and TTL of a state in words."""
+    keys = "" if state.map_key_schema is None else f"{schema_text(state.map_key_schema)} to "
+    ttl = "" if state.ttl is None else f", ttl {state.ttl}"
+    return f"{state.kind} of {keys}{schema_text(state.value_schema)}{ttl}"
+
+
+def schema_text(schema: T.StructType) -> str:
+    """Return a schema as a user would write it."""
+    fields = [
+        f"{field.name} {field.dataType.simpleString()}{'' if field.nullable else ' not null'}"
+        for field in schema.fields
+    ]
+    return f"({', '.join(fields)})"
+
+
+def _judge(
+    stored: StateSchema, wanted: StateSchema, migration: Migration | None
+) -> tuple[Outcome, str]:
+    if stored.kind != wanted.kind:
+        return Outcome.REFUSED, (
+            f"the kind changed from {stored.kind} to {wanted.kind}, which no migration can do: "
+            "give it back its kind, or use a new name"
+        )
+    values = _values(stored, wanted, migration)
+    keys = _keys(stored, wanted, migration)
+    refused = (*values.refused, *keys.refused)
+    if refused:
+        needed = [f"{part}=" for part, it in (("value", values), ("key", keys)) if it.refused]
+        return Outcome.REFUSED, (
+            f"{'; '.join(refused)}. Give a Migration with {' and '.join(needed)} for state "
+            f"{wanted.name!r}, give it back its stored schema, or use a new name"
+        )
+    changes = [*_by_migration(stored, wanted, migration), *values.changes, *_ttl(stored, wanted)]
+    if not changes:
+        return Outcome.RESTORED, "nothing"
+    outcome = Outcome.EVOLVED if migration is None else Outcome.MIGRATED
+    return outcome, f"nothing: {'; '.join(changes)}"
+
+
+def _as_asked_for(stored: StateSchema, wanted: StateSchema) -> bool:
+    values = compare(stored.value_schema, wanted.value_schema)
+    return values.verdict is Verdict.SAME and _same_keys(stored, wanted)
+
+
+def _same_keys(stored: StateSchema, wanted: StateSchema) -> bool:
+    if stored.map_key_schema is None or wanted.map_key_schema is None:
+        return stored.map_key_schema is wanted.map_key_schema
+    return same_type(stored.map_key_schema, wanted.map_key_schema)
+
+
+def _values(stored: StateSchema, wanted: StateSchema, migration: Migration | None) -> Evolution:
+    if migration is not None and migration.value is not None:
+        return Evolution()
+    return compare(stored.value_schema, wanted.value_schema)
+
+
+def _keys(stored: StateSchema, wanted: StateSchema, migration: Migration | None) -> Evolution:
+    if (migration is not None and migration.key is not None) or _same_keys(stored, wanted):
+        return Evolution()
+    text = "the schema of the map's keys changed: not without a migration"
+    return Evolution((text,), (text,))
+
+
+def _by_migration(
+    stored: StateSchema, wanted: StateSchema, migration: Migration | None
+) -> list[str]:
+    if migration is None:
+        return []
+    renamed = [f"renamed from {stored.name!r}"] if stored.name != wanted.name else []
+    values = ["values by its migration"] if migration.value is not None else []
+    keys = ["keys by its migration"] if migration.key is not None else []
+    return renamed + values + keys
+
+
+def _ttl(stored: StateSchema, wanted: StateSchema) -> list[str]:
+    if stored.ttl == wanted.ttl:
+        return []
+    return [f"ttl changed from {stored.ttl or 'none'} to {wanted.ttl or 'none'}"]
