@@ -23,7 +23,10 @@ RUNTIME_KEY = "spark.ckpt.internal.runtime"
 _TIME_UNITS_MS = {
     "ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
 }  # fmt: skip
-_SIZE_UNITS = {"": 1, "b": 1, "kb": 1024, "k": 1024, "mb": 1024**2, "m": 1024**2}
+_SIZE_UNITS = {
+    "": 1, "b": 1, "kb": 1024, "k": 1024, "mb": 1024**2, "m": 1024**2, "gb": 1024**3, "g": 1024**3,
+}  # fmt: skip
+MIN_MEMORY_BYTES = 1024**2
 MAX_INLINE_BYTES = 1024**2
 
 
@@ -37,6 +40,7 @@ class Settings:
     savepoints_directory: str | None = None
     num_retained: int = 3
     inline_threshold_bytes: int = 20 * 1024
+    memory_limit_bytes: int = 512 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +139,22 @@ def _duration_ms(text: str) -> int:
 
 
 def _inline_bytes(text: str) -> int:
-    number, unit = _number_and_unit(text)
-    size = number * _SIZE_UNITS[unit]
+    size = _size_bytes(text)
     if size > MAX_INLINE_BYTES:
         raise ValueError(text)
     return size
+
+
+def _memory_bytes(text: str) -> int:
+    size = _size_bytes(text)
+    if size < MIN_MEMORY_BYTES:
+        raise ValueError(text)
+    return size
+
+
+def _size_bytes(text: str) -> int:
+    number, unit = _number_and_unit(text)
+    return number * _SIZE_UNITS[unit]
 
 
 def _number_and_unit(text: str) -> tuple[int, str]:
@@ -167,6 +182,9 @@ _CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 KEYS: Mapping[str, _Key] = {
     "spark.ckpt.state.backend.type": _Key(
         "backend_type", _one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
+    ),
+    "spark.ckpt.execution.memory-limit": _Key(
+        "memory_limit_bytes", _memory_bytes, "a size of at least 1mb, such as 512mb"
     ),
     f"{_CHECKPOINTING}interval": _Key(
         "interval_ms", _duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"

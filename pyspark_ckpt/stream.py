@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -11,8 +12,10 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator.declared_states import declare_states, parse_schema
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.declared_states import declare_states
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, encode_descriptor
+from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.key_groups import (
     check_max_parallelism,
@@ -20,7 +23,9 @@ from pyspark_ckpt.operator.key_groups import (
     subtask_tokens,
 )
 from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator_arguments import OperatorArguments
 
 if TYPE_CHECKING:
     from pyspark.sql import GroupedData
@@ -31,7 +36,11 @@ STATE_SCHEMA = "handle binary"
 DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
 """Key of the operator's descriptor in the metadata of the token column."""
 
-_OUTPUT_MODES = {"append": "append", "update": "update"}
+_TIMEOUTS = {
+    TimeMode.NONE: GroupStateTimeout.NoTimeout,
+    TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
+    TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
+}
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
@@ -94,6 +103,7 @@ class KeyedStream:
         eventTimeColumnName: str = "",
         *,
         uid: str,
+        migrations: Mapping[str, Migration] | None = None,
     ) -> DataFrame:
         """Run a processor over the stream, rows in and rows out.
 
@@ -109,38 +119,54 @@ class KeyedStream:
         outputMode
             ``Append`` or ``Update``, the mode that the query is started with.
         timeMode
-            ``None``; the other modes are not built yet.
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
         initialState, eventTimeColumnName
             Not built yet.
         uid
             The operator's stable name: its state is found by it on every restart and restore.
+        migrations
+            How stored states become the ones the processor asks for, by the new state's name;
+            needed only where a schema changed in a way that values cannot follow by themselves.
 
         Raises
         ------
         PlanError
-            If `uid` or `outputMode` is not valid.
+            If an argument is not allowed; names it.
         NotBuiltYetError
             If an argument asks for what is not built yet; names it.
         """
-        _check_arguments(timeMode, initialState, eventTimeColumnName)
-        if not isinstance(uid, str) or not uid.strip():
-            raise PlanError(f"uid is {uid!r}: give every operator a stable name")
-        mode = _OUTPUT_MODES.get(str(outputMode).lower())
-        if mode is None:
+        arguments = OperatorArguments.checked(
+            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+        )
+        _check_not_built(initialState, eventTimeColumnName)
+        return self._operator(arguments, RowsInput)
+
+    def _operator(self, arguments: OperatorArguments, mode: type[RowsInput]) -> DataFrame:
+        """Add the operator to the plan."""
+        uid, time_mode = arguments.uid, arguments.time_mode
+        has_watermark = self._input.event_time_index is not None
+        if time_mode is TimeMode.EVENT_TIME and not has_watermark:
             raise PlanError(
-                f"operator {uid!r}: outputMode is {outputMode!r}, allowed are Append and Update"
+                f"operator {uid!r}: timeMode='EventTime' needs a watermark: call withWatermark "
+                "before key_by"
             )
-        declared = declare_states(statefulProcessor, uid)
-        output = OutputRows(_struct_type(outputStructType), uid)
+        declared = declare_states(arguments.processor, uid, time_mode, has_watermark=has_watermark)
+        output = OutputRows(arguments.output_schema, uid)
         descriptor = OperatorDescriptor(
             uid=uid,
             parallelism=self._parallelism,
             max_parallelism=self._max_parallelism,
             key_schema=self._input.key_schema.json(),
+            time_mode=time_mode.value,
             states=declared.descriptors,
         )
         function = SubtaskFunction(
-            statefulProcessor, descriptor, self._input, output, declared.schemas
+            arguments.processor,
+            descriptor,
+            self._input,
+            mode(self._input, output),
+            declared.schemas,
+            arguments.migrations,
         )
         processed = (
             self._with_tokens(descriptor)
@@ -149,8 +175,8 @@ class KeyedStream:
                 _named(function, uid),
                 output.sent_schema,
                 STATE_SCHEMA,
-                mode,
-                GroupStateTimeout.NoTimeout,
+                arguments.output_mode,
+                _TIMEOUTS[time_mode],
             )
         )
         return processed.select(*output.columns())
@@ -163,10 +189,6 @@ class KeyedStream:
         metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
         travelling = [key_group.alias(KEY_GROUP), *self._input.columns()]
         return self._df.select(*travelling).withColumn(TOKEN, token).withMetadata(TOKEN, metadata)
-
-
-def _struct_type(schema: T.StructType | str) -> T.StructType:
-    return schema if isinstance(schema, T.StructType) else parse_schema(schema)
 
 
 def _key_names(df: DataFrame, columns: tuple[str | Column, ...]) -> list[str]:
@@ -189,13 +211,7 @@ def _key_names(df: DataFrame, columns: tuple[str | Column, ...]) -> list[str]:
     return names
 
 
-def _check_arguments(time_mode: str, initial_state: Any, event_time_column_name: str) -> None:
-    if str(time_mode).lower() in ("processingtime", "eventtime"):
-        raise NotBuiltYetError(f"timeMode={time_mode!r} is not built yet; use timeMode='None'")
-    if str(time_mode).lower() != "none":
-        raise PlanError(
-            f"timeMode is {time_mode!r}, allowed are None, ProcessingTime and EventTime"
-        )
+def _check_not_built(initial_state: Any, event_time_column_name: str) -> None:
     if initial_state is not None:
         raise NotBuiltYetError("initialState is not built yet")
     if event_time_column_name:

@@ -179,6 +179,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             query_subdirectory=settings.checkpoints_directory is not None,
             backend_type=settings.backend_type,
             inline_threshold_bytes=settings.inline_threshold_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
         )
         conf.set(RUNTIME_KEY, encode_runtime(runtime))
         try:

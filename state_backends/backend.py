@@ -49,10 +49,11 @@ class StateBackend(ABC):
         """
 
     @abstractmethod
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield every key that starts with `prefix`, with its value, in byte order of the keys.
 
-        The version marker is not part of the scan.
+        Keys below `start` are left out without being read. The version marker is not part of the
+        scan.
 
         Raises
         ------

@@ -69,18 +69,20 @@ class HeapBackend(StateBackend):
         with self._translated("read"), self._environment.begin() as transaction:
             return [_value(key, transaction.get(_stored_key(key))) for key in keys]
 
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        first = max(prefix, start)
         with self._translated("scan"), self._environment.begin() as transaction:
             cursor = transaction.cursor()
-            if not cursor.set_range(prefix[:_HEAD_BYTES]):
+            if not cursor.set_range(first[:_HEAD_BYTES]):
                 return
             for key, value in _in_key_order(cursor.iternext(keys=True, values=True)):
                 if key >= FIRST_RESERVED_KEY:
                     return
-                if key.startswith(prefix):
-                    yield key, value
-                elif key > prefix:
+                if key < first:
+                    continue
+                if not key.startswith(prefix):
                     return
+                yield key, value
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
         with self._translated("write"), self._environment.begin(write=True) as transaction:

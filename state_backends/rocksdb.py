@@ -52,19 +52,19 @@ class RocksDBBackend(StateBackend):
         with self._translated("read"):
             return cast("list[bytes | None]", self._database.get(list(keys)))
 
-    def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        scan = self._scan(prefix)
+    def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        scan = self._scan(prefix, start)
         self._open_scans.add(scan)
         yield from scan
         if self._db is None:
             raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
 
-    def _scan(self, prefix: bytes) -> Generator[tuple[bytes, bytes], None, None]:
+    def _scan(self, prefix: bytes, start: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         # rocksdict's iterator points into its ReadOptions: they must outlive it (measured).
         read_options = _read_options()
         iterator = self._database.iter(read_options)
         try:
-            iterator.seek(prefix)
+            iterator.seek(max(prefix, start))
             while iterator.valid():
                 key = iterator.key()
                 if not key.startswith(prefix) or key >= FIRST_RESERVED_KEY:

@@ -11,7 +11,7 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.processor_handle import check_unchanged, schema_text
+from pyspark_ckpt.operator.state_catalog import evolved, schema_text
 
 
 class RestoreSource:
@@ -106,4 +106,4 @@ class RestoreSource:
         asked = {state.name: state for state in wanted.states}
         for state in {state for handle in stored.handles for state in handle.states}:
             if state.name in asked:
-                check_unchanged(state, asked[state.name], where)
+                evolved(state, asked[state.name], where)

@@ -46,20 +46,45 @@ class BaseSnapshot(msgspec.Struct, frozen=True):
     file: FileReference
 
 
+class TtlDescriptor(msgspec.Struct, frozen=True):
+    """A state's time to live.
+
+    `since_ms` is when it was switched on for a state that had entries without one.
+    """
+
+    duration_ms: int
+    time: str
+    update: str
+    visibility: str
+    since_ms: int | None = None
+
+
 class StateDescriptor(msgspec.Struct, frozen=True):
     """One state variable; its place in the handle's list is its id in the stored keys.
 
-    `kind` is ``value``, ``list`` or ``map``; the schemas are Spark's JSON form of a StructType.
+    `kind` is ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
+    ``broadcast``; the schemas are Spark's JSON form of a StructType. Entries written before the
+    schema was changed begin with the place of their schema in `earlier_schemas`. Once a state has
+    had a time to live, `is_stamped` stays: any of its entries may carry a time. `sweeps` counts
+    the passes over all entries since a state was deleted; it is ``None`` while it is not.
     """
 
     name: str
     kind: str
     value_schema: str
     map_key_schema: str | None = None
+    earlier_schemas: tuple[str, ...] = ()
+    ttl: TtlDescriptor | None = None
+    is_stamped: bool = False
+    redistribution: str | None = None
+    sweeps: int | None = None
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of one subtask's state: base snapshot, then segments in order."""
+    """One version of one subtask's state: base snapshot, then segments in order.
+
+    `sweep_from` is the stored key at which the removal of expired entries goes on.
+    """
 
     format_version: int = HANDLE_FORMAT_VERSION
     query_id: str
@@ -72,6 +97,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateDescriptor, ...] = ()
     base: BaseSnapshot | None = None
     segments: tuple[Segment, ...] = ()
+    sweep_from: bytes = b""
 
     @property
     def lineage(self) -> tuple[str, ...]:

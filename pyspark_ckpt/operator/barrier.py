@@ -2,38 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from pyspark_ckpt.on_disk.change_file import encode_changes
 from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle, Segment, new_version
 from pyspark_ckpt.on_disk.layout import base_path, segment_path
 from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.epoch_writes import in_frames
 from state_backends import Changes, StateBackend
 
 BASE_AFTER_BYTES = 1 << 20
 """Smallest changelog for which a base snapshot is worth its file."""
 
 BASE_AFTER_SEGMENTS = 100
-_FRAME_ENTRIES = 10_000
 
 
 def make_segment(
-    storage: Storage, handle: Handle, changes: Changes, epoch: int, inline_threshold_bytes: int
-) -> Segment:
+    storage: Storage,
+    handle: Handle,
+    changes: Iterable[Changes],
+    epoch: int,
+    inline_threshold_bytes: int,
+) -> Segment | None:
     """Make one epoch's changes durable.
 
     They go into the handle as long as all its inline segments stay below the threshold, else into
-    a file, which is durable on return.
+    a file, which is durable on return. Without changes there is no segment.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoints directory.
+    handle
+        The handle that the epoch started from.
+    changes
+        In key order, in frames; read once, and never all in memory.
+    epoch
+        The epoch that ends.
+    inline_threshold_bytes
+        Bytes that inline segments of a handle may take together.
     """
-    version = new_version(epoch)
-    frames = list(encode_changes(_split(changes)))
-    size_bytes = sum(map(len, frames))
-    inline_bytes = sum(s.size_bytes for s in handle.segments if s.inline is not None)
-    entries = len(changes)
-    if inline_bytes + size_bytes <= inline_threshold_bytes:
-        return Segment(version, epoch, entries, size_bytes, inline=b"".join(frames))
-    file = storage.write(segment_path(handle.subtask, epoch), frames)
-    return Segment(version, epoch, entries, size_bytes, file=file)
+    remaining = iter(changes)
+    first_changes = next(remaining, None)
+    if first_changes is None:
+        return None
+    counted = _Counted(chain([first_changes], remaining))
+    encoded = encode_changes(counted)
+    room = inline_threshold_bytes - sum(
+        segment.size_bytes for segment in handle.segments if segment.inline is not None
+    )
+    first: list[bytes] = []
+    size_bytes = 0
+    while size_bytes <= room and (part := next(encoded, None)) is not None:
+        first.append(part)
+        size_bytes += len(part)
+    if size_bytes <= room:
+        inline = b"".join(first)
+        return Segment(new_version(epoch), epoch, counted.entries, len(inline), inline=inline)
+    file = storage.write(segment_path(handle.subtask, epoch), chain(first, encoded))
+    return Segment(new_version(epoch), epoch, counted.entries, file.size_bytes, file=file)
+
+
+class _Counted:
+    """Counts the entries of changes as they go by."""
+
+    def __init__(self, changes: Iterable[Changes]) -> None:
+        self._changes = changes
+        self.entries = 0
+
+    def __iter__(self) -> Iterator[Changes]:
+        for part in self._changes:
+            self.entries += len(part)
+            yield part
 
 
 def needs_base(handle: Handle) -> bool:
@@ -59,28 +100,9 @@ def make_base(storage: Storage, backend: StateBackend, handle: Handle, epoch: in
 
     def frames() -> Iterator[Changes]:
         nonlocal entries
-        for part in _in_frames(backend.scan()):
+        for part in in_frames(iter(backend.scan())):
             entries += len(part)
             yield part
 
     file = storage.write(base_path(handle.subtask, epoch), encode_changes(frames()))
     return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, file=file)
-
-
-def _split(changes: Changes) -> Iterator[Changes]:
-    for start in range(0, len(changes), _FRAME_ENTRIES):
-        stop = start + _FRAME_ENTRIES
-        yield Changes(changes.keys[start:stop], changes.values[start:stop])
-
-
-def _in_frames(pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[Changes]:
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    for key, value in pairs:
-        keys.append(key)
-        values.append(value)
-        if len(keys) == _FRAME_ENTRIES:
-            yield Changes(keys, values)
-            keys, values = [], []
-    if keys:
-        yield Changes(keys, values)

@@ -6,6 +6,7 @@ the line that builds the query, and parses DDL schemas, which executors cannot.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark import cloudpickle
@@ -14,8 +15,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from state_backends import Changes, StateBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,34 @@ class _ParsedOnDemand(dict[str, T.StructType]):
         return schema
 
 
-def declare_states(processor: StatefulProcessor, uid: str) -> DeclaredStates:
-    """Run ``init`` of a copy of a processor and return the states it asks for.
+class _NoState(StateBackend):
+    """The state of a subtask that has none yet; ``init`` may read operator state."""
+
+    def version(self) -> None:
+        """There is none."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Nothing is there."""
+        return [None] * len(keys)
+
+    def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:  # noqa: ARG002
+        """Nothing is there."""
+        return iter(())
+
+    def apply(self, changes: Iterable[Changes], version: str) -> None:
+        """Nothing is kept."""
+
+    def load(self, changes: Iterable[Changes], version: str) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def declare_states(
+    processor: StatefulProcessor, uid: str, time_mode: TimeMode, *, has_watermark: bool
+) -> DeclaredStates:
+    """Run ``init`` and ``close`` of a copy of a processor and return the states it asks for.
 
     Raises
     ------
@@ -52,11 +81,12 @@ def declare_states(processor: StatefulProcessor, uid: str) -> DeclaredStates:
             "pyspark.sql.streaming.StatefulProcessor"
         )
     schemas = _ParsedOnDemand()
-    # Only asked for states, never for values: the table needs no backend.
-    handle = ProcessorHandle(StateTable(None, ()), f"operator {uid!r}", (), schemas)  # type: ignore[arg-type]
+    clock = EpochClock(time_mode, 0, 0 if has_watermark else None)
+    handle = ProcessorHandle(StateTable(_NoState()), clock, f"operator {uid!r}", (), schemas)
     copy = _copy(processor, uid)
     try:
         copy.init(handle)  # type: ignore[arg-type]
+        copy.close()
     except CkptError:
         raise
     except Exception as exc:

@@ -19,6 +19,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     max_parallelism: int
     key_schema: str
+    time_mode: str = "None"
     states: tuple[StateDescriptor, ...] = ()
 
 
@@ -29,6 +30,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     query_subdirectory: bool
     backend_type: str
     inline_threshold_bytes: int
+    memory_limit_bytes: int
 
 
 def encode_descriptor(descriptor: OperatorDescriptor) -> str:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
@@ -27,6 +31,9 @@ _MASK = "__ckpt_nulls_"
 _MASK_BITS = 62
 
 _NAN = float("nan")
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
+_NEVER_LATE = 1 << 62
+"""Stands for a null event time; Spark counts null as not late."""
 
 
 def _canonical_float(column: Column) -> Column:
@@ -64,6 +71,7 @@ class InputColumns:
             if field.nullable and self._transports[index].filler is not None
         ]
         self._key_indexes = [schema.names.index(name) for name in key_names]
+        self.event_time_index = _event_time_index(schema)
 
     @property
     def key_schema(self) -> T.StructType:
@@ -85,14 +93,41 @@ class InputColumns:
         for index, field in enumerate(self.schema.fields):
             transport = self._transports[index]
             column = transport.send(_quoted(field.name))
+            filler = transport.filler
+            if index == self.event_time_index:
+                filler = _NEVER_LATE
             if index in self._nullable:
-                column = F.coalesce(column, F.lit(transport.filler).cast(sent_type(field)))
-            values.append(column.alias(f"c{index}"))
+                column = F.coalesce(column, F.lit(filler).cast(sent_type(field)))
+            values.append(self._named(column, index))
         masks = [
             _null_mask([_quoted(self.schema.names[index]) for index in part]).alias(_MASK + str(n))
             for n, part in enumerate(self._mask_parts())
         ]
         return values + masks
+
+    @property
+    def sent_schema(self) -> pa.Schema:
+        """The Arrow schema of the frames that come out of the shuffle, but for the token."""
+        fields = [
+            T.StructField(f"c{index}", sent_type(field))
+            for index, field in enumerate(self.schema.fields)
+        ]
+        masks = [
+            T.StructField(_MASK + str(number), T.LongType())
+            for number in range(len(self._mask_parts()))
+        ]
+        key_group = T.StructField(KEY_GROUP, T.IntegerType())
+        return to_arrow_schema(T.StructType([key_group, *fields, *masks]))
+
+    @property
+    def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
+        """What turns a stored key into the key that the processor sees."""
+        types = [
+            Decimal | None if isinstance(self.schema[name].dataType, T.DecimalType) else Any
+            for name in self.key_names
+        ]
+        decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
+        return lambda data: self.user_key(decode(data))
 
     def group_by_key(self, frames: Iterator[pd.DataFrame]) -> dict[Any, tuple[int, list[Row]]]:
         """Collect all rows of an epoch by key, in the order of their arrival.
@@ -135,6 +170,14 @@ class InputColumns:
             else:
                 group[1].append(make_row(row_type, values))
 
+    def _named(self, column: Column, index: int) -> Column:
+        name = f"c{index}"
+        if index != self.event_time_index:
+            return column.alias(name)
+        # Spark finds event time by this metadata, and compares microseconds, whatever the type.
+        delay = self.schema.fields[index].metadata[_WATERMARK_DELAY]
+        return column.alias(name, metadata={_WATERMARK_DELAY: delay})
+
     def _mask_parts(self) -> list[list[int]]:
         return [
             self._nullable[start : start + _MASK_BITS]
@@ -166,6 +209,14 @@ class InputColumns:
             for index in self._key_indexes
         ]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _event_time_index(schema: T.StructType) -> int | None:
+    """Return the place of the column that ``withWatermark`` named, ``None`` if there is none."""
+    for index, field in enumerate(schema.fields):
+        if _WATERMARK_DELAY in field.metadata and isinstance(field.dataType, T.TimestampType):
+            return index
+    return None
 
 
 def _quoted(name: str) -> Column:

@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
@@ -25,12 +26,21 @@ from state_backends import Changes, StateBackend, StateBackendError, open_backen
 
 _LOCK = "lock"
 _PRIVATE = "private-"
+_SCRATCH = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """A subtask's backend and, beside it, an empty directory for the length of the epoch."""
+
+    backend: StateBackend
+    scratch: Path
 
 
 @contextmanager
 def open_local_copy(
     directory: Path, backend_type: str, storage: Storage, handle: Handle | None
-) -> Iterator[StateBackend]:
+) -> Iterator[LocalCopy]:
     """Open a subtask's backend at exactly the version of `handle`.
 
     Called by a task on an executor, which holds the copy for the length of the context. Another
@@ -57,11 +67,21 @@ def open_local_copy(
         place = claimed / backend_type
         backend = _at_version(place, backend_type, storage, handle)
         try:
-            with backend:
-                yield backend
+            with backend, _scratch(claimed / _SCRATCH) as scratch:
+                yield LocalCopy(backend, scratch)
         except StateBackendError:
             shutil.rmtree(place, ignore_errors=True)  # a damaged copy: the retry builds a new one
             raise
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    shutil.rmtree(directory, ignore_errors=True)  # of an attempt that was killed
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def subtask_directory(root: Path, query_id: str, uid: str, subtask: int) -> Path:

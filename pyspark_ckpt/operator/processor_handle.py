@@ -1,117 +1,258 @@
-"""The handle that a processor's ``init`` receives: gives out states, checks their schemas."""
+"""The handle that a processor's ``init`` receives: gives out states and timers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.state_table import MAX_STATES, StateTable
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.merging_states import (
+    AggregateFunction,
+    AggregatingState,
+    ReduceFunction,
+    ReducingState,
+)
+from pyspark_ckpt.operator.operator_states import (
+    REDISTRIBUTIONS,
+    SPLIT,
+    BroadcastState,
+    OperatorListState,
+)
+from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
+from pyspark_ckpt.operator.state_migration import migrate
+from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.states import ListState, MapState, ValueState
+from pyspark_ckpt.operator.time_to_live import Aging, StateTtlConfig, SwitchedOff, TimeToLive
+from pyspark_ckpt.operator.timers import Timers
+from pyspark_ckpt.operator.value_columns import ValueColumns
+from pyspark_ckpt.operator.versioned_codec import Codec
+
+Schema = T.StructType | str
+Ttl = int | StateTtlConfig | None
 
 
 class ProcessorHandle:
-    """The methods of ``pyspark.sql.streaming.StatefulProcessorHandle`` that are built so far.
+    """The methods of ``pyspark.sql.streaming.StatefulProcessorHandle``, and Flink's states.
 
     Parameters
     ----------
     table
         The epoch's view of the state.
+    clock
+        The epoch's times.
     where
         The operator and subtask, for errors.
     stored
         The states that the subtask's handle already has; their order gives the state ids.
     schemas
         The DDL texts that ``init`` uses, parsed on the driver: executors have no parser.
+    migrations
+        What the user gave to bring stored states to new schemas or names, by state.
     """
 
     def __init__(
         self,
         table: StateTable,
+        clock: EpochClock,
         where: str,
         stored: tuple[StateDescriptor, ...],
         schemas: Mapping[str, T.StructType],
+        migrations: Mapping[str, Migration] | None = None,
     ) -> None:
+        self.timers = Timers(table, clock, where)
         self._table = table
+        self._clock = clock
         self._where = where
         self._schemas = schemas
-        self._descriptors = list(stored)
-        self._given: set[str] = set()
+        self._catalog = StateCatalog(stored, where)
+        self._migrations = migrations or {}
+        self._aging: dict[int, TimeToLive] = {}
+        self._in_init = True
+
+    def end_of_init(self) -> None:
+        """Refuse to give out or delete states from here on, as PySpark does."""
+        self._in_init = False
 
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
         """Stored states and those asked for since, in the order of their ids."""
-        return tuple(self._descriptors)
+        return self._catalog.states
+
+    @property
+    def aging(self) -> Mapping[int, TimeToLive]:
+        """How entries of the states with a time to live age, by state id."""
+        return self._aging
+
+    @property
+    def ages_in_event_time(self) -> bool:
+        """Whether the event time of a key's rows must be known."""
+        return any(aging.is_in_event_time for aging in self._aging.values())
 
     def getValueState(
-        self, stateName: str, schema: T.StructType | str, ttlDurationMs: int | None = None
+        self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None
     ) -> ValueState:
         """Return the value state of that name, made if it is new."""
-        codec, state_id = self._state(stateName, "value", schema, ttlDurationMs)
-        return ValueState(self._table, state_id, codec)
+        return self._value_state("value", stateName, schema, ttlDurationMs)
 
-    def getListState(
-        self, stateName: str, schema: T.StructType | str, ttlDurationMs: int | None = None
-    ) -> ListState:
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
         """Return the list state of that name, made if it is new."""
-        codec, state_id = self._state(stateName, "list", schema, ttlDurationMs)
-        return ListState(self._table, state_id, codec)
+        state_id, codec, aging = self._state("list", stateName, schema, ttl=ttlDurationMs)
+        return ListState(self._table, state_id, codec, aging)
 
     def getMapState(
         self,
         stateName: str,
-        userKeySchema: T.StructType | str,
-        valueSchema: T.StructType | str,
-        ttlDurationMs: int | None = None,
+        userKeySchema: Schema,
+        valueSchema: Schema,
+        ttlDurationMs: Ttl = None,
     ) -> MapState:
         """Return the map state of that name, made if it is new."""
-        key_schema = self._struct_type(userKeySchema)
-        codec, state_id = self._state(stateName, "map", valueSchema, ttlDurationMs, key_schema)
-        what = f"{self._where}, keys of map state {stateName!r}"
-        key_codec = TupleCodec(key_schema, what, is_key=True)
-        return MapState(self._table, state_id, key_codec, codec)
+        state_id, codec, aging = self._state(
+            "map", stateName, valueSchema, map_key=userKeySchema, ttl=ttlDurationMs
+        )
+        return MapState(
+            self._table, state_id, self._map_key_codec(stateName, userKeySchema), codec, aging
+        )
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: ARG002
-        """Not built yet."""
-        raise self._not_built("timers (registerTimer)")
+    def getReducingState(
+        self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
+    ) -> ReducingState:
+        """Return the reducing state of that name; `reduce` merges two tuples of `schema`."""
+        return ReducingState(
+            self._value_state("reducing", stateName, schema, ttlDurationMs), reduce
+        )
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:  # noqa: ARG002
-        """Not built yet."""
-        raise self._not_built("timers (deleteTimer)")
+    def getAggregatingState(
+        self,
+        stateName: str,
+        accumulatorSchema: Schema,
+        aggregate: AggregateFunction,
+        ttlDurationMs: Ttl = None,
+    ) -> AggregatingState:
+        """Return the aggregating state of that name."""
+        accumulator = self._value_state("aggregating", stateName, accumulatorSchema, ttlDurationMs)
+        return AggregatingState(accumulator, aggregate)
+
+    def getOperatorListState(
+        self, stateName: str, schema: Schema, redistribution: str = SPLIT
+    ) -> OperatorListState:
+        """Return the subtask's list of that name.
+
+        Parameters
+        ----------
+        stateName, schema
+            As for keyed state.
+        redistribution
+            At another parallelism: ``split`` deals the values of all subtasks out, ``union`` gives
+            all of them to every subtask.
+        """
+        if redistribution not in REDISTRIBUTIONS:
+            raise PlanError(
+                f"{self._where}: redistribution of state {stateName!r} is {redistribution!r}, "
+                f"allowed is {', '.join(REDISTRIBUTIONS)}"
+            )
+        state_id, codec, _ = self._state(
+            "operator-list", stateName, schema, redistribution=redistribution
+        )
+        return OperatorListState(self._table, state_id, codec)
+
+    def getBroadcastState(
+        self, stateName: str, keySchema: Schema, valueSchema: Schema
+    ) -> BroadcastState:
+        """Return the map of that name, which is the same in all subtasks."""
+        state_id, codec, _ = self._state("broadcast", stateName, valueSchema, map_key=keySchema)
+        return BroadcastState(
+            self._table, state_id, self._map_key_codec(stateName, keySchema), codec
+        )
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer for the current key, in milliseconds of the operator's time mode."""
+        self.timers.register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key."""
+        self.timers.delete(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """Not built yet."""
-        raise self._not_built("timers (listTimers)")
+        """Return an iterator over the current key's timers, in milliseconds, earliest first."""
+        return self.timers.of_current_key()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Not built yet."""
-        raise self._not_built(f"deleteIfExists({stateName!r})")
+        """Delete a state of all keys, if there is one; its entries go bit by bit."""
+        self._check_in_init(f"deleteIfExists({stateName!r})")
+        state_id = self._catalog.find(stateName)
+        if state_id is not None:
+            self._catalog.delete(state_id)
+            self._aging.pop(state_id, None)
+
+    def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
+        state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)
+        columns = ValueColumns(self._struct_type(schema), f"{self._where}, state {name!r}")
+        return ValueState(self._table, state_id, codec, aging, columns)
 
     def _state(
         self,
-        name: str,
         kind: str,
-        schema: T.StructType | str,
-        ttl_duration_ms: int | None,
-        map_key_schema: T.StructType | None = None,
-    ) -> tuple[TupleCodec, bytes]:
-        if ttl_duration_ms is not None:
-            raise self._not_built(f"TTL (ttlDurationMs of state {name!r})")
-        value_schema = self._struct_type(schema)
+        name: str,
+        schema: Schema,
+        *,
+        map_key: Schema | None = None,
+        ttl: Ttl = None,
+        redistribution: str | None = None,
+    ) -> tuple[bytes, Codec, Aging | None]:
+        """Return a state's id, the codec of all its entries, and how they age."""
+        what = f"{self._where}, {kind} state {name!r}"
+        self._check_in_init(f"the state {name!r} was asked for")
+        self._catalog.claim(name)
         wanted = StateDescriptor(
             name=name,
             kind=kind,
-            value_schema=value_schema.json(),
-            map_key_schema=None if map_key_schema is None else map_key_schema.json(),
+            value_schema=self._struct_type(schema).json(),
+            map_key_schema=None if map_key is None else self._struct_type(map_key).json(),
+            ttl=ttl_descriptor(ttl, self._clock, what),
+            is_stamped=bool(ttl),
+            redistribution=redistribution,
         )
-        codec = TupleCodec(value_schema, f"{self._where}, {kind} state {name!r}")
-        return codec, bytes([self._state_id(wanted)])
+        state_id = self._id_of(wanted)
+        state = self._catalog.descriptor(state_id)
+        aging = self._aging_of(state_id, state, what)
+        return bytes([state_id]), codec_of(state, what), aging
 
-    def _struct_type(self, schema: T.StructType | str) -> T.StructType:
+    def _id_of(self, wanted: StateDescriptor) -> int:
+        migration = self._migrations.get(wanted.name)
+        if migration is not None:
+            migrated = migrate(self._table, self._catalog, wanted, migration, self._where)
+            if migrated is not None:
+                return migrated
+        state_id = self._catalog.find(wanted.name)
+        if state_id is None:
+            return self._catalog.add(wanted)
+        self._catalog.evolve(state_id, wanted)
+        return state_id
+
+    def _aging_of(self, state_id: int, state: StateDescriptor, what: str) -> Aging | None:
+        if state.ttl is not None:
+            aging = TimeToLive(state.ttl, self._clock, self._table.current, what)
+            self._aging[state_id] = aging
+            return aging
+        return SwitchedOff() if state.is_stamped else None
+
+    def _check_in_init(self, what: str) -> None:
+        if not self._in_init:
+            raise PlanError(
+                f"{self._where}: {what} outside init: do it in init, which runs in every epoch"
+            )
+
+    def _map_key_codec(self, name: str, schema: Schema) -> TupleCodec:
+        what = f"{self._where}, keys of state {name!r}"
+        return TupleCodec(self._struct_type(schema), what, is_key=True)
+
+    def _struct_type(self, schema: Schema) -> T.StructType:
         if isinstance(schema, T.StructType):
             return schema
         try:
@@ -121,49 +262,3 @@ class ProcessorHandle:
                 f"{self._where}: the schema {schema!r} was not asked for when the query was built; "
                 "give a StructType, or ask for all states in init"
             ) from None
-
-    def _state_id(self, wanted: StateDescriptor) -> int:
-        if wanted.name in self._given:
-            raise PlanError(f"{self._where}: init asks for the state {wanted.name!r} twice")
-        self._given.add(wanted.name)
-        for state_id, stored in enumerate(self._descriptors):
-            if stored.name == wanted.name:
-                check_unchanged(stored, wanted, self._where)
-                return state_id
-        if len(self._descriptors) > MAX_STATES:
-            raise PlanError(f"{self._where}: more than {MAX_STATES + 1} states, use fewer names")
-        self._descriptors.append(wanted)
-        return len(self._descriptors) - 1
-
-    def _not_built(self, what: str) -> NotBuiltYetError:
-        return NotBuiltYetError(f"{self._where}: {what} is not built yet")
-
-
-def check_unchanged(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> None:
-    """Check that a stored state is what the processor asks for.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If kind or schema differ.
-    """
-    if stored != wanted:
-        raise IncompatibleStateError(
-            f"{where}: state {stored.name!r} is stored as {_text(stored)}, the processor asks for "
-            f"{_text(wanted)}; give the state back its kind and schema, or use a new name (schema "
-            "evolution is not built yet)"
-        )
-
-
-def _text(descriptor: StateDescriptor) -> str:
-    schemas = [descriptor.map_key_schema, descriptor.value_schema]
-    return (
-        descriptor.kind
-        + " state of "
-        + " to ".join(schema_text(schema) for schema in schemas if schema is not None)
-    )
-
-
-def schema_text(schema_json: str) -> str:
-    """Return the short form of a stored schema, for errors."""
-    return T.StructType.fromJson(json.loads(schema_json)).simpleString()

@@ -1,32 +1,36 @@
 """One epoch's view of a subtask's state: the backend below, this epoch's writes on top.
 
-Stored keys are ``key group (2 bytes) | state id (1 byte) | key | rest``, so that a key group is one
-range of the store and moves between subtasks as such. Keys are MessagePack, whose values end where
-they say they end: no stored key is a prefix of another key's entries by accident.
+Where entries lie is told by :mod:`pyspark_ckpt.operator.stored_keys`.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pyspark_ckpt.errors import StateError
+from pyspark_ckpt.operator.epoch_writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend
 
 PREFETCH_KEYS = 16_384
 """Keys read ahead at once; bounds the memory that read-ahead takes."""
 
-MAX_STATES = 255
-_KEY_GROUP = struct.Struct(">H")
-
 
 @dataclass(slots=True)
 class CurrentKey:
-    """The key that the processor is working on, with its place among the epoch's keys."""
+    """The key that the processor is working on, with its place among the part's keys.
 
-    key_group: bytes = b""
+    Outside a key, as in ``init``, `key_group` is ``None``.
+    """
+
+    key_group: bytes | None = None
     key: bytes = b""
     position: int = 0
+    event_time_ms: int | None = None
+
+    def leave(self) -> None:
+        """Be outside any key."""
+        self.key_group, self.key, self.event_time_ms = None, b"", None
 
 
 class StateTable:
@@ -37,62 +41,99 @@ class StateTable:
     backend
         The subtask's backend, at the version the epoch starts from; it is not written to.
     keys
-        ``(key group, encoded key)`` of every key of the epoch, in the order of processing.
+        ``(key group, encoded key)`` of the first part's keys, in the order of processing.
+    writes
+        Where the epoch's writes go; by default a buffer with the default limit.
     """
 
-    def __init__(self, backend: StateBackend, keys: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self,
+        backend: StateBackend,
+        keys: Sequence[tuple[bytes, bytes]] = (),
+        writes: EpochWrites | None = None,
+    ) -> None:
         self.current = CurrentKey()
         self._backend = backend
         self._keys = keys
-        self._writes: dict[bytes, bytes | None] = {}
-        self._written_below: dict[bytes, dict[bytes, bytes | None]] = {}
-        self._before_barrier: list[Callable[[], None]] = []
+        self._writes = EpochWrites() if writes is None else writes
         self._prefetched: dict[bytes, tuple[range, dict[bytes, bytes | None]]] = {}
+
+    def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
+        """Go on with another part of the epoch's keys."""
+        self._keys = keys
+        self._prefetched.clear()
 
     def stored_key(self, state_id: bytes) -> bytes:
         """Return the stored key of a state for the current key."""
-        return self.current.key_group + state_id + self.current.key
+        try:
+            return self.current.key_group + state_id + self.current.key  # type: ignore[operator]
+        except TypeError:
+            raise StateError(
+                "keyed state was used outside a key: use it in handleInputRows, "
+                "handleExpiredTimer or handleInitialState, not in init or handleBroadcastRows"
+            ) from None
+
+    def stored_keys(self, state_id: bytes, positions: Sequence[int]) -> list[bytes]:
+        """Return a state's stored keys for several keys of the part."""
+        keys = self._keys
+        return [keys[position][0] + state_id + keys[position][1] for position in positions]
 
     def get(self, key: bytes) -> bytes | None:
         """Return one entry."""
-        if key in self._writes:
-            return self._writes[key]
+        write: Write = self._writes.find(key)
+        if write is not NOT_WRITTEN:
+            return write
         return self._backend.get_many([key])[0]
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return several entries, in their order."""
+        values = self._backend.get_many(keys)
+        if len(self._writes) or self._writes.is_spilled:
+            for index, key in enumerate(keys):
+                write = self._writes.find(key)
+                if write is not NOT_WRITTEN:
+                    values[index] = write
+        return values
 
     def get_prefetched(self, state_id: bytes) -> bytes | None:
         """Return a state's entry of the current key, read together with those of the next keys."""
         key = self.stored_key(state_id)
-        if key in self._writes:
-            return self._writes[key]
+        write: Write = self._writes.find(key)
+        if write is not NOT_WRITTEN:
+            return write
         position = self.current.position
         window, values = self._prefetched.get(state_id, (range(0), {}))
         if position not in window:
             window = range(position, min(position + PREFETCH_KEYS, len(self._keys)))
-            wanted = [
-                group + state_id + key for group, key in self._keys[window.start : window.stop]
-            ]
+            wanted = self.stored_keys(state_id, window)
             values = dict(zip(wanted, self._backend.get_many(wanted), strict=True))
             self._prefetched[state_id] = (window, values)
         return values[key]
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write an entry that no scan looks for."""
-        self._writes[key] = value
+        self._writes.add(key, value)
 
     def delete(self, key: bytes) -> None:
         """Delete an entry that no scan looks for."""
-        self._writes[key] = None
+        self._writes.add(key, None)
 
     def write_below(self, prefix: bytes, key: bytes, value: bytes | None) -> None:
         """Write or, with ``None``, delete an entry that :meth:`scan` of `prefix` must see."""
-        self._writes[key] = value
-        self._written_below.setdefault(prefix, {})[key] = value
+        self._writes.add_below(prefix, key, value)
+
+    def is_written(self, key: bytes) -> bool:
+        """Tell whether the epoch has written an entry."""
+        return self._writes.find(key) is not NOT_WRITTEN
+
+    def is_deleted(self, key: bytes) -> bool:
+        """Tell whether the epoch's last write to an entry was a delete."""
+        return self._writes.find(key) is None
 
     def has_any_below(self, prefix: bytes) -> bool:
         """Tell whether :meth:`scan` of `prefix` would yield an entry."""
-        written = self._written_below.get(prefix, {})
         # The newest write is the likeliest to be an entry, and found without sorting them all.
-        if written and next(reversed(written.values())) is not None:
+        if self._writes.newest_below(prefix) is not None:
             return True
         return next(self.scan(prefix), None) is not None
 
@@ -101,37 +142,26 @@ class StateTable:
 
         What is written while the scan runs may or may not be seen.
         """
-        written = sorted(self._written_below.get(prefix, {}).items())
-        following = iter(written)
-        pending = next(following, None)
-        for key, value in self._backend.scan(prefix):
-            while pending is not None and pending[0] < key:
-                if pending[1] is not None:
-                    yield pending[0], pending[1]
-                pending = next(following, None)
-            if pending is not None and pending[0] == key:
-                if pending[1] is not None:
-                    yield key, pending[1]
-                pending = next(following, None)
-            else:
+        for key, value in overlaid(self._backend.scan(prefix), self._writes.scan(prefix)):
+            if value is not None:
                 yield key, value
-        while pending is not None:
-            if pending[1] is not None:
-                yield pending[0], pending[1]
-            pending = next(following, None)
+
+    def scan_stored(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the backend's own entries from `start` on, without this epoch's writes."""
+        return self._backend.scan(start=start)
 
     def before_barrier(self, write_pending: Callable[[], None]) -> None:
         """Register what a state calls to hand over the writes it still holds back."""
-        self._before_barrier.append(write_pending)
+        self._writes.before_spill(write_pending)
 
-    def changes(self) -> Changes:
-        """Return all writes of the epoch in key order; called once, at the barrier."""
-        for write_pending in self._before_barrier:
-            write_pending()
-        keys = sorted(self._writes)
-        return Changes(keys, [self._writes[key] for key in keys])
+    def written_entries(self) -> int:
+        """Return the number of writes in memory."""
+        return len(self._writes)
 
+    def changes(self) -> Iterator[Changes]:
+        """Return all writes of the epoch in key order, in frames; called once, at the barrier."""
+        return self._writes.all_in_order()
 
-def encode_key_group(key_group: int) -> bytes:
-    """Return the two bytes that stored keys of a key group start with."""
-    return _KEY_GROUP.pack(key_group)
+    def close(self) -> None:
+        """Give up what the epoch's writes took on disk."""
+        self._writes.close()

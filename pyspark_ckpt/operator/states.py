@@ -9,42 +9,131 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pandas as pd
 
-from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time_to_live import Aging
+from pyspark_ckpt.operator.value_columns import ValueColumns
+from pyspark_ckpt.operator.versioned_codec import Codec
 
 Value = tuple[Any, ...]
 
 _chunk_encoder = msgspec.msgpack.Encoder()
 _chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
 _CHUNK_NUMBER_BYTES = 4
-_NOTHING_APPENDED: tuple[int, list[bytes]] = (0, [])
 
 
 class ValueState:
-    """One tuple per key; the methods of ``pyspark.sql.streaming.ValueState``."""
+    """One tuple per key; the methods of ``pyspark.sql.streaming.ValueState``.
 
-    def __init__(self, table: StateTable, state_id: bytes, codec: TupleCodec) -> None:
+    Parameters
+    ----------
+    table, state_id
+        The epoch's state, and which one of it this is.
+    codec
+        Of the state's tuples.
+    aging
+        How its entries grow old, ``None`` if they never carried a time.
+    columns
+        The state's schema as pandas columns, for :meth:`getMany` and :meth:`updateMany`.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        state_id: bytes,
+        codec: Codec,
+        aging: Aging | None = None,
+        columns: ValueColumns | None = None,
+    ) -> None:
         self._table = table
         self._state_id = state_id
         self._codec = codec
+        self._aging = aging
+        self._columns = columns
 
     def exists(self) -> bool:
         """Tell whether the key has a value."""
-        return self._table.get_prefetched(self._state_id) is not None
+        data = self._table.get_prefetched(self._state_id)
+        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def get(self) -> Value | None:
         """Return the key's value, ``None`` if it has none."""
         data = self._table.get_prefetched(self._state_id)
-        return None if data is None else self._codec.decode(data)
+        if data is None:
+            return None
+        if self._aging is None:
+            return self._codec.decode(data)
+        shown = self._aging.shown(data)
+        if shown is None:
+            return None
+        renewed = self._aging.renewed(data)
+        if renewed is not None:
+            self._table.put(self._table.stored_key(self._state_id), renewed)
+        return self._codec.decode(shown)
 
     def update(self, newValue: Value) -> None:
         """Set the key's value."""
-        self._table.put(self._table.stored_key(self._state_id), self._codec.encode(newValue))
+        data = self._codec.encode(newValue)
+        if self._aging is not None:
+            data = self._aging.stamp() + data
+        self._table.put(self._table.stored_key(self._state_id), data)
 
     def clear(self) -> None:
         """Remove the key's value."""
         self._table.delete(self._table.stored_key(self._state_id))
+
+    def getMany(self, keys: pd.DataFrame) -> pd.DataFrame:
+        """Return the values of several keys as columns, a row per key in their order.
+
+        For ``handleInputBatch``. A key without a value has nulls in all columns; numbers come as
+        pandas' nullable types, which keep 64-bit integers exact.
+
+        Parameters
+        ----------
+        keys
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        """
+        stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
+        values: list[Value | None] = []
+        for key, data in zip(stored_keys, self._table.get_many(stored_keys), strict=True):
+            values.append(None if data is None else self._read(key, data))
+        return self._value_columns.frame(values, keys.index)
+
+    def updateMany(self, keys: pd.DataFrame, values: pd.DataFrame) -> None:
+        """Set the values of several keys from columns, a row per key in their order.
+
+        Parameters
+        ----------
+        keys
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        values
+            The state's columns by name, as many rows as `keys`.
+        """
+        stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
+        stamp = b"" if self._aging is None else self._aging.stamp()
+        rows = self._value_columns.rows(values, len(stored_keys))
+        for key, row in zip(stored_keys, rows, strict=True):
+            self._table.put(key, stamp + self._codec.encode(row))
+
+    def clearMany(self, keys: pd.DataFrame) -> None:
+        """Remove the values of several keys of ``handleInputBatch``."""
+        for key in self._table.stored_keys(self._state_id, keys.index.tolist()):
+            self._table.delete(key)
+
+    def _read(self, key: bytes, data: bytes) -> Value | None:
+        if self._aging is None:
+            return self._codec.decode(data)
+        shown = self._aging.shown(data)
+        renewed = None if shown is None else self._aging.renewed(data)
+        if renewed is not None:
+            self._table.put(key, renewed)
+        return None if shown is None else self._codec.decode(shown)
+
+    @property
+    def _value_columns(self) -> ValueColumns:
+        assert self._columns is not None  # the processor's handle gives them
+        return self._columns
 
 
 class ListState:
@@ -52,28 +141,27 @@ class ListState:
 
     Each epoch's appended values become one chunk at the barrier, so appending never rewrites the
     list. The entry at the list's own key counts the chunks; the list exists as long as it does.
+    With a time to live, each chunk has its own.
     """
 
-    def __init__(self, table: StateTable, state_id: bytes, codec: TupleCodec) -> None:
+    def __init__(
+        self, table: StateTable, state_id: bytes, codec: Codec, aging: Aging | None = None
+    ) -> None:
         self._table = table
         self._state_id = state_id
         self._codec = codec
-        self._appended: dict[bytes, tuple[int, list[bytes]]] = {}
+        self._aging = aging
+        self._appended: dict[bytes, _Chunk] = {}
         table.before_barrier(self._write_chunks)
 
     def exists(self) -> bool:
         """Tell whether the key's list has a value."""
-        return self._table.get_prefetched(self._state_id) is not None
+        data = self._header()
+        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def get(self) -> Iterator[Value]:
-        """Yield the key's values in order."""
-        prefix = self._table.stored_key(self._state_id)
-        for key, data in self._table.scan(prefix):
-            if key != prefix:
-                for item in _chunk_decoder.decode(data):
-                    yield self._codec.decode(item)
-        for item in list(self._appended.get(prefix, _NOTHING_APPENDED)[1]):
-            yield self._codec.decode(item)
+        """Return an iterator over the key's values in order."""
+        return self._values(self._prefix())
 
     def put(self, newState: list[Value]) -> None:
         """Replace the key's list."""
@@ -91,30 +179,73 @@ class ListState:
 
     def clear(self) -> None:
         """Remove the key's list."""
-        prefix = self._table.stored_key(self._state_id)
+        prefix = self._prefix()
         for key, _ in list(self._table.scan(prefix)):
             self._table.write_below(prefix, key, None)
         self._appended.pop(prefix, None)
 
+    def _prefix(self) -> bytes:
+        return self._table.stored_key(self._state_id)
+
+    def _header(self) -> bytes | None:
+        return self._table.get_prefetched(self._state_id)
+
+    def _values(self, prefix: bytes) -> Iterator[Value]:
+        appended = self._appended.get(prefix)
+        pending = [] if appended is None else list(appended.items)
+        for key, data in self._table.scan(prefix):
+            chunk = data if self._aging is None else self._shown(prefix, key, data)
+            if key != prefix and chunk is not None:
+                for item in _chunk_decoder.decode(chunk):
+                    yield self._codec.decode(item)
+        for item in pending:
+            yield self._codec.decode(item)
+
+    def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
+        assert self._aging is not None
+        shown = self._aging.shown(data)
+        renewed = None if shown is None else self._aging.renewed(data)
+        if renewed is not None:
+            self._table.write_below(prefix, key, renewed)
+        return shown
+
     def _append(self, encoded: list[bytes]) -> None:
         if not encoded:
             return
-        prefix = self._table.stored_key(self._state_id)
+        prefix = self._prefix()
+        stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
         if chunk is None:
-            count = self._table.get_prefetched(self._state_id)
-            number = 0 if count is None else int.from_bytes(count, "big")
-            chunk = self._appended[prefix] = (number, [])
-            self._table.write_below(
-                prefix, prefix, (number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
-            )
-        chunk[1].extend(encoded)
+            number = self._chunks()
+            chunk = self._appended[prefix] = _Chunk(number)
+            header = stamp + (number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
+            self._table.write_below(prefix, prefix, header)
+        chunk.stamp = stamp
+        chunk.items.extend(encoded)
+
+    def _chunks(self) -> int:
+        header = self._header()
+        if header is None:
+            return 0
+        # The number ends the entry, whatever stamp stands before it.
+        return int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
 
     def _write_chunks(self) -> None:
-        for prefix, (number, items) in self._appended.items():
-            key = prefix + number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
-            self._table.write_below(prefix, key, _chunk_encoder.encode(items))
-        self._appended.clear()
+        appended, self._appended = self._appended, {}
+        for prefix, chunk in appended.items():
+            key = prefix + chunk.number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
+            self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+
+
+class _Chunk:
+    """Values appended to a list since the last chunk was written."""
+
+    __slots__ = ("items", "number", "stamp")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.items: list[bytes] = []
+        self.stamp = b""
 
 
 class MapState:
@@ -124,44 +255,55 @@ class MapState:
     """
 
     def __init__(
-        self, table: StateTable, state_id: bytes, key_codec: TupleCodec, codec: TupleCodec
+        self,
+        table: StateTable,
+        state_id: bytes,
+        key_codec: Codec,
+        codec: Codec,
+        aging: Aging | None = None,
     ) -> None:
         self._table = table
         self._state_id = state_id
         self._key_codec = key_codec
         self._codec = codec
+        self._aging = aging
 
     def exists(self) -> bool:
         """Tell whether the key's map has an entry."""
-        return self._table.has_any_below(self._table.stored_key(self._state_id))
+        prefix = self._prefix()
+        if self._aging is None:
+            return self._table.has_any_below(prefix)
+        return any(self._aging.shown(data) is not None for _, data in self._table.scan(prefix))
 
     def getValue(self, key: Value) -> Value | None:
         """Return an entry's value, ``None`` if there is none."""
-        data = self._table.get(self._entry_key(key)[1])
+        data = self._read(*self._entry_key(key))
         return None if data is None else self._codec.decode(data)
 
     def containsKey(self, key: Value) -> bool:
         """Tell whether the map has an entry."""
-        return self._table.get(self._entry_key(key)[1]) is not None
+        data = self._table.get(self._entry_key(key)[1])
+        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def updateValue(self, key: Value, value: Value) -> None:
         """Set an entry."""
         prefix, entry_key = self._entry_key(key)
-        self._table.write_below(prefix, entry_key, self._codec.encode(value))
+        data = self._codec.encode(value)
+        if self._aging is not None:
+            data = self._aging.stamp() + data
+        self._table.write_below(prefix, entry_key, data)
 
     def iterator(self) -> Iterator[tuple[Value, Value]]:
-        """Yield all entries."""
-        prefix = self._table.stored_key(self._state_id)
-        for key, data in self._table.scan(prefix):
-            yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
+        """Return an iterator over all entries."""
+        return self._entries(self._prefix())
 
     def keys(self) -> Iterator[Value]:
-        """Yield all entries' keys."""
-        return (key for key, _ in self.iterator())
+        """Return an iterator over all entries' keys."""
+        return (key for key, _ in self._entries(self._prefix()))
 
     def values(self) -> Iterator[Value]:
-        """Yield all entries' values."""
-        return (value for _, value in self.iterator())
+        """Return an iterator over all entries' values."""
+        return (value for _, value in self._entries(self._prefix()))
 
     def removeKey(self, key: Value) -> None:
         """Remove an entry."""
@@ -170,10 +312,33 @@ class MapState:
 
     def clear(self) -> None:
         """Remove all entries."""
-        prefix = self._table.stored_key(self._state_id)
+        prefix = self._prefix()
         for key, _ in list(self._table.scan(prefix)):
             self._table.write_below(prefix, key, None)
 
+    def _entries(self, prefix: bytes) -> Iterator[tuple[Value, Value]]:
+        for key, stored in self._table.scan(prefix):
+            data = stored if self._aging is None else self._shown(prefix, key, stored)
+            if data is not None:
+                yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
+
+    def _read(self, prefix: bytes, entry_key: bytes) -> bytes | None:
+        data = self._table.get(entry_key)
+        if data is None or self._aging is None:
+            return data
+        return self._shown(prefix, entry_key, data)
+
+    def _shown(self, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
+        assert self._aging is not None
+        shown = self._aging.shown(data)
+        renewed = None if shown is None else self._aging.renewed(data)
+        if renewed is not None:
+            self._table.write_below(prefix, entry_key, renewed)
+        return shown
+
+    def _prefix(self) -> bytes:
+        return self._table.stored_key(self._state_id)
+
     def _entry_key(self, key: Value) -> tuple[bytes, bytes]:
-        prefix = self._table.stored_key(self._state_id)
+        prefix = self._prefix()
         return prefix, prefix + self._key_codec.encode(key)

@@ -45,7 +45,7 @@ def with_segments(handle: Handle, *sizes: int, inline: bool) -> Handle:
 
 
 def test_small_changes_go_into_the_handle(storage: Storage, handle: Handle) -> None:
-    segment = make_segment(storage, handle, CHANGES, 7, SIZE)
+    segment = make_segment(storage, handle, [CHANGES], 7, SIZE)
     assert segment.file is None
     assert segment.inline is not None
     assert len(segment.inline) == segment.size_bytes == SIZE
@@ -57,7 +57,7 @@ def test_small_changes_go_into_the_handle(storage: Storage, handle: Handle) -> N
 def test_larger_changes_go_into_a_file_of_the_subtask_and_epoch(
     storage: Storage, handle: Handle
 ) -> None:
-    segment = make_segment(storage, handle, CHANGES, 7, SIZE - 1)
+    segment = make_segment(storage, handle, [CHANGES], 7, SIZE - 1)
     assert segment.inline is None
     assert segment.file is not None
     assert segment.file.path.startswith("taskowned/segment-3-7-")
@@ -72,17 +72,17 @@ def test_the_threshold_counts_all_inline_segments_of_a_handle(
     storage: Storage, handle: Handle
 ) -> None:
     inline = with_segments(handle, 50, 50, inline=True)
-    assert make_segment(storage, inline, CHANGES, 7, 100 + SIZE).file is None
-    assert make_segment(storage, inline, CHANGES, 7, 99 + SIZE).file is not None
+    assert make_segment(storage, inline, [CHANGES], 7, 100 + SIZE).file is None
+    assert make_segment(storage, inline, [CHANGES], 7, 99 + SIZE).file is not None
     filed = with_segments(handle, 50, 50, inline=False)
-    assert make_segment(storage, filed, CHANGES, 7, SIZE).file is None
+    assert make_segment(storage, filed, [CHANGES], 7, SIZE).file is None
 
 
 @pytest.mark.parametrize("threshold", [0, 1000])
 def test_two_attempts_of_an_epoch_differ_in_version_and_file(
     storage: Storage, handle: Handle, threshold: int
 ) -> None:
-    one, other = (make_segment(storage, handle, CHANGES, 7, threshold) for _ in range(2))
+    one, other = (make_segment(storage, handle, [CHANGES], 7, threshold) for _ in range(2))
     assert one.version != other.version
     assert one.file is None or one.file != other.file
 

@@ -76,7 +76,7 @@ class SubtaskMachine(RuleBasedStateMachine):
                 snapshot = make_base(self.storage, backend, handle, self.epoch)
                 handle = msgspec.structs.replace(handle, base=snapshot, segments=())
         changes = Changes(list(writes), list(writes.values()))
-        segment = make_segment(self.storage, handle, changes, self.epoch, threshold)
+        segment = make_segment(self.storage, handle, [changes], self.epoch, threshold)
         new = msgspec.structs.replace(
             handle, epoch=self.epoch, segments=(*handle.segments, segment)
         )

@@ -74,7 +74,7 @@ def test_a_state_finds_its_values_again_when_init_asks_in_another_order(
     handle.getValueState("a", NUMBER).update((1,))
     handle.getListState("l", NUMBER).appendValue((2,))
     handle.getMapState("m", TEXT, NUMBER).updateValue(("x",), (3,))
-    backend.apply([table.changes()], "1")
+    backend.apply(table.changes(), "1")
 
     table = StateTable(backend, KEYS)
     table.current.key_group, table.current.key = KEYS[0]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.operator import state_table
 from pyspark_ckpt.operator.key_groups import MAX_MAX_PARALLELISM
-from pyspark_ckpt.operator.state_table import StateTable, encode_key_group
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import encode_key_group
 from state_backends import Changes, StateBackend
 from state_backends.backend import FIRST_RESERVED_KEY
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.codec import TupleCodec, key_encoder
-from pyspark_ckpt.operator.state_table import StateTable, encode_key_group
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import encode_key_group
 from pyspark_ckpt.operator.states import ListState, MapState, ValueState
 from state_backends import open_backend
 
@@ -64,7 +65,7 @@ class StatesMachine(RuleBasedStateMachine):
     @rule()
     def end_epoch(self) -> None:
         self.epoch += 1
-        self.backend.apply([self.table.changes()], str(self.epoch))
+        self.backend.apply(self.table.changes(), str(self.epoch))
         self.commit()
 
     @rule()
@@ -158,7 +159,7 @@ class StatesMachine(RuleBasedStateMachine):
             self.value.clear()
             self.list.clear()
             self.map.clear()
-        self.backend.apply([self.table.changes()], "cleared")
+        self.backend.apply(self.table.changes(), "cleared")
         left = list(self.backend.scan())
         self.backend.close()
         self.temporary.cleanup()

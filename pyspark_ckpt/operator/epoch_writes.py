@@ -1,0 +1,176 @@
+"""The writes of one epoch, held back until the barrier, in memory and beyond a limit on disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from state_backends import Changes, StateBackend, open_backend
+
+Write = bytes | None
+"""A value, or ``None`` for a delete."""
+
+NOT_WRITTEN: Any = object()
+"""Answer for a key that the epoch has not written."""
+
+DEFAULT_LIMIT_BYTES = 256 * 1024**2
+FRAME_ENTRIES = 10_000
+_ENTRY_BYTES = 250
+"""What an entry takes in memory beside its bytes: two objects, two dictionary places."""
+
+_DELETED = b"\x00"
+_PUT = b"\x01"
+
+
+class EpochWrites:
+    """Puts and deletes of an epoch, the last one of each key.
+
+    Parameters
+    ----------
+    limit_bytes
+        Memory above which the writes move to a temporary RocksDB store.
+    directory
+        Where that store goes, on the executor's own disk; by default the system's.
+    """
+
+    def __init__(
+        self, limit_bytes: int = DEFAULT_LIMIT_BYTES, directory: Path | None = None
+    ) -> None:
+        self._limit_bytes = limit_bytes
+        self._directory = directory
+        self._memory: dict[bytes, Write] = {}
+        self._below: dict[bytes, dict[bytes, Write]] = {}
+        self._bytes = 0
+        self._spilled: StateBackend | None = None
+        self._spill_place: Path | None = None
+        self._spills = count(1)
+        self._before_spill: list[Callable[[], None]] = []
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether a part of the writes lies on disk."""
+        return self._spilled is not None
+
+    def __len__(self) -> int:
+        """Return the number of entries in memory."""
+        return len(self._memory)
+
+    def find(self, key: bytes) -> Any:
+        """Return what the epoch last wrote to a key, or :data:`NOT_WRITTEN`."""
+        write = self._memory.get(key, NOT_WRITTEN)
+        if write is NOT_WRITTEN and self._spilled is not None:
+            stored = self._spilled.get_many([key])[0]
+            return NOT_WRITTEN if stored is None else _decode(stored)
+        return write
+
+    def add(self, key: bytes, value: Write) -> None:
+        """Write one entry that no scan looks for."""
+        self._memory[key] = value
+        self._bytes += _ENTRY_BYTES + len(key) + (len(value) if value is not None else 0)
+        if self._bytes > self._limit_bytes:
+            self.spill()
+
+    def add_below(self, prefix: bytes, key: bytes, value: Write) -> None:
+        """Write one entry that :meth:`scan` of `prefix` must see."""
+        self._below.setdefault(prefix, {})[key] = value
+        self.add(key, value)
+
+    def newest_below(self, prefix: bytes) -> Write:
+        """Return the newest write below a prefix that is in memory, ``None`` also for none."""
+        written = self._below.get(prefix)
+        return next(reversed(written.values())) if written else None
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Write]]:
+        """Yield the writes below a prefix in key order, deletes included."""
+        in_memory = iter(sorted(self._below.get(prefix, {}).items()))
+        if self._spilled is None:
+            return in_memory
+        spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan(prefix))
+        return overlaid(spilled, in_memory)
+
+    def before_spill(self, write_pending: Callable[[], None]) -> None:
+        """Register what a state calls to hand over writes that it still holds back."""
+        self._before_spill.append(write_pending)
+
+    def hand_over_pending(self) -> None:
+        """Have the states hand over what they hold back."""
+        for write_pending in self._before_spill:
+            write_pending()
+
+    def spill(self) -> None:
+        """Move all writes in memory to disk."""
+        self._bytes = 0  # what is handed over now must not spill again
+        self.hand_over_pending()
+        if self._spilled is None:
+            self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
+            self._spilled = open_backend("rocksdb", self._spill_place / "writes", create=True)
+        keys = sorted(self._memory)
+        self._spilled.apply(
+            [Changes(keys, [_encode(self._memory[key]) for key in keys])], str(next(self._spills))
+        )
+        self._memory.clear()
+        self._below.clear()
+        self._bytes = 0
+
+    def all_in_order(self) -> Iterator[Changes]:
+        """Yield all writes in key order, in frames."""
+        self.hand_over_pending()
+        entries: Iterator[tuple[bytes, Write]] = iter(
+            [(key, self._memory[key]) for key in sorted(self._memory)]
+        )
+        if self._spilled is not None:
+            spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
+            entries = overlaid(spilled, entries)
+        yield from in_frames(entries)
+
+    def close(self) -> None:
+        """Remove what lies on disk; safe to call twice."""
+        if self._spilled is not None and self._spill_place is not None:
+            self._spilled.close()
+            shutil.rmtree(self._spill_place, ignore_errors=True)
+            self._spilled = None
+
+
+def overlaid(
+    lower: Iterator[tuple[bytes, Write]], upper: Iterator[tuple[bytes, Write]]
+) -> Iterator[tuple[bytes, Write]]:
+    """Merge two streams in key order; where both have a key, the upper one counts."""
+    pending = next(upper, None)
+    for key, value in lower:
+        while pending is not None and pending[0] < key:
+            yield pending
+            pending = next(upper, None)
+        if pending is not None and pending[0] == key:
+            yield pending
+            pending = next(upper, None)
+        else:
+            yield key, value
+    if pending is not None:
+        yield pending
+        yield from upper
+
+
+def in_frames(entries: Iterator[tuple[bytes, Write]]) -> Iterator[Changes]:
+    """Gather entries into frames of :data:`FRAME_ENTRIES`."""
+    keys: list[bytes] = []
+    values: list[Write] = []
+    for key, value in entries:
+        keys.append(key)
+        values.append(value)
+        if len(keys) == FRAME_ENTRIES:
+            yield Changes(keys, values)
+            keys, values = [], []
+    if keys:
+        yield Changes(keys, values)
+
+
+def _encode(write: Write) -> bytes:
+    return _DELETED if write is None else _PUT + write
+
+
+def _decode(stored: bytes) -> Write:
+    return None if stored == _DELETED else stored[1:]

@@ -1,0 +1,90 @@
+"""Removes expired entries and deleted states, a stretch of the stored keys in each epoch.
+
+The stretch grows with what the epoch wrote, so the sweep keeps up with a growing state, and no
+epoch ever reads all of it. Flink's heap backend cleans up incrementally in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import MAX_STATES, OPERATOR_STATE, is_keyed, state_id_of
+from pyspark_ckpt.operator.time_to_live import TimeToLive
+
+LEAST_ENTRIES = 1_000
+ENTRIES_PER_WRITE = 2
+
+FREE = "free"
+"""Kind of a place in the list of states that no entry refers to any more."""
+
+_SWEEPS_UNTIL_FREE = 2
+"""The first pass may have begun before the state was deleted; the second has seen everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Where the next epoch's stretch begins, and the states as they are after this one."""
+
+    sweep_from: bytes
+    states: tuple[StateDescriptor, ...]
+
+
+def sweep(
+    table: StateTable,
+    states: tuple[StateDescriptor, ...],
+    aging: Mapping[int, TimeToLive],
+    sweep_from: bytes,
+) -> Sweep:
+    """Remove what has expired in the next stretch of stored keys.
+
+    Called at the barrier, on an executor; the removals are writes of the epoch.
+
+    Parameters
+    ----------
+    table
+        The epoch's state, after all of its writes.
+    states
+        The subtask's states; their place is their id.
+    aging
+        How entries of a state age, by the state's id.
+    sweep_from
+        Where the last epoch's stretch ended.
+    """
+    deleted = {
+        state_id
+        for state_id, state in enumerate(states)
+        if state.sweeps is not None and state.kind != FREE
+    }
+    if not deleted and not aging:
+        return Sweep(b"", states)
+    budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
+    for key, value in table.scan_stored(sweep_from):
+        if budget == 0:
+            return Sweep(key, states)
+        budget -= 1
+        state_id = _state_id(key)
+        ages = aging.get(state_id)
+        if state_id in deleted or (
+            ages is not None and ages.is_expired(value) and not table.is_written(key)
+        ):
+            table.delete(key)
+    return Sweep(b"", tuple(_swept(state) for state in states))
+
+
+def _state_id(key: bytes) -> int:
+    if is_keyed(key):
+        return state_id_of(key)
+    return key[len(OPERATOR_STATE)] if key.startswith(OPERATOR_STATE) else MAX_STATES
+
+
+def _swept(state: StateDescriptor) -> StateDescriptor:
+    if state.sweeps is None or state.kind == FREE:
+        return state
+    if state.sweeps + 1 < _SWEEPS_UNTIL_FREE:
+        return msgspec.structs.replace(state, sweeps=state.sweeps + 1)
+    return StateDescriptor(name="", kind=FREE, value_schema="", sweeps=0)

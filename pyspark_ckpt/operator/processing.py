@@ -1,0 +1,157 @@
+"""An epoch of one subtask, from its rows to the barrier, whatever calls it.
+
+``init -> rows, key by key -> due timers -> expired entries -> close``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
+
+from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.expiry_sweep import Sweep, sweep
+from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
+from pyspark_ckpt.operator.operator_states import RawState
+from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_table import StateTable
+from state_backends import StateBackendError
+
+TIMERS_AT_ONCE = 100_000
+"""Due timers that are read together; bounds the memory they take."""
+
+DecodeKey = Callable[[bytes], tuple[Any, ...]]
+
+
+class EpochProcessing:
+    """Runs a processor over one epoch of one subtask.
+
+    Parameters
+    ----------
+    processor
+        The user's processor, a fresh copy.
+    table, states
+        The epoch's state, and the handle that ``init`` gets.
+    clock
+        The epoch's times.
+    mode
+        How the processor receives its rows.
+    decode_key
+        From a stored key's bytes to the key that the processor sees.
+    where
+        Operator, subtask and epoch, for errors.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        table: StateTable,
+        states: ProcessorHandle,
+        clock: EpochClock,
+        mode: InputMode,
+        decode_key: DecodeKey,
+        where: str,
+    ) -> None:
+        self._processor = processor
+        self._table = table
+        self._states = states
+        self._clock = clock
+        self._timer_values = clock.timer_values
+        self._mode = mode
+        self._decode_key = decode_key
+        self._where = where
+        self._step = "init"
+        self._key: tuple[Any, ...] | None = None
+        self._output = mode.new_output()
+
+    def run(self, parts: Iterable[list[pd.DataFrame]], epoch: int) -> Iterator[pd.DataFrame]:
+        """Process an epoch; yield its output in frames.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises; names the step and the key.
+        """
+        raw = RawState(self._table)
+        try:
+            self._processor.init(self._states)  # type: ignore[arg-type]  # same methods, no subclass
+            self._states.end_of_init()
+            self._step = "restoreState"
+            raw.restore_into(self._processor)
+            for frames in parts:
+                yield from self._process_part(self._mode.keys_of(frames))
+            yield from self._fire_timers()
+            self._leave_key("snapshotState")
+            raw.snapshot_of(self._processor, epoch)
+            if self._output.rows:
+                yield self._output.take()
+            self._step = "close"
+            self._processor.close()
+        except (CkptError, StateBackendError):
+            raise
+        except Exception as exc:
+            raise ProcessorError(
+                f"{self._where}, {self._place()}: {type(self._processor).__name__} raised "
+                f"{type(exc).__name__}: {exc}; mend the processor and start the query again, "
+                "nothing of this epoch was committed"
+            ) from exc
+
+    def sweep(self, sweep_from: bytes) -> Sweep:
+        """Remove expired entries in the next stretch of stored keys; after :meth:`run`."""
+        return sweep(self._table, self._states.descriptors, self._states.aging, sweep_from)
+
+    def _process_part(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
+        self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
+        self._step = "handleInputRows"
+        current = self._table.current
+        needs_event_time = self._states.ages_in_event_time
+        for position, item in enumerate(items):
+            self._key = item.key
+            current.key_group, current.key = item.key_group, item.encoded_key
+            current.position = position
+            if needs_event_time:
+                current.event_time_ms = self._mode.newest_event_time_ms(item)
+            self._output.extend(self._mode.process(self._processor, item, self._timer_values))
+            if self._output.rows >= CHUNK_ROWS:
+                yield self._output.take()
+        self._leave_key("handleInputRows")
+
+    def _fire_timers(self) -> Iterator[pd.DataFrame]:
+        """Fire due timers in the order of time; those of one time in the order of stored keys."""
+        now_ms = self._clock.timers_now_ms
+        if now_ms is None:
+            return
+        timers = self._states.timers
+        current = self._table.current
+        while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
+            self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
+            self._step = "handleExpiredTimer"
+            for position, timer in enumerate(due):
+                if timers.was_deleted(timer):
+                    continue
+                key = self._key = self._decode_key(timer.encoded_key)
+                current.key_group, current.key = timer.key_group, timer.encoded_key
+                current.position = position
+                self._output.extend(
+                    self._processor.handleExpiredTimer(
+                        key=key,
+                        timerValues=self._timer_values,
+                        expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
+                    )
+                )
+                timers.delete(timer.time_ms)
+                if self._output.rows >= CHUNK_ROWS:
+                    yield self._output.take()
+            self._leave_key("handleExpiredTimer")
+
+    def _leave_key(self, next_step: str) -> None:
+        self._table.current.leave()
+        self._key = None
+        self._step = next_step
+
+    def _place(self) -> str:
+        return self._step if self._key is None else f"{self._step}, key {self._key!r}"

@@ -1,0 +1,201 @@
+"""The states of a subtask by name: their ids for good, and how each came to be what it is now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.operator.codec import TupleCodec
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.expiry_sweep import FREE
+from pyspark_ckpt.operator.schema_evolution import Verdict, compare, converter
+from pyspark_ckpt.operator.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig, TtlTime, now_ms
+from pyspark_ckpt.operator.versioned_codec import MAX_VERSION, Codec, VersionedCodec
+
+
+class StateCatalog:
+    """What a subtask's handle knows of its states, brought up to what a processor asks for.
+
+    Parameters
+    ----------
+    stored
+        The states of the handle; their order gives the ids.
+    where
+        The operator and subtask, for errors.
+    """
+
+    def __init__(self, stored: tuple[StateDescriptor, ...], where: str) -> None:
+        self._states = list(stored)
+        self._where = where
+        self._given: set[str] = set()
+
+    @property
+    def states(self) -> tuple[StateDescriptor, ...]:
+        """All states in the order of their ids, deleted ones included."""
+        return tuple(self._states)
+
+    def claim(self, name: str) -> None:
+        """Note that the processor asks for a state.
+
+        Raises
+        ------
+        PlanError
+            If it did so before.
+        """
+        if name in self._given:
+            raise PlanError(f"{self._where}: init asks for the state {name!r} twice")
+        self._given.add(name)
+
+    def find(self, name: str) -> int | None:
+        """Return the id of a stored state, ``None`` if there is none or it was deleted."""
+        for state_id, state in enumerate(self._states):
+            if state.name == name and state.sweeps is None:
+                return state_id
+        return None
+
+    def descriptor(self, state_id: int) -> StateDescriptor:
+        """Return a state by its id."""
+        return self._states[state_id]
+
+    def add(self, wanted: StateDescriptor) -> int:
+        """Give a new state an id.
+
+        Raises
+        ------
+        PlanError
+            If there are too many.
+        """
+        for state_id, state in enumerate(self._states):
+            if state.kind == FREE:
+                self._states[state_id] = wanted
+                return state_id
+        if len(self._states) >= MAX_STATES:
+            raise PlanError(f"{self._where}: more than {MAX_STATES} states, use fewer names")
+        self._states.append(wanted)
+        return len(self._states) - 1
+
+    def evolve(self, state_id: int, wanted: StateDescriptor) -> None:
+        """Bring a stored state to what the processor asks for.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If its entries cannot be read as what is asked for.
+        """
+        self._states[state_id] = evolved(self._states[state_id], wanted, self._where)
+
+    def delete(self, state_id: int) -> None:
+        """Forget a state; its entries are removed bit by bit."""
+        self._states[state_id] = msgspec.structs.replace(self._states[state_id], sweeps=0)
+
+
+def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> StateDescriptor:
+    """Return a stored state in the form that is wanted, with its history.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the kind, the map key or the redistribution differ, or the schema cannot be reached.
+    """
+    if (stored.kind, stored.map_key_schema) != (wanted.kind, wanted.map_key_schema):
+        raise _incompatible(stored, wanted, where, "kind and map keys cannot change")
+    earlier = stored.earlier_schemas
+    evolution = compare(struct_type(stored.value_schema), struct_type(wanted.value_schema))
+    if evolution.verdict is Verdict.INCOMPATIBLE:
+        raise _incompatible(stored, wanted, where, "; ".join(evolution.refused))
+    if evolution.verdict is Verdict.EVOLVED:
+        earlier = (*earlier, stored.value_schema)
+        if len(earlier) > MAX_VERSION:
+            raise _incompatible(stored, wanted, where, f"more than {MAX_VERSION} changes of schema")
+    return msgspec.structs.replace(
+        wanted,
+        earlier_schemas=earlier,
+        ttl=_ttl(stored, wanted.ttl),
+        is_stamped=stored.is_stamped or wanted.is_stamped,
+    )
+
+
+def codec_of(state: StateDescriptor, what: str) -> Codec:
+    """Return the codec of a state's entries, of whatever schema in its history they are."""
+    schemas = [struct_type(schema) for schema in (*state.earlier_schemas, state.value_schema)]
+    newest = TupleCodec(schemas[-1], what)
+    if len(schemas) == 1:
+        return newest
+    earlier = [_reader(schemas[version:], what) for version in range(len(schemas) - 1)]
+    return VersionedCodec(newest, earlier, what)
+
+
+def _reader(schemas: list[T.StructType], what: str) -> Callable[[bytes], tuple[Any, ...]]:
+    """Return what reads an entry of the first schema and takes it through all that followed."""
+    decode = TupleCodec(schemas[0], what).decode
+    steps = [step for step in map(converter, schemas[:-1], schemas[1:]) if step is not None]
+
+    def read(data: bytes) -> tuple[Any, ...]:
+        values = decode(data)
+        for step in steps:
+            values = step(values)
+        return values
+
+    return read
+
+
+def ttl_descriptor(
+    ttl: int | StateTtlConfig | None, clock: EpochClock, where: str
+) -> TtlDescriptor | None:
+    """Return what is stored of a time to live that the processor asks for."""
+    if not ttl:  # 0 is none, as in PySpark
+        return None
+    config = ttl if isinstance(ttl, StateTtlConfig) else StateTtlConfig(ttl)
+    time = TtlTime(config.time)
+    return TtlDescriptor(
+        duration_ms=config.duration_ms,
+        time=time.value,
+        update=config.update,
+        visibility=config.visibility,
+        since_ms=now_ms(time, clock, where) or None,
+    )
+
+
+def schema_text(schema_json: str) -> str:
+    """Return the short form of a stored schema, for errors."""
+    return struct_type(schema_json).simpleString()
+
+
+def struct_type(schema_json: str) -> T.StructType:
+    """Return a stored schema."""
+    return T.StructType.fromJson(json.loads(schema_json))
+
+
+def _ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
+    """Return the wanted time to live, counting since when entries without a stamp age."""
+    if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
+        return wanted
+    if stored.ttl.since_ms is None:
+        return wanted
+    return msgspec.structs.replace(wanted, since_ms=stored.ttl.since_ms)
+
+
+def _incompatible(
+    stored: StateDescriptor, wanted: StateDescriptor, where: str, why: str
+) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        f"{where}: state {stored.name!r} is stored as {_text(stored)}, the processor asks for "
+        f"{_text(wanted)} ({why}); give the state back its kind and schema, use a new name, or "
+        "give a migration"
+    )
+
+
+def _text(descriptor: StateDescriptor) -> str:
+    schemas = [descriptor.map_key_schema, descriptor.value_schema]
+    return (
+        descriptor.kind
+        + " state of "
+        + " to ".join(schema_text(schema) for schema in schemas if schema is not None)
+    )

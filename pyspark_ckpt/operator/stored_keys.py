@@ -1,0 +1,58 @@
+"""The layout of stored keys: what lies where in a subtask's ordered byte store.
+
+========================================  ======================================================
+``key group (2) | state id (1) | key …``  keyed state; a key group is one range, below ``80 00``
+``key group (2) | ff | key | time (8)``   timers of a key
+``80 00 | time (8) | key group | key``    the same timers in the order of their time
+``81 00 | state id (1) | …``              operator list and broadcast state of the subtask
+``82 00 | chunk number (4)``              raw state of the subtask
+``ff ff …``                               reserved by the backends
+========================================  ======================================================
+
+Keys are MessagePack, whose values end where they say they end: no stored key is a prefix of another
+key's entries by accident.
+"""
+
+from __future__ import annotations
+
+import struct
+
+MAX_STATES = 255
+"""States of one operator; the id after the last is that of the timers."""
+
+TIMERS_ID = bytes([MAX_STATES])
+TIME_INDEX = b"\x80\x00"
+OPERATOR_STATE = b"\x81\x00"
+RAW_STATE = b"\x82\x00"
+
+KEY_GROUP_BYTES = 2
+TIME_BYTES = 8
+_KEY_GROUP = struct.Struct(">H")
+_TIME = struct.Struct(">Q")
+_TIME_OFFSET = 1 << 63
+
+
+def encode_key_group(key_group: int) -> bytes:
+    """Return the two bytes that stored keys of a key group start with."""
+    return _KEY_GROUP.pack(key_group)
+
+
+def encode_time(time_ms: int) -> bytes:
+    """Return a time in milliseconds as bytes in the order of time; any 64-bit integer."""
+    return _TIME.pack(time_ms + _TIME_OFFSET)
+
+
+def decode_time(data: bytes) -> int:
+    """Return the time that :func:`encode_time` made `data` of."""
+    time: int = _TIME.unpack(data)[0] - _TIME_OFFSET
+    return time
+
+
+def is_keyed(stored_key: bytes) -> bool:
+    """Tell whether an entry belongs to a key, as state or as one of its timers."""
+    return stored_key < TIME_INDEX
+
+
+def state_id_of(stored_key: bytes) -> int:
+    """Return the id of the state that a keyed entry belongs to."""
+    return stored_key[KEY_GROUP_BYTES]

@@ -1,0 +1,196 @@
+"""Time to live: how long an entry of a state counts after it was last written.
+
+Each entry carries the time of its last write, not of its end. So another duration counts at once
+for all entries, and so do switching the time to live on and off.
+
+Stored form of a stamped entry: MessagePack int64 (``d3``, processing time) or uint64 (``cf``, event
+time), then the entry itself, which never starts with either.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.on_disk.handle import TtlDescriptor
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.state_table import CurrentKey
+
+
+class TtlTime(str, Enum):
+    """Which time an entry ages in."""
+
+    PROCESSING_TIME = "processing"
+    EVENT_TIME = "event"
+
+
+class TtlUpdate(str, Enum):
+    """What makes an entry young again; Flink's ``StateTtlConfig.UpdateType``."""
+
+    ON_CREATE_AND_WRITE = "OnCreateAndWrite"
+    ON_READ_AND_WRITE = "OnReadAndWrite"
+
+
+class TtlVisibility(str, Enum):
+    """Whether an expired entry can still be read; Flink's ``StateVisibility``."""
+
+    NEVER_RETURN_EXPIRED = "NeverReturnExpired"
+    RETURN_EXPIRED_IF_NOT_CLEANED_UP = "ReturnExpiredIfNotCleanedUp"
+
+
+@dataclass(frozen=True, slots=True)
+class StateTtlConfig:
+    """The time to live of a state; given in place of PySpark's ``ttlDurationMs``.
+
+    Parameters
+    ----------
+    duration_ms
+        How long an entry counts, in milliseconds, above zero.
+    time
+        ``processing``, as in PySpark and Flink, or ``event``: an entry is as old as the newest
+        row of its key when it was written, and expires when the watermark passes that time and
+        the duration.
+    update
+        Whether only writing makes an entry young again, or reading too.
+    visibility
+        Whether expired entries may be read until they are cleaned up.
+
+    Raises
+    ------
+    PlanError
+        If the duration is not above zero, or another value is none of the allowed ones.
+    """
+
+    duration_ms: int
+    time: str = TtlTime.PROCESSING_TIME.value
+    update: str = TtlUpdate.ON_CREATE_AND_WRITE.value
+    visibility: str = TtlVisibility.NEVER_RETURN_EXPIRED.value
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.duration_ms, int) or self.duration_ms <= 0:
+            raise PlanError(
+                f"time to live is {self.duration_ms!r}: give milliseconds, a whole number above 0"
+            )
+        for name, kind in (
+            ("time", TtlTime),
+            ("update", TtlUpdate),
+            ("visibility", TtlVisibility),
+        ):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value).value)
+            except ValueError:
+                allowed = ", ".join(one.value for one in kind)
+                raise PlanError(
+                    f"{name} of StateTtlConfig is {value!r}: allowed is {allowed}"
+                ) from None
+
+
+_STAMP = struct.Struct(">BQ")
+_MARKS = {TtlTime.PROCESSING_TIME: 0xD3, TtlTime.EVENT_TIME: 0xCF}
+_STAMPED = frozenset(_MARKS.values())
+
+
+class TimeToLive:
+    """A state's time to live in one epoch.
+
+    Parameters
+    ----------
+    descriptor
+        What is stored of it.
+    clock, current
+        The epoch's times, and the key being worked on.
+    where
+        The state, for errors.
+
+    Raises
+    ------
+    PlanError
+        If entries age in event time and the stream has no watermark.
+    """
+
+    def __init__(
+        self, descriptor: TtlDescriptor, clock: EpochClock, current: CurrentKey, where: str
+    ) -> None:
+        time = TtlTime(descriptor.time)
+        self.is_in_event_time = time is TtlTime.EVENT_TIME
+        self._now_ms = now_ms(time, clock, where)
+        self._current = current if self.is_in_event_time else None
+        self._mark = _MARKS[time]
+        self._duration_ms = descriptor.duration_ms
+        self._since_ms = descriptor.since_ms
+        self._updates_on_read = descriptor.update == TtlUpdate.ON_READ_AND_WRITE
+        self._hides_expired = descriptor.visibility == TtlVisibility.NEVER_RETURN_EXPIRED
+
+    def stamp(self) -> bytes:
+        """Return what an entry that is written now begins with."""
+        return _STAMP.pack(self._mark, max(self._written_ms(), 0))
+
+    def shown(self, data: bytes) -> bytes | None:
+        """Return an entry without its stamp, ``None`` if it must not be shown any more."""
+        if self._hides_expired and self.is_expired(data):
+            return None
+        return without_stamp(data)
+
+    def is_expired(self, data: bytes) -> bool:
+        """Tell whether an entry has outlived its time."""
+        written_ms = self._since_ms
+        if data[0] == self._mark:
+            written_ms = _STAMP.unpack_from(data)[1]
+        # An entry from before the time to live counts from when that was switched on.
+        return written_ms is not None and written_ms + self._duration_ms <= self._now_ms
+
+    def renewed(self, data: bytes) -> bytes | None:
+        """Return a read entry made young again, ``None`` if it need not be."""
+        if not self._updates_on_read:
+            return None
+        fresh = self.stamp() + without_stamp(data)
+        return None if fresh == data else fresh
+
+    def _written_ms(self) -> int:
+        if self._current is None or self._current.event_time_ms is None:
+            return self._now_ms
+        return max(self._now_ms, self._current.event_time_ms)
+
+
+class SwitchedOff:
+    """In place of :class:`TimeToLive` where a state had one before and has none now."""
+
+    def stamp(self) -> bytes:
+        """Return what an entry that is written now begins with: nothing."""
+        return b""
+
+    def shown(self, data: bytes) -> bytes:
+        """Return an entry without its stamp."""
+        return without_stamp(data)
+
+    def renewed(self, data: bytes) -> None:
+        """Reading changes nothing."""
+
+
+Aging = TimeToLive | SwitchedOff
+
+
+def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
+    """Return the epoch's time that entries age in.
+
+    Raises
+    ------
+    PlanError
+        If it is event time and the stream has no watermark.
+    """
+    if time is TtlTime.PROCESSING_TIME:
+        return clock.processing_time_ms
+    if clock.watermark_ms is None:
+        raise PlanError(
+            f"{where}: its time to live is in event time, the stream has no watermark: call "
+            "withWatermark before key_by"
+        )
+    return clock.watermark_ms
+
+
+def without_stamp(data: bytes) -> bytes:
+    """Return an entry without the time it was written at, if it has one."""
+    return data[_STAMP.size :] if data[0] in _STAMPED else data

@@ -1,0 +1,128 @@
+"""Timers: many per key, kept with the key and once more in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import (
+    KEY_GROUP_BYTES,
+    TIME_BYTES,
+    TIME_INDEX,
+    TIMERS_ID,
+    decode_time,
+    encode_time,
+)
+
+_NOTHING = b""
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimer:
+    """A timer that fires in this epoch."""
+
+    time_ms: int
+    key_group: bytes
+    encoded_key: bytes
+
+
+class Timers:
+    """The timers of a subtask in one epoch.
+
+    A timer that is registered while timers fire, and is due already, fires in the next epoch.
+
+    Parameters
+    ----------
+    table
+        The epoch's state.
+    clock
+        Its times; the time mode tells which one timers follow.
+    where
+        The operator and subtask, for errors.
+    """
+
+    def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
+        self._table = table
+        self._mode = clock.mode
+        self._where = where
+        self._fires_from_ms: int | None = None
+        self._registered_while_firing: set[bytes] = set()
+
+    def register(self, time_ms: int) -> None:
+        """Register a timer for the current key; registering it twice changes nothing."""
+        self._check_mode("registerTimer")
+        by_key, by_time = self._stored_keys(time_ms)
+        self._table.write_below(by_key[:-TIME_BYTES], by_key, _NOTHING)
+        self._table.write_below(TIME_INDEX, by_time, _NOTHING)
+        if self._fires_from_ms is not None and time_ms <= self._fires_from_ms:
+            self._registered_while_firing.add(by_time)
+
+    def delete(self, time_ms: int) -> None:
+        """Delete a timer of the current key, if there is one."""
+        self._check_mode("deleteTimer")
+        by_key, by_time = self._stored_keys(time_ms)
+        self._table.write_below(by_key[:-TIME_BYTES], by_key, None)
+        self._table.write_below(TIME_INDEX, by_time, None)
+        self._registered_while_firing.discard(by_time)
+
+    def of_current_key(self) -> Iterator[int]:
+        """Return an iterator over the current key's timers in the order of time."""
+        self._check_mode("listTimers")
+        prefix = self._table.stored_key(TIMERS_ID)
+        # Read at once: the processor may delete timers while it goes through them.
+        return iter([decode_time(key[len(prefix) :]) for key, _ in self._table.scan(prefix)])
+
+    def take_due(self, now_ms: int, most: int) -> list[DueTimer]:
+        """Return the next due timers in the order of time; each is deleted when it fires.
+
+        Called until it returns none; what was registered in between waits for the next epoch.
+        """
+        self._fires_from_ms = now_ms
+        due: list[DueTimer] = []
+        for stored_key, _ in self._table.scan(TIME_INDEX):
+            timer = _timer(stored_key)
+            if timer.time_ms > now_ms or len(due) == most:
+                break
+            if stored_key not in self._registered_while_firing:
+                due.append(timer)
+        return due
+
+    def was_deleted(self, timer: DueTimer) -> bool:
+        """Tell whether a timer was deleted since it was taken, by an earlier one of its key."""
+        return self._table.is_deleted(_by_time(timer.time_ms, timer.key_group, timer.encoded_key))
+
+    def earliest_ms(self) -> int | None:
+        """Return when the next timer of any key is due, ``None`` if there is none."""
+        first = next(self._table.scan(TIME_INDEX), None)
+        return None if first is None else _timer(first[0]).time_ms
+
+    def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes]:
+        time_ms = int(time_ms)
+        by_key = self._table.stored_key(TIMERS_ID) + encode_time(time_ms)
+        current = self._table.current
+        assert current.key_group is not None  # stored_key has checked it
+        return by_key, _by_time(time_ms, current.key_group, current.key)
+
+    def _check_mode(self, method: str) -> None:
+        if self._mode is TimeMode.NONE:
+            raise PlanError(
+                f"{self._where}: {method} needs a clock, the operator has timeMode='None': give it "
+                "'ProcessingTime' or 'EventTime'"
+            )
+
+
+def _by_time(time_ms: int, key_group: bytes, encoded_key: bytes) -> bytes:
+    return TIME_INDEX + encode_time(time_ms) + key_group + encoded_key
+
+
+def _timer(stored_key: bytes) -> DueTimer:
+    time_end = len(TIME_INDEX) + TIME_BYTES
+    group_end = time_end + KEY_GROUP_BYTES
+    return DueTimer(
+        decode_time(stored_key[len(TIME_INDEX) : time_end]),
+        stored_key[time_end:group_end],
+        stored_key[group_end:],
+    )
