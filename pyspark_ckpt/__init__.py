@@ -30,12 +30,18 @@ from pyspark_ckpt.errors import (
     StateValueError,
     UnsafePathError,
 )
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.batch_input import BatchProcessor
+from pyspark_ckpt.operator.merging_states import AggregateFunction
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.stream import KeyedStream, key_by
 from pyspark_ckpt.version import __version__
 from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream
 
 __all__ = [
+    "AggregateFunction",
+    "BatchProcessor",
     "CheckpointAbortedError",
     "CheckpointError",
     "CheckpointNotFoundError",
@@ -46,12 +52,14 @@ __all__ = [
     "CorruptFileError",
     "IncompatibleStateError",
     "KeyedStream",
+    "Migration",
     "NotBuiltYetError",
     "PlanError",
     "ProcessorError",
     "RestoreError",
     "Savepoint",
     "StateError",
+    "StateTtlConfig",
     "StateValueError",
     "UnsafePathError",
     "__version__",

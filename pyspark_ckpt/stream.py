@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column, DataFrame
@@ -13,16 +13,19 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.declared_states import declare_states
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, encode_descriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.input_mode import InputMode
 from pyspark_ckpt.operator.key_groups import (
     check_max_parallelism,
     default_max_parallelism,
     subtask_tokens,
 )
 from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator_arguments import OperatorArguments
@@ -141,7 +144,64 @@ class KeyedStream:
         _check_not_built(initialState, eventTimeColumnName)
         return self._operator(arguments, RowsInput)
 
-    def _operator(self, arguments: OperatorArguments, mode: type[RowsInput]) -> DataFrame:
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: T.StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str,
+        migrations: Mapping[str, Migration] | None = None,
+    ) -> DataFrame:
+        """Run a processor over the stream, pandas frames in and frames out.
+
+        As ``GroupedData.transformWithStateInPandas`` of PySpark; ``handleInputRows`` is called
+        once per key and epoch with an iterator of frames. Parameters and errors as
+        :meth:`transformWithState`.
+        """
+        arguments = OperatorArguments.checked(
+            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+        )
+        _check_not_built(initialState, eventTimeColumnName)
+        return self._operator(arguments, PandasInput)
+
+    def transformWithStateInBatches(
+        self,
+        statefulProcessor: BatchProcessor,
+        outputStructType: T.StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str,
+        migrations: Mapping[str, Migration] | None = None,
+    ) -> DataFrame:
+        """Run a processor over the stream, all keys of an epoch at once, as columns.
+
+        ``handleInputBatch`` of a :class:`BatchProcessor` is called once per subtask and epoch, or a
+        few times if the epoch is larger than memory allows. Other parameters and errors as
+        :meth:`transformWithState`.
+        """
+        if not isinstance(statefulProcessor, BatchProcessor):
+            raise PlanError(
+                f"operator {uid!r}: {type(statefulProcessor).__name__} is no BatchProcessor: "
+                "subclass pyspark_ckpt.BatchProcessor and implement handleInputBatch"
+            )
+        arguments = OperatorArguments.checked(
+            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+        )
+        _check_not_built(initialState, eventTimeColumnName)
+        return self._operator(arguments, BatchInput)
+
+    def _operator(
+        self,
+        arguments: OperatorArguments,
+        mode: Callable[[InputColumns, OutputRows], InputMode],
+    ) -> DataFrame:
         """Add the operator to the plan."""
         uid, time_mode = arguments.uid, arguments.time_mode
         has_watermark = self._input.event_time_index is not None

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, Row
@@ -22,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
 
@@ -32,8 +34,8 @@ _MASK_BITS = 62
 
 _NAN = float("nan")
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
-_NEVER_LATE = 1 << 62
-"""Stands for a null event time; Spark counts null as not late."""
+_NEVER_LATE = 9_000_000_000_000_000
+"""Stands for a null event time, in the year 2255; Spark counts null as not late."""
 
 
 def _canonical_float(column: Column) -> Column:
@@ -64,6 +66,7 @@ class InputColumns:
     ) -> None:
         self.schema = schema
         self.key_names = tuple(key_names)
+        self._time_zone = time_zone
         self._transports = [transport_of(field, time_zone) for field in schema.fields]
         self._nullable = [
             index
@@ -129,6 +132,39 @@ class InputColumns:
         decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
         return lambda data: self.user_key(decode(data))
 
+    def sent_keys(self, frame: pd.DataFrame) -> Sequence[Any]:
+        """Return the key of each row in its shuffle form."""
+        return self._keys(self._sent_values(frame, self._key_indexes))
+
+    def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
+        """Return the key group of each row."""
+        return frame[KEY_GROUP].to_numpy()
+
+    def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives."""
+        nulls = self._null_flags(frame)
+        columns = {
+            field.name: pandas_column(
+                field.dataType,
+                frame[f"c{index}"],
+                nulls.get(index),
+                self._transports[index],
+                self._time_zone,
+            )
+            for index, field in enumerate(self.schema.fields)
+        }
+        return pd.DataFrame(columns)
+
+    def newest_event_time_ms(self, rows: pd.DataFrame) -> int | None:
+        """Return the newest event time in a frame of :meth:`pandas_frame`."""
+        if self.event_time_index is None:
+            return None
+        newest = rows[self.schema.names[self.event_time_index]].max()
+        if newest is pd.NaT:
+            return None
+        zoned = newest.tz_localize(self._time_zone, ambiguous=False, nonexistent="shift_forward")
+        return int(zoned.timestamp() * 1000)
+
     def group_by_key(self, frames: Iterator[pd.DataFrame]) -> dict[Any, tuple[int, list[Row]]]:
         """Collect all rows of an epoch by key, in the order of their arrival.
 
@@ -184,14 +220,29 @@ class InputColumns:
             for start in range(0, len(self._nullable), _MASK_BITS)
         ]
 
-    def _sent_values(self, frame: pd.DataFrame) -> list[list[Any]]:
-        columns = [frame[f"c{index}"].tolist() for index in range(len(self.schema.fields))]
+    def _null_flags(self, frame: pd.DataFrame) -> dict[int, np.ndarray[Any, Any]]:
+        """Return, for each column that has nulls, which rows they are in."""
+        flags = {}
         for number, part in enumerate(self._mask_parts()):
             mask = frame[_MASK + str(number)].to_numpy()
-            if not mask.any():
-                continue
-            for bit, index in enumerate(part):
-                for row in (mask >> bit & 1).nonzero()[0].tolist():
+            if mask.any():
+                for bit, index in enumerate(part):
+                    column = (mask >> bit & 1).astype(bool)
+                    if column.any():
+                        flags[index] = column
+        return flags
+
+    def _sent_values(
+        self, frame: pd.DataFrame, indexes: Sequence[int] | None = None
+    ) -> list[list[Any]]:
+        """Return the sent columns as lists, with ``None`` for nulls; of all columns or of some."""
+        wanted = range(len(self.schema.fields)) if indexes is None else indexes
+        columns: list[list[Any]] = [[]] * len(self.schema.fields)
+        for index in wanted:
+            columns[index] = frame[f"c{index}"].tolist()
+        for index, flags in self._null_flags(frame).items():
+            if columns[index]:
+                for row in flags.nonzero()[0].tolist():
                     columns[index][row] = None
         return columns
 

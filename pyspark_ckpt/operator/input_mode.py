@@ -34,6 +34,9 @@ class InputMode(Protocol):
     ) -> Iterable[Any] | None:
         """Have the processor handle one key."""
 
+    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
+        """Have the processor handle the part that :meth:`keys_of` was given last."""
+
     def newest_event_time_ms(self, item: KeyRows) -> int | None:
         """Return the newest event time of a key's rows, ``None`` if they have none."""
 

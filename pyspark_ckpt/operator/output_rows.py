@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, Row
@@ -99,6 +100,39 @@ class OutputRows:
                 )
             }
         )
+
+    @property
+    def where(self) -> str:
+        """The operator, for errors."""
+        return f"operator {self._uid!r}"
+
+    def column(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
+        """Return Python values of one output column in its sent type.
+
+        Raises
+        ------
+        StateValueError
+            If one does not fit the column's type.
+        """
+        return self._series(field, values)
+
+    def numbers(self, field: T.StructField, values: np.ndarray[Any, Any]) -> pd.Series[Any]:
+        """Return the numbers of one output column in its sent type; NaN is null, as in pandas.
+
+        Raises
+        ------
+        StateValueError
+            If one does not fit the column's type.
+        """
+        nulls = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+        try:
+            array = pa.array(values, mask=nulls).cast(_ARROW[type(field.dataType)])
+        except pa.ArrowException as exc:
+            raise StateValueError(
+                f"{self.where}: output column {field.name!r} is {field.dataType.simpleString()}, "
+                f"a returned value is not ({exc})"
+            ) from exc
+        return pd.Series(_masked_array(array))
 
     def _values(self, row: Any) -> Sequence[Any]:
         """Return a row's values in schema order; named rows are matched by name, as in PySpark."""

@@ -106,8 +106,14 @@ class EpochProcessing:
 
     def _process_part(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
-        self._step = "handleInputRows"
         current = self._table.current
+        if self._mode.calls_once_per_part:
+            self._step = "handleInputBatch"
+            self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+            if self._output.rows >= CHUNK_ROWS:
+                yield self._output.take()
+            return
+        self._step = "handleInputRows"
         needs_event_time = self._states.ages_in_event_time
         for position, item in enumerate(items):
             self._key = item.key

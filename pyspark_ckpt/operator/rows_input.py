@@ -50,6 +50,10 @@ class RowsInput:
         """Have the processor handle one key."""
         return processor.handleInputRows(item.key, iter(item.rows), timer_values)
 
+    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
+        """Not called: keys are processed one by one."""
+        raise NotImplementedError
+
     def newest_event_time_ms(self, item: KeyRows) -> int | None:
         """Return the newest event time of a key's rows, ``None`` if they have none."""
         if self._event_time is None:

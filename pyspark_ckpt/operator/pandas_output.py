@@ -1,0 +1,113 @@
+"""Output frames of a processor, gathered into one frame in the schema that leaves the function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.output_rows import OutputRows
+
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FLOATS = (T.FloatType, T.DoubleType)
+
+
+class PandasOutput:
+    """Frames that the processor has yielded; columns by name, or by position if labels are numbers.
+
+    Parameters
+    ----------
+    output_rows
+        The operator's output schema as it travels.
+    """
+
+    def __init__(self, output_rows: OutputRows) -> None:
+        self._schema = output_rows
+        self._frames: list[pd.DataFrame] = []
+        self._rows = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have."""
+        return self._rows
+
+    def extend(self, output: Iterable[Any] | None) -> None:
+        """Take what one call of the processor yields.
+
+        Raises
+        ------
+        StateValueError
+            If it is no frame, or lacks a column.
+        """
+        if output is None:
+            return
+        if isinstance(output, pd.DataFrame):
+            raise StateValueError(
+                f"{self._schema.where}: the processor returned a DataFrame: yield it, or return a "
+                "list of frames"
+            )
+        for frame in output:
+            if not isinstance(frame, pd.DataFrame):
+                raise StateValueError(
+                    f"{self._schema.where}: the processor yielded {type(frame).__name__}: yield "
+                    "pandas DataFrames"
+                )
+            if len(frame):
+                self._frames.append(self._with_columns(frame))
+                self._rows += len(frame)
+
+    def take(self) -> pd.DataFrame:
+        """Return all of it as a frame in the schema that leaves the function, and be empty."""
+        frames, self._frames, self._rows = self._frames, [], 0
+        whole = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True, copy=False)
+        columns = {}
+        for index, field in enumerate(self._schema.schema.fields):
+            columns[f"c{index}"] = self._column(field, whole[field.name]).array
+        return pd.DataFrame(columns)
+
+    def _with_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
+        names = self._schema.schema.names
+        if list(frame.columns) == names:
+            return frame
+        if any(isinstance(label, str) for label in frame.columns):
+            missing = [name for name in names if name not in frame.columns]
+            if missing:
+                raise StateValueError(
+                    f"{self._schema.where}: a yielded DataFrame has the columns "
+                    f"{list(frame.columns)} and lacks {missing} of its outputStructType"
+                )
+            return frame[names]
+        if len(frame.columns) != len(names):
+            raise StateValueError(
+                f"{self._schema.where}: a yielded DataFrame has {len(frame.columns)} columns, its "
+                f"outputStructType has {len(names)}"
+            )
+        return frame.set_axis(names, axis="columns")
+
+    def _column(self, field: T.StructField, column: pd.Series[Any]) -> pd.Series[Any]:
+        kind = column.dtype.kind if isinstance(column.dtype, np.dtype) else "O"
+        is_integer = isinstance(field.dataType, _INTEGERS)
+        is_float = isinstance(field.dataType, _FLOATS)
+        if (kind in "iu" and (is_integer or is_float)) or (kind == "f" and is_float):
+            return self._schema.numbers(field, column.to_numpy())
+        values = [_plain(value) for value in column.tolist()]
+        if is_integer:  # pandas made floats of integers beside nulls
+            values = [
+                int(value) if isinstance(value, float) and value.is_integer() else value
+                for value in values
+            ]
+        return self._schema.column(field, values)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a pandas column as Python has it, every kind of null as ``None``."""
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value.to_pydatetime() if isinstance(value, pd.Timestamp) else value
