@@ -186,7 +186,11 @@ def test_a_rename_that_some_subtasks_have_made_goes_on() -> None:
         Outcome.MIGRATED,
         Outcome.RESTORED,
     ]
-    assert check("u", [operator(), operator(value("new"))], wanted, renamed).refused == ()
+    for without in (operator(), operator(value("other"))):
+        for name in ("new", "old"):
+            both = [without, operator(value(name))]
+            assert check("u", both, wanted, renamed).refused == ()
+            assert check("u", both[::-1], wanted, renamed).refused == ()
 
 
 @pytest.mark.parametrize(

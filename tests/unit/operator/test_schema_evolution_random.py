@@ -45,6 +45,8 @@ WIDER = {
     "float": ["double"],
 }
 KEY_TYPES = ["string", "int"]
+SEEDS = st.integers(0, 2**32)
+"""Plain seeds spread the edits; hypothesis' own Random would mostly take the first choice."""
 
 
 class Schemas:
@@ -60,7 +62,7 @@ class Schemas:
         return f"f{self._names}"
 
     def type(self, depth: int) -> T.DataType:
-        shape = self.rand.choice(["leaf", "leaf", "struct", "array", "map"]) if depth else "leaf"
+        shape = self.rand.choice(["leaf", "struct", "array", "map"]) if depth else "leaf"
         if shape == "struct":
             return self.struct(depth - 1)
         if shape == "array":
@@ -121,7 +123,7 @@ class Schemas:
 
     def _edit_struct(self, kind: T.StructType) -> tuple[T.StructType, Change]:
         fields = list(kind.fields)
-        how = self.rand.choice(["add", "remove", "reorder", "loosen", "inside", "inside"])
+        how = self.rand.choice(["add", "remove", "reorder", "loosen", *["inside"] * 5])
         if how == "add" or not fields:
             added = T.StructField(self.name(), self.type(1), nullable=True)
             fields.insert(self.rand.randint(0, len(fields)), added)
@@ -199,12 +201,10 @@ def edited(
     return wanted, model
 
 
-@settings(max_examples=400)
-@given(st.randoms(use_true_random=False), st.integers(0, 6))
-def test_converted_values_equal_the_model_after_any_allowed_edits(
-    rand: random.Random, edits: int
-) -> None:
-    schemas = Schemas(rand)
+@settings(max_examples=1000)
+@given(SEEDS, st.integers(0, 12))
+def test_converted_values_equal_the_model_after_any_allowed_edits(seed: int, edits: int) -> None:
+    schemas = Schemas(random.Random(seed))
     stored = schemas.struct(depth=3)
     model = schemas.value(stored, False)
     wanted, wanted_model = edited(schemas, stored, model, edits)
@@ -228,10 +228,10 @@ def test_converted_values_equal_the_model_after_any_allowed_edits(
         assert names == kind.names
 
 
-@settings(max_examples=200)
-@given(st.randoms(use_true_random=False), st.integers(0, 4))
-def test_steps_of_evolution_give_what_one_gives(rand: random.Random, edits: int) -> None:
-    schemas = Schemas(rand)
+@settings(max_examples=500)
+@given(SEEDS, st.integers(0, 6))
+def test_steps_of_evolution_give_what_one_gives(seed: int, edits: int) -> None:
+    schemas = Schemas(random.Random(seed))
     first = schemas.struct(depth=3)
     second, _ = edited(schemas, first, schemas.value(first, False), edits)
     third, _ = edited(schemas, second, schemas.value(second, False), edits)
@@ -271,11 +271,12 @@ def spoil(rand: random.Random, kind: T.DataType, path: str) -> tuple[T.DataType,
     return T.DateType(), path
 
 
-@settings(max_examples=300)
-@given(st.randoms(use_true_random=False), st.integers(0, 4))
+@settings(max_examples=500)
+@given(SEEDS, st.integers(0, 4))
 def test_one_incompatible_edit_among_allowed_ones_is_refused_with_its_path(
-    rand: random.Random, edits: int
+    seed: int, edits: int
 ) -> None:
+    rand = random.Random(seed)
     schemas = Schemas(rand)
     stored = schemas.struct(depth=3)
     spoilt, path = spoil(rand, stored, "")

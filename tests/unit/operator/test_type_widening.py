@@ -77,3 +77,9 @@ def test_a_decimal_beyond_its_own_stored_schema_is_named() -> None:
     assert widen is not None
     with pytest.raises(StateValueError, match=r"1234567890\.12 .*decimal\(12,4\).*Migration"):
         widen(Decimal("1234567890.12"))
+
+
+def test_a_decimal_with_more_decimals_than_its_stored_schema_is_rounded_as_spark_does() -> None:
+    widen = widening_function(TYPES["10,2"], TYPES["12,4"])
+    assert widen is not None
+    assert repr(widen(Decimal("1.00005"))) == repr(Decimal("1.0001"))
