@@ -27,6 +27,7 @@ class OperatorArguments:
     time_mode: TimeMode
     uid: str
     migrations: Mapping[str, Migration]
+    event_time_column: str
 
     @classmethod
     def checked(
@@ -37,6 +38,7 @@ class OperatorArguments:
         time_mode: str,
         uid: str,
         migrations: Mapping[str, Migration] | None,
+        event_time_column: str,
     ) -> OperatorArguments:
         """Return checked arguments.
 
@@ -67,4 +69,15 @@ class OperatorArguments:
                     f"operator {uid!r}: the migration of state {name!r} is "
                     f"{type(migration).__name__}: give a pyspark_ckpt.Migration"
                 )
-        return cls(processor, schema, mode, time, uid, dict(migrations or {}))
+        _check_event_time(schema, event_time_column, uid)
+        return cls(processor, schema, mode, time, uid, dict(migrations or {}), event_time_column)
+
+
+def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
+    if column and not (
+        column in schema.names and isinstance(schema[column].dataType, T.TimestampType)
+    ):
+        raise PlanError(
+            f"operator {uid!r}: eventTimeColumnName is {column!r}, which is no timestamp column of "
+            f"its outputStructType {schema.simpleString()}"
+        )

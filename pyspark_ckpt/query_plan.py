@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, decode_descriptor
-from pyspark_ckpt.stream import DESCRIPTOR_METADATA
+from pyspark_ckpt.operator_plan import DESCRIPTOR_METADATA
 
 _OPERATOR = "FlatMapGroupsInPandasWithState"
 _OTHER_STATEFUL = frozenset(
@@ -29,15 +29,21 @@ _OTHER_STATEFUL = frozenset(
 )
 
 
+_SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
+
+
 def operators_of(df: DataFrame) -> list[OperatorDescriptor]:
     """Return the operators of a query, checked to be what this version can checkpoint.
+
+    They come in the order of Spark's operator ids: from the sink towards the sources, left before
+    right.
 
     Raises
     ------
     PlanError
         If there is none, or two have one uid.
     NotBuiltYetError
-        If there are several, or Spark's own stateful operators beside ours.
+        If there are Spark's own stateful operators beside ours.
     """
     ours: list[OperatorDescriptor] = []
     others: list[str] = []
@@ -52,6 +58,20 @@ def operators_of(df: DataFrame) -> list[OperatorDescriptor]:
     return ours
 
 
+def number_of_sources(df: DataFrame) -> int:
+    """Return how many streaming sources a query reads, each counted once."""
+    nodes = [
+        node
+        for node in _nodes(df._jdf.queryExecution().analyzed())
+        if node.getClass().getSimpleName() in _SOURCES
+    ]
+    distinct: list[Any] = []
+    for node in nodes:
+        if not any(node.equals(other) for other in distinct):
+            distinct.append(node)
+    return len(distinct)
+
+
 def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:
     if not ours:
         raise PlanError(
@@ -62,10 +82,6 @@ def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:
     for uid in uids:
         if uids.count(uid) > 1:
             raise PlanError(f"two operators have the uid {uid!r}: give each its own")
-    if len(ours) > 1:
-        raise NotBuiltYetError(
-            f"a query with several stateful operators ({', '.join(uids)}) is not built yet"
-        )
     if others:
         raise NotBuiltYetError(
             f"Spark's own stateful operators beside operator {uids[0]!r} ({', '.join(others)}) "

@@ -8,16 +8,19 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.seeding import (
+    Seed,
     begin_seeding,
     clear_unfinished,
     finish_seeding,
     seed,
+    seed_initial,
 )
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +127,63 @@ class StartLocation:
         if to_table:
             raise NotBuiltYetError("restoreFrom with toTable is not built yet; use start(path)")
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
+        self._clear_for_seeding(half_seeded=half_seeded)
+        query_id = begin_seeding(self.storage)
+        seed(spark, self.storage, self.checkpoints(query_id), source, self._operators)
+        if sink_log is not None and not sink_log.exists("0"):
+            # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
+            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        finish_seeding(self.storage, source.path)
+
+    def start_from_initial_state(
+        self, spark: SparkSession, runtime: Runtime, sources: int, file_sink_path: str | None
+    ) -> None:
+        """Seed a fresh location from the operators' initial states, if they have any.
+
+        Parameters
+        ----------
+        spark
+            The session the query will be started from.
+        runtime
+            The settings of the query.
+        sources
+            How many sources it reads.
+        file_sink_path
+            Where Spark's file sink writes, ``None`` for another sink.
+
+        Raises
+        ------
+        RestoreError
+            If the location is not fresh, but has no committed epoch either.
+        """
+        initial = [initial_state_of(operator) for operator in self._operators]
+        half_seeded = self.storage.exists(SEEDING_MARKER)
+        if not any(initial):
+            self.check_not_half_seeded()
+            return
+        if self._log.committed_epoch() is not None and not half_seeded:
+            logger.info("%s has committed epochs: no initial state is made", self.storage.root)
+            return
+        sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
+        self._clear_for_seeding(half_seeded=half_seeded)
+        query_id = begin_seeding(self.storage)
+        seeds = [
+            Seed(operator, [] if state is None else state.handles(runtime, query_id))
+            for operator, state in zip(self._operators, initial, strict=True)
+        ]
+        seed_initial(spark, self.storage, seeds, sources)
+        if sink_log is not None and not sink_log.exists("0"):
+            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        finish_seeding(self.storage, "its initial state")
+
+    def _clear_for_seeding(self, *, half_seeded: bool) -> None:
         if half_seeded:
             clear_unfinished(self.storage, self._checkpoints_directory)
         elif self.storage.list():
             raise RestoreError(
-                f"{self.storage.root} is neither empty nor has it a committed epoch: give "
-                "restoreFrom a fresh checkpointLocation"
+                f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
+                "query a fresh checkpointLocation"
             )
-        query_id = begin_seeding(self.storage)
-        seed(spark, self.storage, self.checkpoints(query_id), source)
-        if sink_log is not None and not sink_log.exists("0"):
-            # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
-            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
-        finish_seeding(self.storage, source)
 
 
 def _fresh_sink_log(path: str) -> Storage:

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
-from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
-from pyspark_ckpt.operator.declared_states import declare_states
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor, encode_descriptor
-from pyspark_ckpt.operator.epoch_clock import TimeMode
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.input_mode import InputMode
-from pyspark_ckpt.operator.key_groups import (
-    check_max_parallelism,
-    default_max_parallelism,
-    subtask_tokens,
-)
-from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.input_columns import InputColumns
+from pyspark_ckpt.operator.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
-from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator_arguments import OperatorArguments
-
-if TYPE_CHECKING:
-    from pyspark.sql import GroupedData
-
-STATE_SCHEMA = "handle binary"
-"""What Spark's own state store keeps for a subtask."""
-
-DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
-"""Key of the operator's descriptor in the metadata of the token column."""
-
-_TIMEOUTS = {
-    TimeMode.NONE: GroupStateTimeout.NoTimeout,
-    TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
-    TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
-}
+from pyspark_ckpt.operator_plan import KeyedInput, MakeInputMode, OperatorPlan
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
-    """Partition a streaming DataFrame by key.
+    """Partition a DataFrame by key.
 
     Called on the driver, where ``df.groupBy(*columns)`` would be. A null is a key like any other,
     as in Spark's ``groupBy``.
@@ -55,7 +28,8 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     Parameters
     ----------
     df
-        A streaming DataFrame.
+        A streaming DataFrame; over a batch DataFrame the processor runs once, and its state is
+        thrown away.
     columns
         One or more of its columns.
     maxParallelism
@@ -67,34 +41,52 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     PlanError
         If a key column is missing, ambiguous or not one of `df`, or `maxParallelism` cannot be.
     NotBuiltYetError
-        If `df` is not streaming, or has a column of a type that is not built yet.
+        If `df` has a column of a type that is not built yet.
     """
-    if not df.isStreaming:
-        raise NotBuiltYetError("key_by on a batch DataFrame is not built yet; use a stream")
     if not hasattr(df, "_jdf"):
         raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
     conf = df.sparkSession.conf
     parallelism = int(conf.get("spark.sql.shuffle.partitions") or 200)
     time_zone = str(conf.get("spark.sql.session.timeZone"))
     chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
-    return KeyedStream(
+    keyed = KeyedInput(
         df,
         InputColumns(df.schema, _key_names(df, columns), time_zone),
         parallelism,
         check_max_parallelism(chosen, parallelism),
     )
+    return KeyedStream(keyed)
 
 
 class KeyedStream:
     """A stream partitioned by key; made by :func:`key_by`."""
 
-    def __init__(
-        self, df: DataFrame, input_columns: InputColumns, parallelism: int, max_parallelism: int
-    ) -> None:
-        self._df = df
-        self._input = input_columns
-        self._parallelism = parallelism
-        self._max_parallelism = max_parallelism
+    def __init__(self, keyed: KeyedInput, broadcast: DataFrame | None = None) -> None:
+        self._keyed = keyed
+        self._broadcast = broadcast
+
+    def connectBroadcast(self, df: DataFrame) -> KeyedStream:
+        """Join a stream in whose rows reach every subtask.
+
+        The processor gets them in ``handleBroadcastRows(rows, timerValues)``, before the keyed rows
+        of the epoch: Rows in :meth:`transformWithState`, frames in the other methods. There it may
+        change broadcast state, which keyed rows then read.
+
+        Parameters
+        ----------
+        df
+            A streaming DataFrame; every subtask holds its rows of an epoch in memory.
+
+        Raises
+        ------
+        PlanError
+            If `df` is not streaming, or a broadcast stream is connected already.
+        """
+        if self._broadcast is not None:
+            raise PlanError("a broadcast stream is connected already: union the two first")
+        if df.isStreaming != self._keyed.df.isStreaming:
+            raise PlanError("connectBroadcast needs a stream beside a stream")
+        return KeyedStream(self._keyed, df)
 
     def transformWithState(
         self,
@@ -123,8 +115,11 @@ class KeyedStream:
             ``Append`` or ``Update``, the mode that the query is started with.
         timeMode
             ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
-        initialState, eventTimeColumnName
-            Not built yet.
+        initialState
+            ``groupBy`` of a batch DataFrame by the same key: its rows go to ``handleInitialState``
+            before the query's first epoch, when it starts without a checkpoint or savepoint.
+        eventTimeColumnName
+            The output column that is event time for a stateful operator that follows.
         uid
             The operator's stable name: its state is found by it on every restart and restore.
         migrations
@@ -139,10 +134,15 @@ class KeyedStream:
             If an argument asks for what is not built yet; names it.
         """
         arguments = OperatorArguments.checked(
-            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            uid,
+            migrations,
+            eventTimeColumnName,
         )
-        _check_not_built(initialState, eventTimeColumnName)
-        return self._operator(arguments, RowsInput)
+        return self._operator(arguments, RowsInput, initialState)
 
     def transformWithStateInPandas(
         self,
@@ -163,10 +163,15 @@ class KeyedStream:
         :meth:`transformWithState`.
         """
         arguments = OperatorArguments.checked(
-            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            uid,
+            migrations,
+            eventTimeColumnName,
         )
-        _check_not_built(initialState, eventTimeColumnName)
-        return self._operator(arguments, PandasInput)
+        return self._operator(arguments, PandasInput, initialState)
 
     def transformWithStateInBatches(
         self,
@@ -192,63 +197,53 @@ class KeyedStream:
                 "subclass pyspark_ckpt.BatchProcessor and implement handleInputBatch"
             )
         arguments = OperatorArguments.checked(
-            statefulProcessor, outputStructType, outputMode, timeMode, uid, migrations
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            uid,
+            migrations,
+            eventTimeColumnName,
         )
-        _check_not_built(initialState, eventTimeColumnName)
-        return self._operator(arguments, BatchInput)
+        return self._operator(arguments, BatchInput, initialState)
 
     def _operator(
         self,
         arguments: OperatorArguments,
-        mode: Callable[[InputColumns, OutputRows], InputMode],
+        make_mode: MakeInputMode,
+        initial_state: GroupedData | None,
     ) -> DataFrame:
-        """Add the operator to the plan."""
-        uid, time_mode = arguments.uid, arguments.time_mode
-        has_watermark = self._input.event_time_index is not None
-        if time_mode is TimeMode.EVENT_TIME and not has_watermark:
-            raise PlanError(
-                f"operator {uid!r}: timeMode='EventTime' needs a watermark: call withWatermark "
-                "before key_by"
-            )
-        declared = declare_states(arguments.processor, uid, time_mode, has_watermark=has_watermark)
-        output = OutputRows(arguments.output_schema, uid)
-        descriptor = OperatorDescriptor(
-            uid=uid,
-            parallelism=self._parallelism,
-            max_parallelism=self._max_parallelism,
-            key_schema=self._input.key_schema.json(),
-            time_mode=time_mode.value,
-            states=declared.descriptors,
+        initial = None if initial_state is None else self._initial(initial_state, arguments.uid)
+        plan = OperatorPlan(
+            self._keyed,
+            self._broadcast,
+            initial,
+            arguments,
+            make_mode,
+            as_frames=make_mode is not RowsInput,
         )
-        function = SubtaskFunction(
-            arguments.processor,
-            descriptor,
-            self._input,
-            mode(self._input, output),
-            declared.schemas,
-            arguments.migrations,
-        )
-        processed = (
-            self._with_tokens(descriptor)
-            .groupBy(TOKEN)
-            .applyInPandasWithState(
-                _named(function, uid),
-                output.sent_schema,
-                STATE_SCHEMA,
-                arguments.output_mode,
-                _TIMEOUTS[time_mode],
-            )
-        )
-        return processed.select(*output.columns())
+        return plan.build()
 
-    def _with_tokens(self, descriptor: OperatorDescriptor) -> DataFrame:
-        key_group = F.pmod(F.hash(*self._input.key_columns()), F.lit(self._max_parallelism))
-        subtask = F.floor(F.col(KEY_GROUP) * self._parallelism / self._max_parallelism)
-        tokens = F.array(*[F.lit(token) for token in subtask_tokens(self._parallelism)])
-        token = F.element_at(tokens, subtask.cast("int") + 1)
-        metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
-        travelling = [key_group.alias(KEY_GROUP), *self._input.columns()]
-        return self._df.select(*travelling).withColumn(TOKEN, token).withMetadata(TOKEN, metadata)
+    def _initial(self, initial_state: GroupedData, uid: str) -> KeyedInput:
+        """Return the rows of the initial state, keyed as the stream is."""
+        if not isinstance(initial_state, GroupedData):
+            raise PlanError(
+                f"operator {uid!r}: initialState is {type(initial_state).__name__}: give "
+                "df.groupBy(...) of a batch DataFrame"
+            )
+        df = initial_state._df  # noqa: SLF001  # PySpark has no other way to it
+        names = initial_state.count().columns[:-1]
+        if df.isStreaming:
+            raise PlanError(f"operator {uid!r}: initialState is a stream: give a batch DataFrame")
+        own = self._keyed
+        columns = InputColumns(df.schema, names, own.columns.time_zone)
+        types = [[field.dataType for field in each.key_schema] for each in (columns, own.columns)]
+        if types[0] != types[1]:
+            raise PlanError(
+                f"operator {uid!r}: initialState is grouped by {columns.key_schema.simpleString()},"
+                f" the stream by {own.columns.key_schema.simpleString()}: cast the columns"
+            )
+        return KeyedInput(df, columns, own.parallelism, own.max_parallelism)
 
 
 def _key_names(df: DataFrame, columns: tuple[str | Column, ...]) -> list[str]:
@@ -269,20 +264,3 @@ def _key_names(df: DataFrame, columns: tuple[str | Column, ...]) -> list[str]:
     if len(set(names)) != len(names):
         raise PlanError(f"key_by got a column twice: {names}")
     return names
-
-
-def _check_not_built(initial_state: Any, event_time_column_name: str) -> None:
-    if initial_state is not None:
-        raise NotBuiltYetError("initialState is not built yet")
-    if event_time_column_name:
-        raise NotBuiltYetError("eventTimeColumnName is not built yet")
-
-
-def _named(function: SubtaskFunction, uid: str) -> Any:
-    """Return a plain function, which PySpark asks for, that shows the uid in Spark's plans."""
-
-    def operator(key: Any, frames: Any, state: Any) -> Any:
-        return function(key, frames, state)
-
-    operator.__name__ = uid
-    return operator

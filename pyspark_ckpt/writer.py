@@ -19,7 +19,8 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_plan import operators_of
+from pyspark_ckpt.query_plan import number_of_sources, operators_of
+from pyspark_ckpt.session_conf import conf_of_start, session_conf
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 
@@ -47,6 +48,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink_options: dict[str, Any] = {}
         self._format: str | None = None
         self._restore_path: str | None = None
+        self._ends_by_itself = False
 
     def restoreFrom(self, path: str) -> CheckpointedStreamWriter:
         """Start from a savepoint or a retained checkpoint.
@@ -73,6 +75,12 @@ class CheckpointedStreamWriter(DataStreamWriter):
         """Name the query; as ``DataStreamWriter.queryName``."""
         super().queryName(queryName)
         self._sink_options["queryName"] = queryName
+        return self
+
+    def trigger(self, **when: Any) -> CheckpointedStreamWriter:
+        """Choose when epochs start; as ``DataStreamWriter.trigger``."""
+        super().trigger(**when)
+        self._ends_by_itself = bool(when.get("availableNow") or when.get("once"))
         return self
 
     def option(self, key: str, value: Any) -> CheckpointedStreamWriter:
@@ -152,13 +160,22 @@ class CheckpointedStreamWriter(DataStreamWriter):
         operators = tuple(operators_of(self._stream))
         location = StartLocation(self._location(), settings.checkpoints_directory, operators)
         location.check_parallelism(spark)
+        runtime = Runtime(
+            checkpoints_directory=location.checkpoints_root,
+            query_subdirectory=settings.checkpoints_directory is not None,
+            backend_type=settings.backend_type,
+            inline_threshold_bytes=settings.inline_threshold_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
+        )
         with _start_lock:
             if self._restore_path is not None:
                 source = qualified_path(spark, self._restore_path)
                 location.restore(spark, source, self._file_sink_path(), to_table=to_table)
             else:
-                location.check_not_half_seeded()
-            query = self._start_with_runtime(start, settings, location)
+                location.start_from_initial_state(
+                    spark, runtime, number_of_sources(self._stream), self._file_sink_path()
+                )
+            query = self._start_with_runtime(start, runtime, operators)
         return self._with_coordinator(query, settings, location, operators)
 
     def _settings(self, spark: SparkSession) -> Settings:
@@ -170,23 +187,17 @@ class CheckpointedStreamWriter(DataStreamWriter):
         )
 
     def _start_with_runtime(
-        self, start: Any, settings: Settings, location: StartLocation
+        self,
+        start: Any,
+        runtime: Runtime,
+        operators: tuple[OperatorDescriptor, ...],
     ) -> StreamingQuery:
         """Start Spark's query with the settings in the session's conf, which it copies."""
-        conf = self._stream.sparkSession.conf
-        runtime = Runtime(
-            checkpoints_directory=location.checkpoints_root,
-            query_subdirectory=settings.checkpoints_directory is not None,
-            backend_type=settings.backend_type,
-            inline_threshold_bytes=settings.inline_threshold_bytes,
-            memory_limit_bytes=settings.memory_limit_bytes,
-        )
-        conf.set(RUNTIME_KEY, encode_runtime(runtime))
-        try:
+        conf = conf_of_start(operators, ends_by_itself=self._ends_by_itself)
+        conf[RUNTIME_KEY] = encode_runtime(runtime)
+        with session_conf(self._stream.sparkSession, conf):
             query: StreamingQuery = start()
-            return query
-        finally:
-            conf.unset(RUNTIME_KEY)
+        return query
 
     def _with_coordinator(
         self,

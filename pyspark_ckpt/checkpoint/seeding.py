@@ -13,27 +13,34 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME, Origin
-from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
+from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.handle import FileReference, Handle, encode_handle
+from pyspark_ckpt.on_disk.handle import FileReference, Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
-from pyspark_ckpt.on_disk.metadata import OperatorMetadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.event_time import never_late_column
 from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
-from pyspark_ckpt.stream import STATE_SCHEMA
+from pyspark_ckpt.operator.subtask import set_timeout
+from pyspark_ckpt.operator_plan import STATE_SCHEMA, TIMEOUTS
+from pyspark_ckpt.session_conf import conf_of_start, session_conf
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +65,18 @@ def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> No
 
 def begin_seeding(location: Storage) -> str:
     """Mark an empty location as being seeded and give its query an id; both durable on return."""
-    location.write(SEEDING_MARKER, [b"this location is being filled by restoreFrom\n"])
+    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
     query_id = str(uuid.uuid4())
     location.write("metadata", [json.dumps({"id": query_id}).encode()])
     return query_id
 
 
 def seed(
-    spark: SparkSession, location: Storage, checkpoints: Storage, source: RestoreSource
+    spark: SparkSession,
+    location: Storage,
+    checkpoints: Storage,
+    source: RestoreSource,
+    operators: Sequence[OperatorDescriptor],
 ) -> None:
     """Fill a location that :func:`begin_seeding` has marked, durably but for the marker's removal.
 
@@ -79,14 +90,23 @@ def seed(
         The new query's checkpoints directory.
     source
         What to start from.
+    operators
+        The new query's, in the order of their ids; `source` has one for each.
     """
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
-    for operator in source.metadata.operators:
-        handles = [
-            _adopt(handle, query_id, source.storage, checkpoints) for handle in operator.handles
-        ]
-        _seed_state_store(spark, location, operator, handles)
+    stored = {operator.uid: operator for operator in source.metadata.operators}
+    seeds = [
+        Seed(
+            operator,
+            [
+                _adopt(handle, operator, query_id, source.storage, checkpoints)
+                for handle in stored[operator.uid].handles
+            ],
+        )
+        for operator in operators
+    ]
+    _seed_state_store(spark, location, seeds)
     _replace_offsets(location, source)
     origin = Origin(
         path=source.path, query_id=source.metadata.query_id, epoch=source.metadata.epoch
@@ -95,13 +115,55 @@ def seed(
     shutil.rmtree(location.path(_SEED_DIRECTORY))
 
 
-def finish_seeding(location: Storage, source: RestoreSource) -> None:
+def seed_initial(
+    spark: SparkSession,
+    location: Storage,
+    seeds: Sequence[Seed],
+    sources: int,
+) -> None:
+    """Fill a location that :func:`begin_seeding` has marked with initial states.
+
+    Parameters
+    ----------
+    spark
+        The session the query will be started from.
+    location
+        The ``checkpointLocation``.
+    seeds
+        The state of each operator, in the order of their ids.
+    sources
+        How many sources the query reads; all from their start.
+    """
+    _seed_state_store(spark, location, seeds)
+    log = SparkLog(location)
+    seeded = log.offsets_entry(SEEDED_EPOCH)
+    offsets = OffsetsEntry(seeded.metadata, (NO_OFFSET,) * sources)
+    log.replace(f"offsets/{SEEDED_EPOCH}", offsets.text())
+    shutil.rmtree(location.path("sources"))
+    shutil.rmtree(location.path(_SEED_DIRECTORY))
+
+
+def finish_seeding(location: Storage, source: str) -> None:
     """Remove the marker: from here on the location is a query's like any other."""
     location.delete([SEEDING_MARKER])
-    logger.info("seeded %s from %s", location.root, source.path)
+    logger.info("seeded %s from %s", location.root, source)
 
 
-def _adopt(handle: Handle, query_id: str, source: Storage, target: Storage) -> Handle:
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What Spark's state store gets for one operator."""
+
+    operator: OperatorDescriptor
+    handles: list[Handle]
+
+
+def _adopt(
+    handle: Handle,
+    operator: OperatorDescriptor,
+    query_id: str,
+    source: Storage,
+    target: Storage,
+) -> Handle:
     """Copy a handle's files under names of the new query and return the handle that names them."""
 
     def copy(reference: FileReference, path: str) -> FileReference:
@@ -120,47 +182,71 @@ def _adopt(handle: Handle, query_id: str, source: Storage, target: Storage) -> H
         for segment in handle.segments
     )
     return msgspec.structs.replace(
-        handle, query_id=query_id, epoch=SEEDED_EPOCH, base=base, segments=segments
+        handle,
+        query_id=query_id,
+        epoch=SEEDED_EPOCH,
+        base=base,
+        segments=segments,
+        time_mode=operator.time_mode,
+        timeout_ms=handle.timeout_ms if handle.time_mode == operator.time_mode else None,
     )
 
 
-def _seed_state_store(
-    spark: SparkSession, location: Storage, operator: OperatorMetadata, handles: list[Handle]
-) -> None:
-    tokens = subtask_tokens(operator.parallelism)
-    table = pa.table(
-        {
-            TOKEN: pa.array([tokens[handle.subtask] for handle in handles], pa.int32()),
-            "handle": pa.array([encode_handle(handle) for handle in handles], pa.binary()),
-        }
-    )
+def _seed_state_store(spark: SparkSession, location: Storage, seeds: Sequence[Seed]) -> None:
+    """Run one query with as many operators as the user's, in the same order and time modes."""
     directory = location.path(_SEED_DIRECTORY)
-    directory.mkdir()
-    pq.write_table(table, directory / "handles.parquet")
-    query = (
-        spark.readStream.schema(f"{TOKEN} int, handle binary")
-        .parquet(str(directory))
-        .groupBy(TOKEN)
-        .applyInPandasWithState(
-            _put_handle, "token int", STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+    branches = []
+    for operator_id, seed in enumerate(seeds):
+        _write_handles(directory / str(operator_id), seed)
+        branches.append(_seeding_stream(spark, directory / str(operator_id), seed.operator))
+    conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
+    with session_conf(spark, conf):
+        query = (
+            reduce(DataFrame.union, branches)
+            .writeStream.format("noop")
+            .queryName(f"pyspark_ckpt: seeding {location.root.name}")
+            .option("checkpointLocation", str(location.root))
+            .trigger(availableNow=True)
+            .start()
         )
-        .writeStream.format("noop")
-        .queryName(f"pyspark_ckpt: seeding {operator.uid}")
-        .option("checkpointLocation", str(location.root))
-        .trigger(availableNow=True)
-        .start()
-    )
     query.awaitTermination()
     if SparkLog(location).committed_epoch() != SEEDED_EPOCH:
         raise RestoreError(f"seeding {location.root} ended without a commit: start the query again")
+
+
+def _write_handles(directory: Path, seed: Seed) -> None:
+    tokens = subtask_tokens(seed.operator.parallelism)
+    table = pa.table(
+        {
+            TOKEN: pa.array([tokens[handle.subtask] for handle in seed.handles], pa.int32()),
+            "handle": pa.array([encode_handle(handle) for handle in seed.handles], pa.binary()),
+        }
+    )
+    directory.mkdir(parents=True)
+    pq.write_table(table, directory / "handles.parquet")
+
+
+def _seeding_stream(
+    spark: SparkSession, directory: Path, operator: OperatorDescriptor
+) -> DataFrame:
+    handles = spark.readStream.schema(f"{TOKEN} int, handle binary").parquet(str(directory))
+    # Spark wants a column of event time where there are event-time timeouts.
+    return (
+        handles.select(TOKEN, "handle", never_late_column())
+        .groupBy(TOKEN)
+        .applyInPandasWithState(
+            _put_handle, "token int", STATE_SCHEMA, "append", TIMEOUTS[TimeMode(operator.time_mode)]
+        )
+    )
 
 
 def _put_handle(
     token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
     for frame in frames:
-        for handle in frame["handle"]:
-            state.update((bytes(handle),))
+        for encoded in frame["handle"]:
+            state.update((bytes(encoded),))
+            set_timeout(state, decode_handle(bytes(encoded)), state.getCurrentProcessingTimeMs())
     yield pd.DataFrame({"token": [int(token[0])]})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
 from pyspark_ckpt.on_disk.storage import Storage
 
-_NO_OFFSET = "-"
+NO_OFFSET = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SparkLog:
         """
         files: list[SourceLogFile] = []
         for index, offset in enumerate(offsets.source_offsets):
-            if offset == _NO_OFFSET:
+            if offset == NO_OFFSET:
                 continue
             directory = f"sources/{index}"
             names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
@@ -170,7 +170,7 @@ def _epochs(names: list[str]) -> list[int]:
 
 
 def _is_offset(line: str) -> bool:
-    if line == _NO_OFFSET:
+    if line == NO_OFFSET:
         return True
     try:
         json.loads(line)

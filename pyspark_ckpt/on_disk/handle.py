@@ -83,7 +83,8 @@ class StateDescriptor(msgspec.Struct, frozen=True):
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order.
 
-    `sweep_from` is the stored key at which the removal of expired entries goes on.
+    `sweep_from` is the stored key at which the removal of expired entries goes on. `timeout_ms` is
+    when Spark must call the subtask again at the latest, in the time of `time_mode`.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -98,6 +99,8 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     base: BaseSnapshot | None = None
     segments: tuple[Segment, ...] = ()
     sweep_from: bytes = b""
+    time_mode: str = "None"
+    timeout_ms: int | None = None
 
     @property
     def lineage(self) -> tuple[str, ...]:

@@ -5,7 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
+
+
+class MigrationDescriptor(msgspec.Struct, frozen=True):
+    """What a user's migration has, without its functions."""
+
+    value: bool
+    key: bool
+    renamed_from: str | None
+
+    @classmethod
+    def of(cls, migration: Migration) -> MigrationDescriptor:
+        """Describe a migration."""
+        return cls(migration.value is not None, migration.key is not None, migration.renamed_from)
 
 
 class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +27,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     It travels in the metadata of the token column, so the plan itself tells the driver, at
     ``start()``, which operators a query has, whatever was done to the DataFrame in between.
+    `initial_state` names what :mod:`pyspark_ckpt.initial_state` remembers for it.
     """
 
     uid: str
@@ -21,6 +36,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     key_schema: str
     time_mode: str = "None"
     states: tuple[StateDescriptor, ...] = ()
+    migrations: dict[str, MigrationDescriptor] = {}
+    initial_state: str | None = None
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

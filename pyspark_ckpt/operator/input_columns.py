@@ -23,6 +23,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_ckpt.operator.event_time import (
+    NEVER_LATE,
+    WATERMARK_DELAY,
+    event_time_index,
+    is_emitted,
+    never_late_column,
+)
 from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
@@ -33,9 +40,6 @@ _MASK = "__ckpt_nulls_"
 _MASK_BITS = 62
 
 _NAN = float("nan")
-_WATERMARK_DELAY = "spark.watermarkDelayMs"
-_NEVER_LATE = 9_000_000_000_000_000
-"""Stands for a null event time, in the year 2255; Spark counts null as not late."""
 
 
 def _canonical_float(column: Column) -> Column:
@@ -66,7 +70,7 @@ class InputColumns:
     ) -> None:
         self.schema = schema
         self.key_names = tuple(key_names)
-        self._time_zone = time_zone
+        self.time_zone = time_zone
         self._transports = [transport_of(field, time_zone) for field in schema.fields]
         self._nullable = [
             index
@@ -74,7 +78,7 @@ class InputColumns:
             if field.nullable and self._transports[index].filler is not None
         ]
         self._key_indexes = [schema.names.index(name) for name in key_names]
-        self.event_time_index = _event_time_index(schema)
+        self.event_time_index = event_time_index(schema)
 
     @property
     def key_schema(self) -> T.StructType:
@@ -98,7 +102,7 @@ class InputColumns:
             column = transport.send(_quoted(field.name))
             filler = transport.filler
             if index == self.event_time_index:
-                filler = _NEVER_LATE
+                filler = NEVER_LATE
             if index in self._nullable:
                 column = F.coalesce(column, F.lit(filler).cast(sent_type(field)))
             values.append(self._named(column, index))
@@ -106,7 +110,9 @@ class InputColumns:
             _null_mask([_quoted(self.schema.names[index]) for index in part]).alias(_MASK + str(n))
             for n, part in enumerate(self._mask_parts())
         ]
-        return values + masks
+        # An operator emits at a timer's time, which the watermark has passed: no such row is late.
+        never_late = [never_late_column()] if self._is_emitted else []
+        return values + masks + never_late
 
     @property
     def sent_schema(self) -> pa.Schema:
@@ -132,6 +138,12 @@ class InputColumns:
         decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
         return lambda data: self.user_key(decode(data))
 
+    def rows(self, frame: pd.DataFrame) -> Iterator[Row]:
+        """Return sent rows as the user's Rows, in their order."""
+        row_type = row_type_of(self.schema.names)
+        columns = self._received_values(self._sent_values(frame))
+        return (tuple.__new__(row_type, values) for values in zip(*columns, strict=True))
+
     def sent_keys(self, frame: pd.DataFrame) -> Sequence[Any]:
         """Return the key of each row in its shuffle form."""
         return self._keys(self._sent_values(frame, self._key_indexes))
@@ -149,7 +161,7 @@ class InputColumns:
                 frame[f"c{index}"],
                 nulls.get(index),
                 self._transports[index],
-                self._time_zone,
+                self.time_zone,
             )
             for index, field in enumerate(self.schema.fields)
         }
@@ -162,7 +174,7 @@ class InputColumns:
         newest = rows[self.schema.names[self.event_time_index]].max()
         if newest is pd.NaT:
             return None
-        zoned = newest.tz_localize(self._time_zone, ambiguous=False, nonexistent="shift_forward")
+        zoned = newest.tz_localize(self.time_zone, ambiguous=False, nonexistent="shift_forward")
         return int(zoned.timestamp() * 1000)
 
     def group_by_key(self, frames: Iterator[pd.DataFrame]) -> dict[Any, tuple[int, list[Row]]]:
@@ -208,11 +220,17 @@ class InputColumns:
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
-        if index != self.event_time_index:
+        if index != self.event_time_index or self._is_emitted:
             return column.alias(name)
         # Spark finds event time by this metadata, and compares microseconds, whatever the type.
-        delay = self.schema.fields[index].metadata[_WATERMARK_DELAY]
-        return column.alias(name, metadata={_WATERMARK_DELAY: delay})
+        delay = self.schema.fields[index].metadata[WATERMARK_DELAY]
+        return column.alias(name, metadata={WATERMARK_DELAY: delay})
+
+    @property
+    def _is_emitted(self) -> bool:
+        """Whether event time comes from an operator of this library rather than a source."""
+        index = self.event_time_index
+        return index is not None and is_emitted(self.schema.fields[index])
 
     def _mask_parts(self) -> list[list[int]]:
         return [
@@ -260,14 +278,6 @@ class InputColumns:
             for index in self._key_indexes
         ]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def _event_time_index(schema: T.StructType) -> int | None:
-    """Return the place of the column that ``withWatermark`` named, ``None`` if there is none."""
-    for index, field in enumerate(schema.fields):
-        if _WATERMARK_DELAY in field.metadata and isinstance(field.dataType, T.TimestampType):
-            return index
-    return None
 
 
 def _quoted(name: str) -> Column:

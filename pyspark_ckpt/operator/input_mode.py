@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,13 @@ class InputMode(Protocol):
 
     def new_output(self) -> Output:
         """Return an empty buffer for the epoch's output."""
+
+
+class InitialMode(InputMode, Protocol):
+    """An input mode that an initial state can come in."""
+
+    def initial_states(self, item: KeyRows) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key, one after the other."""
 
 
 class Output(Protocol):

@@ -99,7 +99,8 @@ class InputParts:
                 place = np.searchsorted(starts, frame[KEY_GROUP].to_numpy(), side="right") - 1
                 order = np.argsort(place, kind="stable")
                 bounds = np.searchsorted(place[order], range(len(buckets) + 1))
-                table = pa.Table.from_pandas(frame, self._schema, preserve_index=False).take(order)
+                own = frame[self._schema.names]
+                table = pa.Table.from_pandas(own, self._schema, preserve_index=False).take(order)
                 for writer, start, stop in zip(writers, bounds[:-1], bounds[1:], strict=True):
                     if stop > start:
                         writer.write_table(table.slice(start, stop - start))

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.event_time import EMITTED_EVENT_TIME
 
 CHUNK_ROWS = 16_384
 """Rows per frame: above Spark's 10,000 per Arrow batch, so that each frame is sent on at once."""
@@ -69,10 +70,18 @@ class OutputRows:
             ]
         )
 
-    def columns(self) -> list[Column]:
-        """Return the expressions that give the user's columns back."""
+    def columns(self, event_time: str = "") -> list[Column]:
+        """Return the expressions that give the user's columns back.
+
+        Parameters
+        ----------
+        event_time
+            The column that Spark shall take for event time from here on.
+        """
         return [
-            _RESTORE.get(type(field.dataType), _as_is)(F.col(f"c{index}")).alias(field.name)
+            _RESTORE.get(type(field.dataType), _as_is)(F.col(f"c{index}")).alias(
+                field.name, metadata=EMITTED_EVENT_TIME if field.name == event_time else {}
+            )
             for index, field in enumerate(self.schema.fields)
         ]
 

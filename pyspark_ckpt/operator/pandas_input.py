@@ -51,6 +51,10 @@ class PandasInput:
         """Not called: keys are processed one by one."""
         raise NotImplementedError
 
+    def initial_states(self, item: KeyRows) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key: its rows in frames."""
+        return _in_frames(item.rows)
+
     def newest_event_time_ms(self, item: KeyRows) -> int | None:
         """Return the newest event time of a key's rows, ``None`` if they have none."""
         return self._input.newest_event_time_ms(item.rows)

@@ -1,25 +1,29 @@
 """An epoch of one subtask, from its rows to the barrier, whatever calls it.
 
-``init -> rows, key by key -> due timers -> expired entries -> close``
+``init -> broadcast rows -> rows, key by key -> due timers -> expired entries -> close``
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import Sweep, sweep
+from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
 from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
-from state_backends import StateBackendError
+from state_backends import Changes, StateBackendError
 
 TIMERS_AT_ONCE = 100_000
 """Due timers that are read together; bounds the memory they take."""
@@ -44,6 +48,8 @@ class EpochProcessing:
         From a stored key's bytes to the key that the processor sees.
     where
         Operator, subtask and epoch, for errors.
+    broadcast
+        Where the epoch's broadcast rows are, if there is a broadcast stream.
     """
 
     def __init__(
@@ -55,11 +61,13 @@ class EpochProcessing:
         mode: InputMode,
         decode_key: DecodeKey,
         where: str,
+        broadcast: BroadcastRows | None = None,
     ) -> None:
+        self._broadcast = broadcast
         self._processor = processor
         self._table = table
         self._states = states
-        self._clock = clock
+        self.clock = clock
         self._timer_values = clock.timer_values
         self._mode = mode
         self._decode_key = decode_key
@@ -67,30 +75,64 @@ class EpochProcessing:
         self._step = "init"
         self._key: tuple[Any, ...] | None = None
         self._output = mode.new_output()
+        self._raw = RawState(table)
 
-    def run(self, parts: Iterable[list[pd.DataFrame]], epoch: int) -> Iterator[pd.DataFrame]:
+    def run(
+        self,
+        parts: Iterable[list[pd.DataFrame]],
+        epoch: int,
+        initial: InitialRows | None = None,
+    ) -> Iterator[pd.DataFrame]:
         """Process an epoch; yield its output in frames.
+
+        Parameters
+        ----------
+        parts
+            The keyed rows; asking for the first part reads all of the input.
+        epoch
+            Its number.
+        initial
+            The initial state, in a run that begins with one.
 
         Raises
         ------
         ProcessorError
             If the processor raises; names the step and the key.
         """
-        raw = RawState(self._table)
-        try:
-            self._processor.init(self._states)  # type: ignore[arg-type]  # same methods, no subclass
-            self._states.end_of_init()
-            self._step = "restoreState"
-            raw.restore_into(self._processor)
-            for frames in parts:
+        with self._named_errors():
+            self._begin()
+            remaining = iter(parts)
+            # Reads all of the input, so that the other sides are there too.
+            first = next(remaining, None)
+            if initial is not None:
+                for frames in initial.parts():
+                    self._handle_initial_state(initial, frames)
+            self._handle_broadcast_rows()
+            for frames in () if first is None else chain([first], remaining):
                 yield from self._process_part(self._mode.keys_of(frames))
             yield from self._fire_timers()
-            self._leave_key("snapshotState")
-            raw.snapshot_of(self._processor, epoch)
             if self._output.rows:
                 yield self._output.take()
-            self._step = "close"
-            self._processor.close()
+            self._end(epoch)
+
+    def _begin(self) -> None:
+        self._processor.init(self._states)  # type: ignore[arg-type]  # same methods, no subclass
+        self._states.end_of_init()
+        self._step = "restoreState"
+        self._raw.restore_into(self._processor)
+        self._step = "reading the input"
+
+    def _end(self, epoch: int) -> None:
+        self._leave_key("snapshotState")
+        self._raw.snapshot_of(self._processor, epoch)
+        self._step = "close"
+        self._processor.close()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raise what the processor raises as an error that says where and what to do."""
+        try:
+            yield
         except (CkptError, StateBackendError):
             raise
         except Exception as exc:
@@ -100,9 +142,51 @@ class EpochProcessing:
                 "nothing of this epoch was committed"
             ) from exc
 
+    def earliest_timer_ms(self) -> int | None:
+        """Return when the next timer is due, ``None`` if there is none; after :meth:`run`."""
+        return self._states.timers.earliest_ms()
+
+    def changes(self) -> Iterator[Changes]:
+        """Return all writes of the epoch in key order, in frames; called once, last of all."""
+        return self._table.changes()
+
     def sweep(self, sweep_from: bytes) -> Sweep:
         """Remove expired entries in the next stretch of stored keys; after :meth:`run`."""
         return sweep(self._table, self._states.descriptors, self._states.aging, sweep_from)
+
+    def run_initial_state(self, initial: InitialRows, parts: Iterable[list[pd.DataFrame]]) -> None:
+        """Give the processor an initial state and nothing else.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises; names the step and the key.
+        """
+        with self._named_errors():
+            self._begin()
+            for frames in parts:
+                self._handle_initial_state(initial, frames)
+            self._end(epoch=0)
+
+    def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
+        items = initial.mode.keys_of(frames)
+        self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
+        self._step = "handleInitialState"
+        current = self._table.current
+        for position, item in enumerate(items):
+            self._key = item.key
+            current.key_group, current.key = item.key_group, item.encoded_key
+            current.position = position
+            for state in initial.mode.initial_states(item):
+                self._processor.handleInitialState(item.key, state, self._timer_values)
+        self._leave_key("handleInputRows")
+
+    def _handle_broadcast_rows(self) -> None:
+        rows = None if self._broadcast is None else self._broadcast.rows()
+        if rows is not None:
+            self._step = "handleBroadcastRows"
+            handler: Any = self._processor
+            self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
 
     def _process_part(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
@@ -128,7 +212,7 @@ class EpochProcessing:
 
     def _fire_timers(self) -> Iterator[pd.DataFrame]:
         """Fire due timers in the order of time; those of one time in the order of stored keys."""
-        now_ms = self._clock.timers_now_ms
+        now_ms = self.clock.timers_now_ms
         if now_ms is None:
             return
         timers = self._states.timers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -53,6 +53,10 @@ class RowsInput:
     def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
         """Not called: keys are processed one by one."""
         raise NotImplementedError
+
+    def initial_states(self, item: KeyRows) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key: each of its rows."""
+        return iter(item.rows)
 
     def newest_event_time_ms(self, item: KeyRows) -> int | None:
         """Return the newest event time of a key's rows, ``None`` if they have none."""

@@ -1,0 +1,86 @@
+"""Initial states on the driver: remembered from where an operator is built to where it starts.
+
+A plan carries only texts, so the operator's descriptor carries a name, and this session keeps what
+it stands for.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.on_disk.handle import Handle, decode_handle
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
+from pyspark_ckpt.operator.initial_run import HANDLES_SCHEMA, InitialStateFunction
+from pyspark_ckpt.operator.input_columns import TOKEN
+from pyspark_ckpt.operator.operator_function import OperatorFunction
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """The initial state of one operator: its rows as they travel, and the operator."""
+
+    rows: DataFrame
+    function: OperatorFunction
+
+    def handles(self, runtime: Runtime, query_id: str) -> list[Handle]:
+        """Run a job that makes the state; return its handles, which refer to durable files.
+
+        Parameters
+        ----------
+        runtime
+            The settings of the query that is about to start.
+        query_id
+            Its id.
+
+        Raises
+        ------
+        pyspark.errors.PySparkException
+            If the job fails, with the processor's error in its message.
+        """
+        function = InitialStateFunction(
+            self.function, runtime, query_id, time.time_ns() // 1_000_000
+        )
+        parallelism = self.function.descriptor.parallelism
+        rows = (
+            self.rows.repartition(parallelism, TOKEN)
+            .mapInPandas(function, HANDLES_SCHEMA)
+            .collect()
+        )
+        return [decode_handle(bytes(row["handle"])) for row in rows]
+
+
+_remembered: dict[str, InitialState] = {}
+
+
+def remember_initial_state(
+    descriptor: OperatorDescriptor, initial: InitialState
+) -> OperatorDescriptor:
+    """Keep an initial state for this session; return the descriptor that names it."""
+    name = uuid.uuid4().hex
+    _remembered[name] = initial
+    return msgspec.structs.replace(descriptor, initial_state=name)
+
+
+def initial_state_of(operator: OperatorDescriptor) -> InitialState | None:
+    """Return the initial state that an operator was built with, ``None`` if it has none.
+
+    Raises
+    ------
+    PlanError
+        If it was built in another process.
+    """
+    if operator.initial_state is None:
+        return None
+    try:
+        return _remembered[operator.initial_state]
+    except KeyError:
+        raise PlanError(
+            f"operator {operator.uid!r} was built with an initialState in another process: build "
+            "the query where it is started"
+        ) from None

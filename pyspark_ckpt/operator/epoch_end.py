@@ -1,0 +1,58 @@
+"""The barrier in a subtask: what the epoch wrote becomes durable and gets a new handle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.barrier import make_segment
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.processing import EpochProcessing
+
+
+def end_epoch(
+    storage: Storage,
+    handle: Handle,
+    processing: EpochProcessing,
+    epoch: int,
+    inline_threshold_bytes: int,
+) -> Handle:
+    """End an epoch and return the handle of its version, all of which is durable.
+
+    Called by a task on an executor, after the processor has run and its output was yielded.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoints directory.
+    handle
+        The handle that the epoch started from.
+    processing
+        What ran the processor; it is not used again.
+    epoch
+        The epoch that ends.
+    inline_threshold_bytes
+        Bytes that inline segments of a handle may take together.
+    """
+    swept = processing.sweep(handle.sweep_from)
+    clock = processing.clock
+    earliest_timer_ms = processing.earliest_timer_ms()
+    segment = make_segment(storage, handle, processing.changes(), epoch, inline_threshold_bytes)
+    return msgspec.structs.replace(
+        handle,
+        epoch=epoch,
+        segments=handle.segments if segment is None else (*handle.segments, segment),
+        states=swept.states,
+        sweep_from=swept.sweep_from,
+        time_mode=clock.mode.value,
+        timeout_ms=_timeout_ms(clock, earliest_timer_ms),
+    )
+
+
+def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:
+    if earliest_timer_ms is None or clock.timers_now_ms is None:
+        return None
+    # Spark calls when its clock has passed the timeout, a timer is due when it is reached. A timer
+    # that was registered too late to fire now fires in the next epoch.
+    return max(earliest_timer_ms - 1, clock.timers_now_ms)

@@ -1,0 +1,97 @@
+"""Makes an initial state: what runs on executors before a query's first epoch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pandas as pd
+
+from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, encode_handle
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import Runtime
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.epoch_end import end_epoch
+from pyspark_ckpt.operator.epoch_writes import EpochWrites
+from pyspark_ckpt.operator.input_columns import TOKEN
+from pyspark_ckpt.operator.key_groups import subtask_tokens
+from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.state_table import StateTable
+from state_backends import open_backend
+
+HANDLES_SCHEMA = "subtask int, handle binary"
+INITIAL_EPOCH = 0
+
+
+class InitialStateFunction:
+    """The function given to ``mapInPandas`` over the rows of an initial state.
+
+    Parameters
+    ----------
+    function
+        The operator.
+    runtime
+        The settings of the query that is about to start.
+    query_id
+        Its id.
+    now_ms
+        The processing time of the epoch that stands for the initial state.
+    """
+
+    def __init__(
+        self, function: OperatorFunction, runtime: Runtime, query_id: str, now_ms: int
+    ) -> None:
+        self._function = function
+        self._runtime = runtime
+        self._query_id = query_id
+        self._now_ms = now_ms
+
+    def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Make a subtask's state and yield its handle; what that refers to is durable then."""
+        frames = (frame for frame in frames if len(frame))
+        first = next(frames, None)
+        if first is None:
+            return
+        token = int(first[TOKEN].iloc[0])
+        subtask = subtask_tokens(self._function.descriptor.parallelism).index(token)
+        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
+            handle = self._handle(chain([first], frames), subtask, Path(directory))
+        yield pd.DataFrame({"subtask": [subtask], "handle": [encode_handle(handle)]})
+
+    def _handle(self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path) -> Handle:
+        function, limit_bytes = self._function, self._runtime.memory_limit_bytes
+        initial = function.initial
+        assert initial is not None  # the driver starts this for an initial state only
+        handle = function.first_handle(self._query_id, subtask, INITIAL_EPOCH)
+        with open_backend("rocksdb", directory / "state", create=True) as backend:
+            backend.load((), EMPTY_VERSION)
+            table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
+            try:
+                processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
+                parts = function.parts(frames, subtask, limit_bytes, directory, initial.columns)
+                processing.run_initial_state(initial, parts)
+                return end_epoch(
+                    self._storage(),
+                    handle,
+                    processing,
+                    INITIAL_EPOCH,
+                    self._runtime.inline_threshold_bytes,
+                )
+            finally:
+                table.close()
+
+    def _clock(self) -> EpochClock:
+        has_watermark = self._function.columns.event_time_index is not None
+        return EpochClock(
+            TimeMode(self._function.descriptor.time_mode),
+            self._now_ms,
+            0 if has_watermark else None,
+        )
+
+    def _storage(self) -> Storage:
+        storage = open_storage(self._runtime.checkpoints_directory)
+        if self._runtime.query_subdirectory:
+            return Storage(storage.path(self._query_id))
+        return storage

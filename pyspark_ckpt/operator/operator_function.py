@@ -1,0 +1,106 @@
+"""All that an operator's tasks need, in whichever way Spark runs them; Spark ships it to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.initial_rows import InitialRows
+from pyspark_ckpt.operator.input_columns import InputColumns
+from pyspark_ckpt.operator.input_mode import InputMode
+from pyspark_ckpt.operator.input_parts import InputParts
+from pyspark_ckpt.operator.key_groups import key_groups_of
+from pyspark_ckpt.operator.processing import EpochProcessing
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_table import StateTable
+
+_INPUT_SHARE = 2
+WRITES_SHARE = 4
+"""Parts of the memory limit: half for rows, a quarter for writes, the rest for what they become."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFunction:
+    """An operator on the executor.
+
+    Parameters
+    ----------
+    processor
+        The user's processor; Spark ships a fresh copy to every task.
+    descriptor, columns, mode
+        The operator as the query was built, and how its processor receives rows.
+    schemas
+        The DDL schemas that the processor's ``init`` uses, parsed.
+    migrations
+        What brings stored states to new schemas or names, by state.
+    broadcast, initial
+        The other sides of the input, if there are any.
+    """
+
+    processor: StatefulProcessor
+    descriptor: OperatorDescriptor
+    columns: InputColumns
+    mode: InputMode
+    schemas: Mapping[str, T.StructType]
+    migrations: Mapping[str, Migration]
+    broadcast: BroadcastRows | None
+    initial: InitialRows | None
+
+    def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
+        """Return the handle of a subtask that has no state yet."""
+        operator = self.descriptor
+        return Handle(
+            query_id=query_id,
+            uid=operator.uid,
+            subtask=subtask,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            epoch=epoch,
+            key_schema=operator.key_schema,
+            time_mode=operator.time_mode,
+        )
+
+    def processing(
+        self, handle: Handle, table: StateTable, clock: EpochClock, epoch: int
+    ) -> EpochProcessing:
+        """Return what runs the processor over an epoch that starts from a handle."""
+        where = f"operator {handle.uid!r}, subtask {handle.subtask}"
+        states = ProcessorHandle(table, clock, where, handle.states, self.schemas, self.migrations)
+        return EpochProcessing(
+            self.processor,
+            table,
+            states,
+            clock,
+            self.mode,
+            self.columns.decode_key,
+            f"{where}, epoch {epoch}",
+            self.broadcast,
+        )
+
+    def parts(
+        self,
+        frames: Iterator[pd.DataFrame],
+        subtask: int,
+        memory_limit_bytes: int,
+        scratch: Path,
+        columns: InputColumns | None = None,
+    ) -> Iterator[list[pd.DataFrame]]:
+        """Return rows in parts that fit into memory; by default the keyed rows."""
+        operator = self.descriptor
+        parts = InputParts(
+            (columns or self.columns).sent_schema,
+            key_groups_of(subtask, operator.parallelism, operator.max_parallelism),
+            memory_limit_bytes // _INPUT_SHARE,
+            scratch,
+        )
+        return parts.split(frame for frame in frames if len(frame))

@@ -1,0 +1,219 @@
+"""An operator in Spark's plan: its input with tokens, its function, and its output columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.initial_state import InitialState, remember_initial_state
+from pyspark_ckpt.operator.batch_run import BatchFunction
+from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
+from pyspark_ckpt.operator.declared_states import declare_states
+from pyspark_ckpt.operator.descriptor import (
+    MigrationDescriptor,
+    OperatorDescriptor,
+    encode_descriptor,
+)
+from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.initial_rows import InitialRows
+from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.input_mode import InputMode
+from pyspark_ckpt.operator.key_groups import subtask_tokens
+from pyspark_ckpt.operator.operator_function import OperatorFunction
+from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.pandas_input import PandasInput
+from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator_arguments import OperatorArguments
+
+STATE_SCHEMA = "handle binary"
+"""What Spark's own state store keeps for a subtask."""
+
+DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
+"""Key of the operator's descriptor in the metadata of the token column."""
+
+TIMEOUTS = {
+    TimeMode.NONE: GroupStateTimeout.NoTimeout,
+    TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
+    TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
+}
+
+MakeInputMode = Callable[[InputColumns, OutputRows], InputMode]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedInput:
+    """A DataFrame partitioned by key."""
+
+    df: DataFrame
+    columns: InputColumns
+    parallelism: int
+    max_parallelism: int
+
+    def with_tokens(self) -> DataFrame:
+        """Return the rows as they travel: columns, key group and token."""
+        key_group = F.pmod(F.hash(*self.columns.key_columns()), F.lit(self.max_parallelism))
+        subtask = F.floor(F.col(KEY_GROUP) * self.parallelism / self.max_parallelism)
+        tokens = F.array(*[F.lit(token) for token in subtask_tokens(self.parallelism)])
+        token = F.element_at(tokens, subtask.cast("int") + 1)
+        travelling = [key_group.alias(KEY_GROUP), *self.columns.columns()]
+        return self.df.select(*travelling).withColumn(TOKEN, token)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlan:
+    """Everything that goes into one operator; built on the driver.
+
+    Parameters
+    ----------
+    keyed
+        The rows.
+    broadcast
+        The stream whose rows go to every subtask, if there is one.
+    initial
+        The rows of the initial state, if there is one.
+    arguments
+        What the user gave.
+    make_mode
+        How the processor receives its rows.
+    as_frames
+        Whether it gets pandas frames.
+    """
+
+    keyed: KeyedInput
+    broadcast: DataFrame | None
+    initial: KeyedInput | None
+    arguments: OperatorArguments
+    make_mode: MakeInputMode
+    as_frames: bool
+
+    def build(self) -> DataFrame:
+        """Return the operator's output.
+
+        Raises
+        ------
+        PlanError
+            If the operator cannot be run as it is.
+        """
+        self._check()
+        output = OutputRows(self.arguments.output_schema, self.arguments.uid)
+        function = self._function(output)
+        processed = (
+            self._streamed(function, output)
+            if self.keyed.df.isStreaming
+            else self._run_once(function, output)
+        )
+        return processed.select(*output.columns(self.arguments.event_time_column))
+
+    def _check(self) -> None:
+        arguments = self.arguments
+        where = f"operator {arguments.uid!r}"
+        if (
+            arguments.time_mode is TimeMode.EVENT_TIME
+            and self.keyed.df.isStreaming
+            and not self._has_watermark
+        ):
+            raise PlanError(
+                f"{where}: timeMode='EventTime' needs a watermark: call withWatermark before key_by"
+            )
+        if self.broadcast is not None and not hasattr(arguments.processor, "handleBroadcastRows"):
+            raise PlanError(
+                f"{where}: {type(arguments.processor).__name__} has no "
+                "handleBroadcastRows(rows, timerValues), which a broadcast stream needs"
+            )
+
+    @property
+    def _has_watermark(self) -> bool:
+        return self.keyed.columns.event_time_index is not None
+
+    def _function(self, output: OutputRows) -> OperatorFunction:
+        arguments = self.arguments
+        declared = declare_states(
+            arguments.processor,
+            arguments.uid,
+            arguments.time_mode,
+            has_watermark=self._has_watermark,
+        )
+        descriptor = OperatorDescriptor(
+            uid=arguments.uid,
+            parallelism=self.keyed.parallelism,
+            max_parallelism=self.keyed.max_parallelism,
+            key_schema=self.keyed.columns.key_schema.json(),
+            time_mode=arguments.time_mode.value,
+            states=declared.descriptors,
+            migrations={
+                name: MigrationDescriptor.of(migration)
+                for name, migration in arguments.migrations.items()
+            },
+        )
+        return OperatorFunction(
+            arguments.processor,
+            descriptor,
+            self.keyed.columns,
+            self.make_mode(self.keyed.columns, output),
+            declared.schemas,
+            arguments.migrations,
+            self._broadcast_rows(),
+            self._initial_rows(output),
+        )
+
+    def _streamed(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
+        descriptor = function.descriptor
+        if self.initial is not None:
+            initial = InitialState(self.initial.with_tokens(), function)
+            descriptor = remember_initial_state(descriptor, initial)
+        metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
+        return (
+            self._rows(function)
+            .withMetadata(TOKEN, metadata)
+            .groupBy(TOKEN)
+            .applyInPandasWithState(
+                _named(SubtaskFunction(function), descriptor.uid),
+                output.sent_schema,
+                STATE_SCHEMA,
+                self.arguments.output_mode,
+                TIMEOUTS[self.arguments.time_mode],
+            )
+        )
+
+    def _run_once(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
+        rows = self._rows(function)
+        if self.initial is not None and function.initial is not None:
+            rows = function.initial.plan(rows, self.initial.with_tokens())
+        return rows.repartition(self.keyed.parallelism, TOKEN).mapInPandas(
+            BatchFunction(function), output.sent_schema
+        )
+
+    def _rows(self, function: OperatorFunction) -> DataFrame:
+        rows = self.keyed.with_tokens()
+        if self.broadcast is None or function.broadcast is None:
+            return rows
+        return function.broadcast.plan(rows, self.broadcast, subtask_tokens(self.keyed.parallelism))
+
+    def _broadcast_rows(self) -> BroadcastRows | None:
+        if self.broadcast is None:
+            return None
+        columns = InputColumns(self.broadcast.schema, (), self.keyed.columns.time_zone)
+        return BroadcastRows(columns, as_frames=self.as_frames)
+
+    def _initial_rows(self, output: OutputRows) -> InitialRows | None:
+        if self.initial is None:
+            return None
+        make_mode = PandasInput if self.as_frames else RowsInput
+        return InitialRows(self.initial.columns, make_mode(self.initial.columns, output))
+
+
+def _named(function: SubtaskFunction, uid: str) -> Any:
+    """Return a plain function, which PySpark asks for, that shows the uid in Spark's plans."""
+
+    def operator(key: Any, frames: Any, state: Any) -> Any:
+        return function(key, frames, state)
+
+    operator.__name__ = uid
+    return operator

@@ -1,0 +1,67 @@
+"""Spark conf that one start call needs, set for its length only.
+
+A query copies the session's conf when it starts, so what is set around the start is the query's,
+and nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.epoch_clock import TimeMode
+
+_OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+_WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
+_EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+def conf_of_start(
+    operators: Sequence[OperatorDescriptor], *, ends_by_itself: bool
+) -> dict[str, str]:
+    """Return the conf that a query with these operators is started with.
+
+    Parameters
+    ----------
+    operators
+        Its operators.
+    ends_by_itself
+        Whether its trigger ends the query once all data is read.
+    """
+    conf = {}
+    if len(operators) > 1:
+        # Spark refuses a second applyInPandasWithState, and gives it no watermark of its own;
+        # with one watermark for the whole query both run.
+        conf[_OPERATION_CHECK] = "false"
+        conf[_WATERMARK_PER_OPERATOR] = "false"
+    has_processing_time = any(
+        operator.time_mode == TimeMode.PROCESSING_TIME.value for operator in operators
+    )
+    if ends_by_itself and has_processing_time:
+        # Spark would run empty epochs for processing-time timers for ever.
+        conf[_EMPTY_EPOCHS] = "false"
+    return conf
+
+
+@contextmanager
+def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set conf values of a session and put back what was there before."""
+    before = {key: spark.conf.get(key, None) for key in values if _is_set(spark, key)}
+    for key, value in values.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in values:
+            if key in before:
+                spark.conf.set(key, str(before[key]))
+            else:
+                spark.conf.unset(key)
+
+
+def _is_set(spark: SparkSession, key: str) -> bool:
+    """Tell whether a key was set in the session, rather than has a default."""
+    return key in spark.conf.getAll
