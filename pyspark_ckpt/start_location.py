@@ -6,6 +6,7 @@ import logging
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.seeding import (
     Seed,
@@ -16,7 +17,8 @@ from pyspark_ckpt.checkpoint.seeding import (
     seed_initial,
 )
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.checkpoint.state_check import check_states
+from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
@@ -91,6 +93,39 @@ class StartLocation:
                     f"{bound}: set spark.sql.shuffle.partitions to {bound} before building the "
                     "query"
                 )
+
+    def check_states(self, spark: SparkSession) -> None:
+        """Check that the states of committed epochs fit what the processors ask for.
+
+        Runs a small job over Spark's state store where there is a committed epoch.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If a state or an operator's uid does not fit; nothing was started.
+        """
+        epoch = self._log.committed_epoch()
+        if epoch is None or self.storage.exists(SEEDING_MARKER):
+            return
+        for operator_id, operator in enumerate(self._operators):
+            handles = read_handles(spark, str(self.storage.root), epoch, operator_id)
+            stored_uids = {handle.uid for handle in handles}
+            if stored_uids - {operator.uid}:
+                raise IncompatibleStateError(
+                    f"{self.storage.root} holds the state of operator "
+                    f"{', '.join(map(repr, sorted(stored_uids)))} where the query has "
+                    f"{operator.uid!r}: give the operator its old uid back, or start the query at "
+                    "a new checkpointLocation"
+                )
+            for handle in handles:
+                if handle.time_mode != operator.time_mode:
+                    raise IncompatibleStateError(
+                        f"operator {operator.uid!r}: the state at {self.storage.root} was stored "
+                        f"with timeMode {handle.time_mode!r}, the query has "
+                        f"{operator.time_mode!r}: give it its old timeMode back, or restore a "
+                        "checkpoint into a new checkpointLocation"
+                    )
+            check_states(operator, handles)
 
     def check_not_half_seeded(self) -> None:
         """Refuse a location in which a restore was interrupted.

@@ -160,6 +160,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         operators = tuple(operators_of(self._stream))
         location = StartLocation(self._location(), settings.checkpoints_directory, operators)
         location.check_parallelism(spark)
+        location.check_states(spark)
         runtime = Runtime(
             checkpoints_directory=location.checkpoints_root,
             query_subdirectory=settings.checkpoints_directory is not None,

@@ -9,6 +9,21 @@ from pyspark_ckpt.on_disk.handle import Handle, decode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 
+def read_handles(
+    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
+) -> list[Handle]:
+    """Return what Spark's state store holds for an operator at an epoch, by subtask, unchecked."""
+    rows = (
+        spark.read.format("statestore")
+        .option("batchId", epoch)
+        .option("operatorId", operator_id)
+        .load(checkpoint_location)
+        .select("value.groupState.handle")
+        .collect()
+    )
+    return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda h: h.subtask)
+
+
 def committed_handles(
     spark: SparkSession,
     checkpoint_location: str,
@@ -27,15 +42,7 @@ def committed_handles(
     CheckpointAbortedError
         If what Spark holds is not one handle per subtask of this operator.
     """
-    rows = (
-        spark.read.format("statestore")
-        .option("batchId", epoch)
-        .option("operatorId", operator_id)
-        .load(checkpoint_location)
-        .select("value.groupState.handle")
-        .collect()
-    )
-    handles = sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda h: h.subtask)
+    handles = read_handles(spark, checkpoint_location, epoch, operator_id)
     subtasks = [handle.subtask for handle in handles]
     fitting = all(
         handle.query_id == query_id

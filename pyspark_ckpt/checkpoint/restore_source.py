@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyspark_ckpt.checkpoint.state_check import check_states
 from pyspark_ckpt.errors import (
     CorruptFileError,
     NotBuiltYetError,
@@ -11,7 +12,7 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.state_catalog import evolved, schema_text
+from pyspark_ckpt.operator.state_catalog import schema_text
 
 
 class RestoreSource:
@@ -103,7 +104,4 @@ class RestoreSource:
                 f"spark.sql.shuffle.partitions to {stored.parallelism} (it is "
                 f"{wanted.parallelism}) before building the query"
             )
-        asked = {state.name: state for state in wanted.states}
-        for state in {state for handle in stored.handles for state in handle.states}:
-            if state.name in asked:
-                evolved(state, asked[state.name], where)
+        check_states(wanted, stored.handles)

@@ -151,6 +151,10 @@ class _Comparison:
         if repeated:
             return
         before = {field.name: field for field in stored.fields}
+        if stored.fields and wanted.fields and not before.keys() & set(wanted.names):
+            where = repr(path) if path else "the schema"
+            self._refuse(f"no field of {where} is kept, stored values would be lost")
+            return
         for field in stored.fields:
             if field.name not in wanted.names:
                 self._allow(f"field {_below(path, field.name)!r} removed, stored values drop it")
