@@ -180,9 +180,9 @@ class ListState:
     def clear(self) -> None:
         """Remove the key's list."""
         prefix = self._prefix()
+        self._appended.pop(prefix, None)  # first: a spill in between would write it
         for key, _ in list(self._table.scan(prefix)):
             self._table.write_below(prefix, key, None)
-        self._appended.pop(prefix, None)
 
     def _prefix(self) -> bytes:
         return self._table.stored_key(self._state_id)
@@ -215,13 +215,14 @@ class ListState:
         prefix = self._prefix()
         stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
+        is_new = chunk is None
         if chunk is None:
-            number = self._chunks()
-            chunk = self._appended[prefix] = _Chunk(number)
-            header = stamp + (number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
-            self._table.write_below(prefix, prefix, header)
+            chunk = self._appended[prefix] = _Chunk(self._chunks())
         chunk.stamp = stamp
         chunk.items.extend(encoded)
+        if is_new:  # last: a spill takes the chunk away, with what is in it
+            header = stamp + (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
+            self._table.write_below(prefix, prefix, header)
 
     def _chunks(self) -> int:
         header = self._header()
