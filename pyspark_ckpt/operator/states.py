@@ -215,27 +215,30 @@ class ListState:
         prefix = self._prefix()
         stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
-        is_new = chunk is None
-        if chunk is None:
-            chunk = self._appended[prefix] = _Chunk(self._chunks())
-        chunk.stamp = stamp
-        chunk.items.extend(encoded)
-        if is_new:  # last: a spill takes the chunk away, with what is in it
-            header = stamp + (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
-            self._table.write_below(prefix, prefix, header)
-
-    def _chunks(self) -> int:
+        if chunk is not None and stamp <= chunk.stamp:
+            chunk.items.extend(encoded)
+            return
         header = self._header()
-        if header is None:
-            return 0
-        # The number ends the entry, whatever stamp stands before it.
-        return int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
+        if chunk is None:
+            chunk = self._appended[prefix] = _Chunk(_number_of_chunks(header))
+        chunk.items.extend(encoded)
+        chunk.stamp = stamp
+        if self._aging is not None and header is not None:
+            stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
+        # Last: a spill takes the chunk away, with what is in it.
+        number = (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
+        self._table.write_below(prefix, prefix, stamp + number)
 
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}
         for prefix, chunk in appended.items():
             key = prefix + chunk.number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
             self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+
+
+def _number_of_chunks(header: bytes | None) -> int:
+    # The number ends the entry, whatever stamp stands before it.
+    return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
 
 
 class _Chunk:

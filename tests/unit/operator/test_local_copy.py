@@ -66,7 +66,9 @@ class Subtask:
         entries = {key.encode(): value and value.encode() for key, value in puts.items()}
         changes = Changes(list(entries), list(entries.values()))
         number = handle.epoch + 1
-        segment = make_segment(self.storage, handle, [changes], number, 1 << 20 if self.inline else 0)
+        segment = make_segment(
+            self.storage, handle, [changes], number, 1 << 20 if self.inline else 0
+        )
         assert segment is not None
         segments = (*handle.segments, segment)
         self.handle = msgspec.structs.replace(handle, epoch=number, segments=segments)

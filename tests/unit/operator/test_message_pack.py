@@ -37,7 +37,7 @@ _VALUES = st.recursive(
 _LONG: list[Any] = [
     *(kind * length for kind in ("x", b"x") for length in (31, 32, 255, 256, 65_535, 65_536)),
     *([0] * length for length in (15, 16, 65_535, 65_536)),
-    *({number: 0 for number in range(length)} for length in (15, 16, 65_536)),
+    *(dict.fromkeys(range(length), 0) for length in (15, 16, 65_536)),
     *(msgspec.msgpack.Ext(5, b"x" * length) for length in (1, 2, 4, 8, 16, 17, 256, 65_536)),
     *(sign * 2**bits for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1)),
 ]

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.codec import TupleCodec, key_encoder
 from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import encode_key_group
 from pyspark_ckpt.operator.states import ListState, MapState, ValueState
+from pyspark_ckpt.operator.stored_keys import encode_key_group
 from state_backends import open_backend
 
 Value = tuple[Any, ...]

@@ -22,7 +22,7 @@ def test_the_first_schema_has_no_prefix() -> None:
 
 @pytest.mark.parametrize("versions", [1, 2, MAX_VERSION])
 def test_entries_of_every_schema_are_read_by_its_own_reader(versions: int) -> None:
-    def reader(version: int):  # noqa: ANN202
+    def reader(version: int):
         return lambda data: (version, data)
 
     codec = VersionedCodec(PLAIN, [reader(version) for version in range(versions)], "state 's'")
