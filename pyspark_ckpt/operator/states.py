@@ -21,6 +21,8 @@ Value = tuple[Any, ...]
 _chunk_encoder = msgspec.msgpack.Encoder()
 _chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
 _CHUNK_NUMBER_BYTES = 4
+_ITEM_BYTES = 50
+"""What an appended value takes in memory beside its bytes."""
 
 
 class ValueState:
@@ -216,18 +218,22 @@ class ListState:
         stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
         if chunk is not None and stamp <= chunk.stamp:
-            chunk.items.extend(encoded)
+            self._extend(chunk, encoded)
             return
         header = self._header()
         if chunk is None:
             chunk = self._appended[prefix] = _Chunk(_number_of_chunks(header))
-        chunk.items.extend(encoded)
         chunk.stamp = stamp
         if self._aging is not None and header is not None:
             stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
-        # Last: a spill takes the chunk away, with what is in it.
+        self._extend(chunk, encoded)
         number = (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
         self._table.write_below(prefix, prefix, stamp + number)
+
+    def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
+        chunk.items.extend(encoded)
+        # Last: a spill takes the chunk away, with what is in it.
+        self._table.hold_back(sum(map(len, encoded)) + _ITEM_BYTES * len(encoded))
 
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}

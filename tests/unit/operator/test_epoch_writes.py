@@ -101,6 +101,21 @@ def test_what_is_held_back_is_handed_over_before_a_spill_and_at_the_end(
     assert pairs(writes) == [(b"a", b"1"), (b"h1", b"1"), (b"h2", b"2")]
 
 
+def test_what_is_held_back_counts_towards_the_limit(make_writes: MakeWrites) -> None:
+    writes = make_writes(1000)
+    handed_over: list[bool] = []
+    writes.before_spill(lambda: handed_over.append(True))
+    for _ in range(10):
+        writes.hold_back(100)
+    assert not handed_over
+    writes.add(b"a", b"1")
+    assert handed_over == [True]
+    writes.hold_back(900)
+    assert handed_over == [True]
+    writes.hold_back(101)
+    assert handed_over == [True, True]
+
+
 def test_frames_are_of_bounded_length_and_in_order(
     make_writes: MakeWrites, limit_bytes: int
 ) -> None:
@@ -138,7 +153,7 @@ _OPERATIONS = st.lists(st.tuples(_KEYS, st.none() | st.binary(max_size=2)) | st.
 @settings(max_examples=60)
 @given(operations=_OPERATIONS)
 def test_scans_see_all_writes_below_a_prefix(
-    operations: list[tuple[bytes, Write] | str], make_writes: MakeWrites
+    operations: list[tuple[bytes, Write] | str],
 ) -> None:
     writes = EpochWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
     try:

@@ -136,6 +136,20 @@ def test_appending_to_a_long_list_writes_only_what_is_new(epochs: Epochs) -> Non
     assert epochs.end() < 100
 
 
+def test_a_list_that_grows_in_one_epoch_is_spilled_bit_by_bit(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    subtask_epochs.limit_bytes = 100_000
+    state = subtask_epochs.begin().getListState("l", NUMBER)
+    for number in range(20_000):
+        state.appendValue((number,))
+    assert [value for (value,) in state.get()] == list(range(20_000))
+    largest = max(len(value or b"") for frame in subtask_epochs.end() for value in frame.values)
+    assert largest < 100_000
+    state = subtask_epochs.begin().getListState("l", NUMBER)
+    assert [value for (value,) in state.get()] == list(range(20_000))
+
+
 def test_put_replaces_a_list(epochs: Epochs, later: Callable[[], object]) -> None:
     epochs.list.appendList([(1,), (2,)])
     later()
