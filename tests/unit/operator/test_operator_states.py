@@ -110,9 +110,7 @@ def test_a_broadcast_map_is_written_outside_keys_and_read_anywhere(
 
 
 @pytest.mark.parametrize("method", ["updateValue", "removeKey", "clear"])
-def test_a_broadcast_map_is_not_written_while_a_key_is_handled(
-    epochs: Epochs, method: str
-) -> None:
+def test_a_broadcast_map_is_not_written_while_a_key_is_handled(epochs: Epochs, method: str) -> None:
     epochs.map.updateValue(("a",), (1,))
     epochs.subtask.to_key(2)
     arguments: dict[str, tuple[Any, ...]] = {
