@@ -117,7 +117,7 @@ def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> Sta
     return msgspec.structs.replace(
         wanted,
         earlier_schemas=earlier,
-        ttl=_ttl(stored, wanted.ttl),
+        ttl=continued_ttl(stored, wanted.ttl),
         is_stamped=stored.is_stamped or wanted.is_stamped,
     )
 
@@ -163,6 +163,15 @@ def ttl_descriptor(
     )
 
 
+def continued_ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
+    """Return the wanted time to live, counting since when entries without a stamp age."""
+    if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
+        return wanted
+    if stored.ttl.since_ms is None:
+        return wanted
+    return msgspec.structs.replace(wanted, since_ms=stored.ttl.since_ms)
+
+
 def schema_text(schema_json: str) -> str:
     """Return the short form of a stored schema, for errors."""
     return struct_type(schema_json).simpleString()
@@ -171,15 +180,6 @@ def schema_text(schema_json: str) -> str:
 def struct_type(schema_json: str) -> T.StructType:
     """Return a stored schema."""
     return T.StructType.fromJson(json.loads(schema_json))
-
-
-def _ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
-    """Return the wanted time to live, counting since when entries without a stamp age."""
-    if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
-        return wanted
-    if stored.ttl.since_ms is None:
-        return wanted
-    return msgspec.structs.replace(wanted, since_ms=stored.ttl.since_ms)
 
 
 def _incompatible(
