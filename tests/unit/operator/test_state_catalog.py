@@ -31,6 +31,15 @@ def test_a_state_that_is_asked_for_as_stored_stays_as_it_is() -> None:
     assert evolved(value_state(), value_state(), "operator") == value_state()
 
 
+def test_metadata_of_fields_is_no_other_schema() -> None:
+    noted = T.StructType([T.StructField("n", T.LongType(), metadata={"comment": "a number"})])
+    stored = value_state(kind="map", map_key_schema=NUMBER.json())
+    wanted = value_state(noted, kind="map", map_key_schema=noted.json())
+    state = evolved(stored, wanted, "operator")
+    assert state == wanted
+    assert state.earlier_schemas == ()
+
+
 def test_a_new_schema_keeps_the_old_ones_in_their_order() -> None:
     state = value_state(INT)
     for wanted in (NUMBER, WIDE, TEXT, TEXT, WIDE):
