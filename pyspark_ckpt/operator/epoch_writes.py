@@ -45,6 +45,7 @@ class EpochWrites:
         self._memory: dict[bytes, Write] = {}
         self._below: dict[bytes, dict[bytes, Write]] = {}
         self._bytes = 0
+        self._held_back_bytes = 0
         self._spilled: StateBackend | None = None
         self._spill_place: Path | None = None
         self._spills = count(1)
@@ -71,7 +72,7 @@ class EpochWrites:
         """Write one entry that no scan looks for."""
         self._memory[key] = value
         self._bytes += _ENTRY_BYTES + len(key) + (len(value) if value is not None else 0)
-        if self._bytes > self._limit_bytes:
+        if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
     def add_below(self, prefix: bytes, key: bytes, value: Write) -> None:
@@ -96,8 +97,15 @@ class EpochWrites:
         """Register what a state calls to hand over writes that it still holds back."""
         self._before_spill.append(write_pending)
 
+    def hold_back(self, size_bytes: int) -> None:
+        """Count what a state holds back, until it hands it over."""
+        self._held_back_bytes += size_bytes
+        if self._bytes + self._held_back_bytes > self._limit_bytes:
+            self.spill()
+
     def hand_over_pending(self) -> None:
         """Have the states hand over what they hold back."""
+        self._held_back_bytes = 0
         for write_pending in self._before_spill:
             write_pending()
 

@@ -34,7 +34,7 @@ def end_of_value(data: bytes, start: int) -> int:
         open_values -= 1
         try:
             position, items = _past_head(data, position)
-        except (IndexError, struct.error) as exc:
+        except (LookupError, struct.error) as exc:
             raise ValueError(f"no whole MessagePack value at {start}") from exc
         open_values += items
     if position > len(data):

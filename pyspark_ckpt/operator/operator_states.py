@@ -65,12 +65,17 @@ class BroadcastState(MapState):
         return OPERATOR_STATE + self._state_id
 
 
+class _RawOutput(io.BytesIO):
+    def close(self) -> None:
+        """Keep what was written: a processor may use the stream in a ``with`` block."""
+
+
 class StateSnapshotContext:
     """What a processor's ``snapshotState`` gets at the barrier."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._output: BinaryIO | None = None
+        self._output: _RawOutput | None = None
 
     def getEpoch(self) -> int:
         """Return the epoch that ends."""
@@ -79,13 +84,13 @@ class StateSnapshotContext:
     def getRawOperatorStateOutput(self) -> BinaryIO:
         """Return the stream whose whole content is the subtask's new raw state."""
         if self._output is None:
-            self._output = io.BytesIO()
+            self._output = _RawOutput()
         return self._output
 
     @property
     def written(self) -> bytes | None:
         """The new raw state, ``None`` if the processor asked for no stream."""
-        return None if self._output is None else self._output.getvalue()  # type: ignore[attr-defined]
+        return None if self._output is None else self._output.getvalue()
 
 
 class StateInitializationContext:

@@ -14,7 +14,7 @@ from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import FREE
-from pyspark_ckpt.operator.schema_evolution import Verdict, compare, converter
+from pyspark_ckpt.operator.schema_evolution import Verdict, compare, converter, same_type
 from pyspark_ckpt.operator.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig, TtlTime, now_ms
 from pyspark_ckpt.operator.versioned_codec import MAX_VERSION, Codec, VersionedCodec
@@ -102,9 +102,9 @@ def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> Sta
     Raises
     ------
     IncompatibleStateError
-        If the kind, the map key or the redistribution differ, or the schema cannot be reached.
+        If the kind or the map key differ, or the schema cannot be reached.
     """
-    if (stored.kind, stored.map_key_schema) != (wanted.kind, wanted.map_key_schema):
+    if stored.kind != wanted.kind or not _same_keys(stored.map_key_schema, wanted.map_key_schema):
         raise _incompatible(stored, wanted, where, "kind and map keys cannot change")
     earlier = stored.earlier_schemas
     evolution = compare(struct_type(stored.value_schema), struct_type(wanted.value_schema))
@@ -117,7 +117,7 @@ def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> Sta
     return msgspec.structs.replace(
         wanted,
         earlier_schemas=earlier,
-        ttl=_ttl(stored, wanted.ttl),
+        ttl=continued_ttl(stored, wanted.ttl),
         is_stamped=stored.is_stamped or wanted.is_stamped,
     )
 
@@ -163,6 +163,15 @@ def ttl_descriptor(
     )
 
 
+def continued_ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
+    """Return the wanted time to live, counting since when entries without a stamp age."""
+    if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
+        return wanted
+    if stored.ttl.since_ms is None:
+        return wanted
+    return msgspec.structs.replace(wanted, since_ms=stored.ttl.since_ms)
+
+
 def schema_text(schema_json: str) -> str:
     """Return the short form of a stored schema, for errors."""
     return struct_type(schema_json).simpleString()
@@ -173,13 +182,10 @@ def struct_type(schema_json: str) -> T.StructType:
     return T.StructType.fromJson(json.loads(schema_json))
 
 
-def _ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
-    """Return the wanted time to live, counting since when entries without a stamp age."""
-    if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
-        return wanted
-    if stored.ttl.since_ms is None:
-        return wanted
-    return msgspec.structs.replace(wanted, since_ms=stored.ttl.since_ms)
+def _same_keys(stored: str | None, wanted: str | None) -> bool:
+    if stored is None or wanted is None:
+        return stored is wanted
+    return same_type(struct_type(stored), struct_type(wanted))
 
 
 def _incompatible(

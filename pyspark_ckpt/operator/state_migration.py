@@ -19,8 +19,14 @@ from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.message_pack import end_of_value
 from pyspark_ckpt.operator.row_types import row_type_of
-from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, struct_type
+from pyspark_ckpt.operator.state_catalog import (
+    StateCatalog,
+    codec_of,
+    continued_ttl,
+    struct_type,
+)
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.state_verdict import StateSchema, used_migration
 from pyspark_ckpt.operator.stored_keys import KEY_GROUP_BYTES, OPERATOR_STATE, is_keyed, state_id_of
 from pyspark_ckpt.operator.time_to_live import without_stamp
 
@@ -72,19 +78,15 @@ def migrate(
     if source_id is None:
         return None
     source = catalog.descriptor(source_id)
-    done = (source.name, source.value_schema, source.map_key_schema) == (
-        wanted.name,
-        wanted.value_schema,
-        wanted.map_key_schema,
-    )
-    if done:
+    if used_migration(_schema_of(source), _schema_of(wanted), migration) is None:
         return None
     if source.kind != wanted.kind:
         raise IncompatibleStateError(
             f"{where}: state {source.name!r} is stored as {source.kind} state, a migration cannot "
             f"make {wanted.kind} state of it; use a new name"
         )
-    target_id = catalog.add(msgspec.structs.replace(wanted, is_stamped=True))
+    ttl = continued_ttl(source, wanted.ttl)
+    target_id = catalog.add(msgspec.structs.replace(wanted, ttl=ttl, is_stamped=True))
     rewrite = _Rewrite(source, wanted, migration, f"{where}, state {source.name!r}")
     for entry in _entries_of(table, source_id):
         prefix = entry.prefix + bytes([target_id]) + entry.key
@@ -92,6 +94,11 @@ def migrate(
         table.write_below(prefix, prefix + rest, entry.stamp + data)
     catalog.delete(source_id)
     return target_id
+
+
+def _schema_of(state: StateDescriptor) -> StateSchema:
+    keys = None if state.map_key_schema is None else struct_type(state.map_key_schema)
+    return StateSchema(state.name, state.kind, struct_type(state.value_schema), keys)
 
 
 class _Rewrite:

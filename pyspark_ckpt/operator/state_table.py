@@ -154,6 +154,10 @@ class StateTable:
         """Register what a state calls to hand over the writes it still holds back."""
         self._writes.before_spill(write_pending)
 
+    def hold_back(self, size_bytes: int) -> None:
+        """Count what a state holds back towards the memory that writes may take."""
+        self._writes.hold_back(size_bytes)
+
     def written_entries(self) -> int:
         """Return the number of writes in memory."""
         return len(self._writes)

@@ -21,6 +21,8 @@ Value = tuple[Any, ...]
 _chunk_encoder = msgspec.msgpack.Encoder()
 _chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
 _CHUNK_NUMBER_BYTES = 4
+_ITEM_BYTES = 50
+"""What an appended value takes in memory beside its bytes."""
 
 
 class ValueState:
@@ -180,9 +182,9 @@ class ListState:
     def clear(self) -> None:
         """Remove the key's list."""
         prefix = self._prefix()
+        self._appended.pop(prefix, None)  # first: a spill in between would write it
         for key, _ in list(self._table.scan(prefix)):
             self._table.write_below(prefix, key, None)
-        self._appended.pop(prefix, None)
 
     def _prefix(self) -> bytes:
         return self._table.stored_key(self._state_id)
@@ -215,26 +217,34 @@ class ListState:
         prefix = self._prefix()
         stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
-        if chunk is None:
-            number = self._chunks()
-            chunk = self._appended[prefix] = _Chunk(number)
-            header = stamp + (number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
-            self._table.write_below(prefix, prefix, header)
-        chunk.stamp = stamp
-        chunk.items.extend(encoded)
-
-    def _chunks(self) -> int:
+        if chunk is not None and stamp <= chunk.stamp:
+            self._extend(chunk, encoded)
+            return
         header = self._header()
-        if header is None:
-            return 0
-        # The number ends the entry, whatever stamp stands before it.
-        return int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
+        if chunk is None:
+            chunk = self._appended[prefix] = _Chunk(_number_of_chunks(header))
+        chunk.stamp = stamp
+        if self._aging is not None and header is not None:
+            stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
+        self._extend(chunk, encoded)
+        number = (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
+        self._table.write_below(prefix, prefix, stamp + number)
+
+    def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
+        chunk.items.extend(encoded)
+        # Last: a spill takes the chunk away, with what is in it.
+        self._table.hold_back(sum(map(len, encoded)) + _ITEM_BYTES * len(encoded))
 
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}
         for prefix, chunk in appended.items():
             key = prefix + chunk.number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
             self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+
+
+def _number_of_chunks(header: bytes | None) -> int:
+    # The number ends the entry, whatever stamp stands before it.
+    return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
 
 
 class _Chunk:

@@ -128,6 +128,11 @@ class TimeToLive:
         """Return what an entry that is written now begins with."""
         return _STAMP.pack(self._mark, max(self._written_ms(), 0))
 
+    def stamp_over(self, data: bytes) -> bytes:
+        """Return :meth:`stamp`, or that of an entry if it is later: nothing becomes older."""
+        stamp = self.stamp()
+        return max(stamp, data[: _STAMP.size]) if data[0] == self._mark else stamp
+
     def shown(self, data: bytes) -> bytes | None:
         """Return an entry without its stamp, ``None`` if it must not be shown any more."""
         if self._hides_expired and self.is_expired(data):
@@ -146,7 +151,7 @@ class TimeToLive:
         """Return a read entry made young again, ``None`` if it need not be."""
         if not self._updates_on_read:
             return None
-        fresh = self.stamp() + without_stamp(data)
+        fresh = self.stamp_over(data) + without_stamp(data)
         return None if fresh == data else fresh
 
     def _written_ms(self) -> int:
@@ -160,6 +165,10 @@ class SwitchedOff:
 
     def stamp(self) -> bytes:
         """Return what an entry that is written now begins with: nothing."""
+        return b""
+
+    def stamp_over(self, data: bytes) -> bytes:  # noqa: ARG002  # as in TimeToLive
+        """Return the same; there is no time to keep."""
         return b""
 
     def shown(self, data: bytes) -> bytes:

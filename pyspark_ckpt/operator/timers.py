@@ -55,10 +55,11 @@ class Timers:
         """Register a timer for the current key; registering it twice changes nothing."""
         self._check_mode("registerTimer")
         by_key, by_time = self._stored_keys(time_ms)
+        is_due = self._fires_from_ms is not None and time_ms <= self._fires_from_ms
+        if is_due and self._table.get(by_time) is None:
+            self._registered_while_firing.add(by_time)
         self._table.write_below(by_key[:-TIME_BYTES], by_key, _NOTHING)
         self._table.write_below(TIME_INDEX, by_time, _NOTHING)
-        if self._fires_from_ms is not None and time_ms <= self._fires_from_ms:
-            self._registered_while_firing.add(by_time)
 
     def delete(self, time_ms: int) -> None:
         """Delete a timer of the current key, if there is one."""

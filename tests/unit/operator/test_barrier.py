@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from pyspark_ckpt.operator.barrier import (
     make_segment,
     needs_base,
 )
+from pyspark_ckpt.operator.epoch_writes import in_frames
 from state_backends import Changes, StateBackend
 
 Entries = list[tuple[bytes, bytes | None]]
@@ -92,15 +95,49 @@ def test_changes_of_any_number_are_all_there_in_order(
     storage: Storage, handle: Handle, threshold: int
 ) -> None:
     keys = [b"%06d" % number for number in range(25_000)]
-    segment = make_segment(storage, handle, Changes(keys, [b"v"] * len(keys)), 7, threshold)
+    changes = in_frames((key, b"v") for key in keys)
+    segment = make_segment(storage, handle, changes, 7, threshold)
+    assert segment is not None
     assert segment.entries == 25_000
     assert content(storage, segment.file, segment.inline) == [(key, b"v") for key in keys]
 
 
-def test_no_changes_are_a_whole_segment_too(storage: Storage, handle: Handle) -> None:
-    segment = make_segment(storage, handle, Changes([], []), 7, 1000)
-    assert segment.entries == 0
-    assert content(storage, segment.file, segment.inline) == []
+@pytest.mark.parametrize("threshold", [0, 1000])
+def test_without_changes_there_is_no_segment(
+    storage: Storage, handle: Handle, threshold: int
+) -> None:
+    assert make_segment(storage, handle, iter(()), 7, threshold) is None
+    assert not storage.root.exists()
+
+
+class Pulled:
+    """Counts the frames that were taken, and how many of them are still referred to."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames = frames
+        self.alive: list[weakref.ref[KeyList]] = []
+        self.most_alive = 0
+
+    def __iter__(self) -> Iterator[Changes]:
+        for number in range(self.frames):
+            keys = KeyList([b"%03d%04d" % (number, entry) for entry in range(1000)])
+            self.alive.append(weakref.ref(keys))
+            self.most_alive = max(self.most_alive, sum(ref() is not None for ref in self.alive))
+            yield Changes(keys, [b"v" * 100] * len(keys))
+            del keys
+
+
+class KeyList(list[bytes]):
+    """A list that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("threshold", [0, 10_000_000])
+def test_changes_are_never_all_in_memory(storage: Storage, handle: Handle, threshold: int) -> None:
+    pulled = Pulled(50)
+    segment = make_segment(storage, handle, pulled, 7, threshold)
+    assert segment is not None
+    assert (segment.entries, len(pulled.alive)) == (50_000, 50)
+    assert pulled.most_alive <= 3
 
 
 @pytest.mark.parametrize(

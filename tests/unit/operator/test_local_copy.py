@@ -51,17 +51,17 @@ class Subtask:
     state: State = field(default_factory=dict)
 
     def read(self, handle: Handle | None) -> State:
-        with open_local_copy(self.directory, self.backend_type, self.storage, handle) as backend:
-            assert backend.version() == (EMPTY_VERSION if handle is None else handle.version)
-            return dict(backend.scan())
+        with open_local_copy(self.directory, self.backend_type, self.storage, handle) as copy:
+            assert copy.backend.version() == (EMPTY_VERSION if handle is None else handle.version)
+            return dict(copy.backend.scan())
 
     def epoch(self, *, base: bool = False, **puts: str | None) -> Handle:
         """Run an epoch that puts or deletes, and commit it."""
         handle = self.handle
-        with open_local_copy(self.directory, self.backend_type, self.storage, handle) as backend:
-            assert dict(backend.scan()) == self.state
+        with open_local_copy(self.directory, self.backend_type, self.storage, handle) as copy:
+            assert dict(copy.backend.scan()) == self.state
             if base:
-                snapshot = make_base(self.storage, backend, handle, handle.epoch)
+                snapshot = make_base(self.storage, copy.backend, handle, handle.epoch)
                 handle = msgspec.structs.replace(handle, base=snapshot, segments=())
         entries = {key.encode(): value and value.encode() for key, value in puts.items()}
         changes = Changes(list(entries), list(entries.values()))
@@ -69,6 +69,7 @@ class Subtask:
         segment = make_segment(
             self.storage, handle, [changes], number, 1 << 20 if self.inline else 0
         )
+        assert segment is not None
         segments = (*handle.segments, segment)
         self.handle = msgspec.structs.replace(handle, epoch=number, segments=segments)
         self.state = {
@@ -174,10 +175,10 @@ def test_a_second_attempt_works_on_a_private_copy_that_goes_with_it(subtask: Sub
     second = subtask.epoch(a="2")
     args = (subtask.directory, subtask.backend_type, subtask.storage)
     with open_local_copy(*args, second) as held, open_local_copy(*args, first) as private:
-        assert dict(held.scan()) == {b"a": b"2"}
-        assert dict(private.scan()) == {b"a": b"1"}
-        private.apply([Changes([b"a"], [b"zombie"])], "zombie")
-        assert dict(held.scan()) == {b"a": b"2"}
+        assert dict(held.backend.scan()) == {b"a": b"2"}
+        assert dict(private.backend.scan()) == {b"a": b"1"}
+        private.backend.apply([Changes([b"a"], [b"zombie"])], "zombie")
+        assert dict(held.backend.scan()) == {b"a": b"2"}
     assert subtask.read(second) == {b"a": b"2"}
     assert {path.name for path in subtask.directory.iterdir()} == {"lock", subtask.backend_type}
 

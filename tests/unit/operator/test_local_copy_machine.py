@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_base, make_segment
-from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.local_copy import LocalCopy, open_local_copy
 from state_backends import BACKEND_TYPES, Changes, StateBackend
 
 State = dict[bytes, bytes]
@@ -61,8 +62,8 @@ class SubtaskMachine(RuleBasedStateMachine):
         self, version: Version, writes: Writes, threshold: int, *, base: bool = False
     ) -> Version:
         """Run an epoch on top of `version`, as a subtask does."""
-        with self.opened(version) as backend:
-            check(backend, version)
+        with self.opened(version) as copy:
+            check(copy.backend, version)
             handle = version.handle or Handle(
                 query_id="q",
                 uid="u",
@@ -73,17 +74,16 @@ class SubtaskMachine(RuleBasedStateMachine):
                 key_schema="{}",
             )
             if base:
-                snapshot = make_base(self.storage, backend, handle, self.epoch)
+                snapshot = make_base(self.storage, copy.backend, handle, self.epoch)
                 handle = msgspec.structs.replace(handle, base=snapshot, segments=())
-        changes = Changes(list(writes), list(writes.values()))
-        segment = make_segment(self.storage, handle, [changes], self.epoch, threshold)
-        new = msgspec.structs.replace(
-            handle, epoch=self.epoch, segments=(*handle.segments, segment)
-        )
+        changes = [Changes(list(writes), list(writes.values()))] if writes else []
+        segment = make_segment(self.storage, handle, changes, self.epoch, threshold)
+        segments = handle.segments if segment is None else (*handle.segments, segment)
+        new = msgspec.structs.replace(handle, epoch=self.epoch, segments=segments)
         merged = version.state | writes
         return Version(new, {key: value for key, value in merged.items() if value is not None})
 
-    def opened(self, version: Version):
+    def opened(self, version: Version) -> AbstractContextManager[LocalCopy]:
         return open_local_copy(self.directory, self.backend_type, self.storage, version.handle)
 
     @rule(writes=WRITES, threshold=THRESHOLDS, base=st.booleans())
@@ -102,15 +102,15 @@ class SubtaskMachine(RuleBasedStateMachine):
 
     @rule()
     def fail_in_the_middle(self) -> None:
-        with pytest.raises(InterruptedError), self.opened(self.committed) as backend:
-            _raise_after(backend.scan())
+        with pytest.raises(InterruptedError), self.opened(self.committed) as copy:
+            _raise_after(copy.backend.scan())
 
     @rule(writes=WRITES)
     def run_two_attempts_at_once(self, writes: Writes) -> None:
         self.epoch += 1
-        with self.opened(self.committed) as backend:
+        with self.opened(self.committed) as copy:
             new = self.attempt(self.committed, writes, 0)
-            check(backend, self.committed)
+            check(copy.backend, self.committed)
         self.retained.append(new)
 
     @rule()
@@ -145,13 +145,13 @@ class SubtaskMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        with self.opened(self.committed) as backend:
-            check(backend, self.committed)
+        with self.opened(self.committed) as copy:
+            check(copy.backend, self.committed)
 
     def teardown(self) -> None:
         for version in reversed(self.retained):
-            with self.opened(version) as backend:
-                check(backend, version)
+            with self.opened(version) as copy:
+                check(copy.backend, version)
         self.temporary.cleanup()
 
 

@@ -7,16 +7,21 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError
-from pyspark_ckpt.on_disk.handle import StateDescriptor
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle, check_unchanged, schema_text
-from pyspark_ckpt.operator.state_table import MAX_STATES, StateTable
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
+from pyspark_ckpt.operator.operator_states import BroadcastState, OperatorListState
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_catalog import schema_text
+from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.states import ListState, MapState, ValueState
-from state_backends import StateBackend
+from pyspark_ckpt.operator.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
-NUMBER = T.StructType([T.StructField("n", T.LongType())])
-TEXT = T.StructType([T.StructField("s", T.StringType())])
 KEYS = [(b"\x00\x00", b"k")]
+CLOCK = EpochClock(TimeMode.PROCESSING_TIME, 5_000, None)
 
 MakeHandle = Callable[..., ProcessorHandle]
 
@@ -26,9 +31,13 @@ def make_handle(make_table: Callable[..., StateTable]) -> MakeHandle:
     """Makes the handle of a new epoch, as it is given to ``init``."""
 
     def make(*stored: StateDescriptor, **schemas: T.StructType) -> ProcessorHandle:
-        return ProcessorHandle(make_table(KEYS), "operator 'count'", stored, schemas)
+        return ProcessorHandle(make_table(KEYS), CLOCK, "operator 'count'", stored, schemas)
 
     return make
+
+
+def add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return (a[0] + b[0],)
 
 
 def value_state(name: str, schema: T.StructType = NUMBER) -> StateDescriptor:
@@ -40,18 +49,33 @@ def test_states_have_the_kind_that_was_asked_for(make_handle: MakeHandle) -> Non
     assert type(handle.getValueState("v", NUMBER)) is ValueState
     assert type(handle.getListState("l", NUMBER)) is ListState
     assert type(handle.getMapState("m", TEXT, NUMBER)) is MapState
+    assert type(handle.getReducingState("r", NUMBER, add)) is ReducingState
+    assert type(handle.getAggregatingState("a", NUMBER, None)) is AggregatingState
+    assert type(handle.getOperatorListState("o", NUMBER)) is OperatorListState
+    assert type(handle.getBroadcastState("b", TEXT, NUMBER)) is BroadcastState
 
 
 def test_new_states_are_described_in_the_order_they_are_asked_for(make_handle: MakeHandle) -> None:
     handle = make_handle()
     handle.getMapState("m", TEXT, NUMBER)
     handle.getValueState("v", TEXT)
-    handle.getListState("l", NUMBER)
+    handle.getListState("l", NUMBER, 0)
+    handle.getReducingState("r", NUMBER, add)
+    handle.getAggregatingState("a", TEXT, None)
+    handle.getOperatorListState("o", NUMBER)
+    handle.getOperatorListState("u", NUMBER, redistribution="union")
+    handle.getBroadcastState("b", TEXT, NUMBER)
     assert handle.descriptors == (
         StateDescriptor("m", "map", NUMBER.json(), TEXT.json()),
         StateDescriptor("v", "value", TEXT.json()),
         StateDescriptor("l", "list", NUMBER.json()),
+        StateDescriptor("r", "reducing", NUMBER.json()),
+        StateDescriptor("a", "aggregating", TEXT.json()),
+        StateDescriptor("o", "operator-list", NUMBER.json(), redistribution="split"),
+        StateDescriptor("u", "operator-list", NUMBER.json(), redistribution="union"),
+        StateDescriptor("b", "broadcast", NUMBER.json(), TEXT.json()),
     )
+    assert not handle.aging
 
 
 def test_stored_states_keep_their_place_in_whatever_order_they_are_asked_for(
@@ -66,20 +90,19 @@ def test_stored_states_keep_their_place_in_whatever_order_they_are_asked_for(
 
 
 def test_a_state_finds_its_values_again_when_init_asks_in_another_order(
-    backend: StateBackend,
+    subtask_epochs: SubtaskEpochs,
 ) -> None:
-    table = StateTable(backend, KEYS)
-    table.current.key_group, table.current.key = KEYS[0]
-    handle = ProcessorHandle(table, "operator", (), {})
+    handle = subtask_epochs.begin()
     handle.getValueState("a", NUMBER).update((1,))
     handle.getListState("l", NUMBER).appendValue((2,))
     handle.getMapState("m", TEXT, NUMBER).updateValue(("x",), (3,))
-    backend.apply(table.changes(), "1")
-
-    table = StateTable(backend, KEYS)
-    table.current.key_group, table.current.key = KEYS[0]
-    again = ProcessorHandle(table, "operator", handle.descriptors, {})
+    handle.getOperatorListState("o", NUMBER).appendValue((4,))
+    handle.getReducingState("r", NUMBER, add).add((5,))
+    subtask_epochs.end()
+    again = subtask_epochs.begin()
     assert not again.getValueState("new", NUMBER).exists()
+    assert list(again.getOperatorListState("o", NUMBER).get()) == [(4,)]
+    assert again.getReducingState("r", NUMBER, add).get() == (5,)
     assert list(again.getMapState("m", TEXT, NUMBER).iterator()) == [(("x",), (3,))]
     assert list(again.getListState("l", NUMBER).get()) == [(2,)]
     assert again.getValueState("a", NUMBER).get() == (1,)
@@ -87,11 +110,11 @@ def test_a_state_finds_its_values_again_when_init_asks_in_another_order(
 
 def test_the_greatest_number_of_states_and_no_more(make_handle: MakeHandle) -> None:
     handle = make_handle()
-    states = [handle.getValueState(f"s{n}", NUMBER) for n in range(MAX_STATES + 1)]
+    states = [handle.getValueState(f"s{n}", NUMBER) for n in range(MAX_STATES)]
     for number, state in enumerate(states):
         state.update((number,))
-    assert [state.get() for state in states] == [(n,) for n in range(MAX_STATES + 1)]
-    with pytest.raises(PlanError, match=r"operator 'count'.*256 states"):
+    assert [state.get() for state in states] == [(n,) for n in range(MAX_STATES)]
+    with pytest.raises(PlanError, match=r"operator 'count'.*255 states"):
         handle.getValueState("one more", NUMBER)
 
 
@@ -112,9 +135,10 @@ def test_a_name_can_be_asked_for_once(make_handle: MakeHandle) -> None:
     [
         StateDescriptor("v", "list", NUMBER.json()),
         StateDescriptor("v", "map", NUMBER.json(), TEXT.json()),
-        StateDescriptor("v", "value", TEXT.json()),
-        StateDescriptor("v", "value", T.StructType([T.StructField("m", T.LongType())]).json()),
-        StateDescriptor("v", "value", T.StructType([T.StructField("n", T.IntegerType())]).json()),
+        StateDescriptor("v", "reducing", NUMBER.json()),
+        StateDescriptor("v", "operator-list", NUMBER.json(), redistribution="split"),
+        StateDescriptor("v", "value", T.StructType([T.StructField("n", T.StringType())]).json()),
+        StateDescriptor("v", "value", T.StructType([T.StructField("n", T.DoubleType())]).json()),
     ],
 )
 def test_another_kind_or_schema_than_stored_is_refused_with_both(
@@ -136,10 +160,6 @@ def test_a_map_with_other_user_keys_than_stored_is_refused(make_handle: MakeHand
         handle.getMapState("m", NUMBER, NUMBER)
 
 
-def test_an_unchanged_state_passes() -> None:
-    check_unchanged(value_state("v"), value_state("v"), "operator")
-
-
 def test_a_text_schema_is_the_one_parsed_on_the_driver(make_handle: MakeHandle) -> None:
     handle = make_handle(**{"n bigint": NUMBER, "s string": TEXT})
     handle.getMapState("m", "s string", "n bigint")
@@ -153,22 +173,88 @@ def test_a_text_schema_that_init_did_not_ask_for_on_the_driver_is_refused(
         make_handle().getValueState("v", "n int")
 
 
+def test_a_time_to_live_is_kept_with_the_state(make_handle: MakeHandle) -> None:
+    handle = make_handle(value_state("old"))
+    handle.getValueState("old", NUMBER, 1000)
+    handle.getMapState("m", TEXT, NUMBER, StateTtlConfig(7, update="OnReadAndWrite"))
+    plain = TtlDescriptor(1000, "processing", "OnCreateAndWrite", "NeverReturnExpired", 5_000)
+    renewing = TtlDescriptor(7, "processing", "OnReadAndWrite", "NeverReturnExpired", 5_000)
+    assert [state.ttl for state in handle.descriptors] == [plain, renewing]
+    assert [state.is_stamped for state in handle.descriptors] == [True, True]
+    assert list(handle.aging) == [0, 1]
+    assert not handle.ages_in_event_time
+
+
+def test_event_time_to_live_without_a_watermark_is_refused(make_handle: MakeHandle) -> None:
+    with pytest.raises(PlanError, match=r"operator 'count', list state 'l'.*withWatermark"):
+        make_handle().getListState("l", NUMBER, StateTtlConfig(1, time="event"))
+
+
+@pytest.mark.parametrize("ttl", [-1, 1.5, "1 hour"])
+def test_a_time_to_live_that_is_no_duration_is_refused(make_handle: MakeHandle, ttl: int) -> None:
+    with pytest.raises(PlanError, match="milliseconds"):
+        make_handle().getValueState("v", NUMBER, ttl)
+
+
+def test_a_redistribution_that_is_none_is_refused(make_handle: MakeHandle) -> None:
+    with pytest.raises(PlanError, match=r"operator 'count'.*'o'.*'random'.*split, union"):
+        make_handle().getOperatorListState("o", NUMBER, "random")
+
+
 @pytest.mark.parametrize(
-    ("ask", "what"),
+    "ask",
     [
-        (lambda handle: handle.getValueState("v", NUMBER, 1000), "TTL"),
-        (lambda handle: handle.getListState("v", NUMBER, ttlDurationMs=1000), "TTL"),
-        (lambda handle: handle.getMapState("v", TEXT, NUMBER, 1000), "TTL"),
-        (lambda handle: handle.registerTimer(1), "registerTimer"),
-        (lambda handle: handle.deleteTimer(1), "deleteTimer"),
-        (lambda handle: handle.listTimers(), "listTimers"),
-        (lambda handle: handle.deleteIfExists("v"), "deleteIfExists"),
+        lambda handle: handle.getValueState("v", NUMBER),
+        lambda handle: handle.getListState("v", NUMBER),
+        lambda handle: handle.getMapState("v", TEXT, NUMBER),
+        lambda handle: handle.getReducingState("v", NUMBER, add),
+        lambda handle: handle.getAggregatingState("v", NUMBER, None),
+        lambda handle: handle.getOperatorListState("v", NUMBER),
+        lambda handle: handle.getBroadcastState("v", TEXT, NUMBER),
+        lambda handle: handle.deleteIfExists("v"),
     ],
 )
-def test_what_is_not_built_is_named_and_leaves_no_state(
-    make_handle: MakeHandle, ask: Callable[[ProcessorHandle], object], what: str
+def test_states_are_asked_for_and_deleted_in_init_only(
+    make_handle: MakeHandle, ask: Callable[[ProcessorHandle], object]
 ) -> None:
     handle = make_handle()
-    with pytest.raises(NotBuiltYetError, match=rf"operator 'count'.*{what}"):
+    handle.end_of_init()
+    with pytest.raises(PlanError, match=r"operator 'count'.*'v'.*outside init"):
         ask(handle)
     assert handle.descriptors == ()
+
+
+def test_a_deleted_state_and_a_new_one_of_its_name_share_nothing(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    handle = subtask_epochs.begin()
+    handle.getMapState("s", TEXT, NUMBER).updateValue(("a",), (1,))
+    handle.getValueState("kept", NUMBER).update((1,))
+    subtask_epochs.end()
+    handle = subtask_epochs.begin()
+    handle.deleteIfExists("never there")
+    handle.deleteIfExists("s")
+    handle.deleteIfExists("s")
+    state = handle.getValueState("s", TEXT)
+    assert not state.exists()
+    state.update(("new",))
+    subtask_epochs.end()
+    handle = subtask_epochs.begin()
+    assert handle.getValueState("s", TEXT).get() == ("new",)
+    assert handle.getValueState("kept", NUMBER).get() == (1,)
+    subtask_epochs.end()
+    assert len(subtask_epochs.entries()) == 2
+
+
+def test_a_state_can_be_deleted_and_made_again_in_every_epoch(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    for number in range(10):
+        handle = subtask_epochs.begin()
+        handle.deleteIfExists("s")
+        state = handle.getListState("s", NUMBER)
+        assert not state.exists()
+        state.appendValue((number,))
+        subtask_epochs.end()
+    assert len(subtask_epochs.states) <= 4, "places of deleted states are used again"
+    assert list(subtask_epochs.begin().getListState("s", NUMBER).get()) == [(9,)]

@@ -9,53 +9,47 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.states import ListState, MapState, ValueState
-from state_backends import StateBackend
+from pyspark_ckpt.errors import StateError, StateValueError
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
-KEYS = [(b"\x00\x01", b"a"), (b"\x00\x02", b"b")]
-NUMBER = T.StructType([T.StructField("n", T.LongType())])
-
-
-def codec(kind: T.DataType | None = None) -> TupleCodec:
-    schema = NUMBER if kind is None else T.StructType([T.StructField("k", kind)])
-    return TupleCodec(schema, "state 's'", is_key=kind is not None)
+LONG_MS = 1_000_000_000
+TTLS = [
+    None,
+    LONG_MS,
+    StateTtlConfig(LONG_MS, time="event"),
+    StateTtlConfig(LONG_MS, update="OnReadAndWrite", visibility="ReturnExpiredIfNotCleanedUp"),
+]
 
 
 class Epochs:
-    """Goes from epoch to epoch as a subtask does: the barrier's changes go into the backend."""
+    """One state of each kind, from epoch to epoch."""
 
-    def __init__(self, backend: StateBackend) -> None:
-        self.backend = backend
-        self.number = 0
+    def __init__(self, epochs: SubtaskEpochs, ttl: int | StateTtlConfig | None) -> None:
+        self.subtask = epochs
+        self.backend = epochs.backend
+        self.ttl = ttl
         self.begin()
 
     def begin(self) -> None:
-        self.table = StateTable(self.backend, KEYS)
-        self.value = ValueState(self.table, b"\x00", codec())
-        self.list = ListState(self.table, b"\x01", codec())
-        self.map = MapState(self.table, b"\x02", codec(T.StringType()), codec())
-        self.to_key(0)
+        handle = self.subtask.begin()
+        self.value = handle.getValueState("v", NUMBER, self.ttl)
+        self.list = handle.getListState("l", NUMBER, self.ttl)
+        self.map = handle.getMapState("m", TEXT, NUMBER, self.ttl)
 
     def to_key(self, position: int) -> None:
-        self.table.current.key_group, self.table.current.key = KEYS[position]
-        self.table.current.position = position
+        self.subtask.to_key(position)
 
     def end(self) -> int:
-        """End the epoch; returns how many entries it changed."""
-        changes = self.table.changes()
-        self.number += 1
-        self.backend.apply([changes], str(self.number))
+        """End the epoch; returns how many bytes it wrote."""
+        changes = self.subtask.end()
         self.begin()
-        return len(changes)
+        return sum(len(value or b"") for frame in changes for value in frame.values)
 
 
-@pytest.fixture
-def epochs(backend: StateBackend) -> Epochs:
-    return Epochs(backend)
+@pytest.fixture(params=TTLS, ids=["no ttl", "ttl", "event ttl", "renewing ttl"])
+def epochs(request: pytest.FixtureRequest, subtask_epochs: SubtaskEpochs) -> Epochs:
+    return Epochs(subtask_epochs, request.param)
 
 
 @pytest.fixture(params=[False, True], ids=["same epoch", "next epoch"])
@@ -128,18 +122,32 @@ def test_a_list_keeps_the_order_of_what_was_appended(
 
 
 def test_a_list_of_many_epochs_keeps_its_order(epochs: Epochs) -> None:
-    for number in range(300):  # more chunks than one byte counts
+    length = 300 if epochs.ttl is None else 20  # more chunks than one byte counts
+    for number in range(length):
         epochs.list.appendValue((number,))
         epochs.end()
-    assert [value for (value,) in epochs.list.get()] == list(range(300))
+    assert [value for (value,) in epochs.list.get()] == list(range(length))
 
 
 def test_appending_to_a_long_list_writes_only_what_is_new(epochs: Epochs) -> None:
     epochs.list.appendList([(number,) for number in range(10_000)])
     epochs.end()
     epochs.list.appendValue((1,))
-    changes = epochs.table.changes()
-    assert sum(len(value or b"") for value in changes.values) < 100
+    assert epochs.end() < 100
+
+
+def test_a_list_that_grows_in_one_epoch_is_spilled_bit_by_bit(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    subtask_epochs.limit_bytes = 100_000
+    state = subtask_epochs.begin().getListState("l", NUMBER)
+    for number in range(20_000):
+        state.appendValue((number,))
+    assert [value for (value,) in state.get()] == list(range(20_000))
+    largest = max(len(value or b"") for frame in subtask_epochs.end() for value in frame.values)
+    assert largest < 100_000
+    state = subtask_epochs.begin().getListState("l", NUMBER)
+    assert [value for (value,) in state.get()] == list(range(20_000))
 
 
 def test_put_replaces_a_list(epochs: Epochs, later: Callable[[], object]) -> None:
@@ -255,13 +263,109 @@ def test_entries_can_be_removed_while_a_map_is_read(
     ],
 )
 def test_equal_user_keys_are_one_entry_however_they_are_written(
-    epochs: Epochs, kind: T.DataType, one: object, other: object
+    subtask_epochs: SubtaskEpochs, kind: T.DataType, one: object, other: object
 ) -> None:
     keys = T.StructType([T.StructField("k", kind)])
-    state = ProcessorHandle(epochs.table, "operator", (), {}).getMapState("m", keys, NUMBER)
+    state = subtask_epochs.begin().getMapState("m", keys, NUMBER)
     state.updateValue((one,), (1,))
     try:
         state.updateValue((other,), (2,))
     except StateValueError:
         return  # to refuse the other spelling would do as well
     assert list(state.iterator()) == [((one,), (2,))]
+
+
+def test_values_go_through_a_spill_in_the_middle_of_an_epoch(epochs: Epochs) -> None:
+    for position in range(3):
+        epochs.to_key(position)
+        for number in range(position, position + 3):
+            epochs.value.update((number,))
+            epochs.list.appendValue((number,))
+            epochs.map.updateValue((str(number),), (number,))
+    epochs.subtask.writes.spill()
+    assert epochs.subtask.writes.is_spilled
+    for position in range(3):
+        epochs.to_key(position)
+        numbers = [(number,) for number in range(position, position + 3)]
+        assert epochs.value.get() == numbers[-1]
+        assert list(epochs.list.get()) == numbers
+        assert list(epochs.map.values()) == numbers
+        epochs.list.appendList([(7,), (8,)])
+        assert list(epochs.list.get()) == [*numbers, (7,), (8,)]
+        epochs.map.removeKey((str(position),))
+        assert list(epochs.map.values()) == numbers[1:]
+
+
+def test_a_list_put_after_appends_is_just_what_was_put(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    for number in range(3):
+        epochs.list.appendValue((number,))
+        later()
+    epochs.list.appendValue((3,))
+    epochs.list.put([(4,), (5,)])
+    epochs.list.put([(6,)])
+    later()
+    epochs.list.appendValue((7,))
+    assert list(epochs.list.get()) == [(6,), (7,)]
+    epochs.end()
+    assert list(epochs.list.get()) == [(6,), (7,)]
+
+
+def test_lists_of_several_keys_grow_side_by_side(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    for number in range(4):
+        for position in range(4):
+            epochs.to_key(position)
+            epochs.list.appendValue((10 * position + number,))
+        later()
+    for position in range(4):
+        epochs.to_key(position)
+        assert [n for (n,) in epochs.list.get()] == [10 * position + n for n in range(4)]
+
+
+def test_an_iterator_shows_the_list_as_it_was_when_it_was_first_asked(epochs: Epochs) -> None:
+    epochs.list.put([(1,), (2,), (3,)])
+    epochs.end()
+    epochs.list.appendValue((4,))
+    values = epochs.list.get()
+    assert next(values) == (1,)
+    epochs.list.appendValue((5,))
+    epochs.subtask.writes.spill()
+    epochs.list.appendValue((6,))
+    assert list(values) == [(2,), (3,), (4,)]
+    assert [n for (n,) in epochs.list.get()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_iterator_shows_the_map_as_it_was_when_it_was_first_asked(epochs: Epochs) -> None:
+    for name in "abc":
+        epochs.map.updateValue((name,), (1,))
+    entries = epochs.map.iterator()
+    first = next(entries)
+    epochs.map.updateValue(("d",), (1,))
+    epochs.subtask.writes.spill()
+    epochs.map.clear()
+    assert sorted([first, *entries]) == [((name,), (1,)) for name in "abc"]
+    assert not epochs.map.exists()
+
+
+@pytest.mark.parametrize("use", [
+    lambda epochs: epochs.value.get(),
+    lambda epochs: epochs.value.update((1,)),
+    lambda epochs: epochs.value.clear(),
+    lambda epochs: epochs.list.exists(),
+    lambda epochs: epochs.list.appendValue((1,)),
+    lambda epochs: list(epochs.list.get()),
+    lambda epochs: epochs.map.getValue(("a",)),
+    lambda epochs: epochs.map.updateValue(("a",), (1,)),
+    lambda epochs: list(epochs.map.keys()),
+    lambda epochs: epochs.map.clear(),
+])  # fmt: skip
+def test_keyed_state_outside_a_key_is_refused(
+    epochs: Epochs, use: Callable[[Epochs], object]
+) -> None:
+    epochs.subtask.leave_key()
+    with pytest.raises(StateError, match="outside a key"):
+        use(epochs)
+    assert epochs.subtask.end() == []

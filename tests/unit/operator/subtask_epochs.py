@@ -1,0 +1,108 @@
+"""A subtask's state from epoch to epoch, as a task drives it, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import types as T
+
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.operator.codec import key_encoder
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.epoch_writes import DEFAULT_LIMIT_BYTES, EpochWrites
+from pyspark_ckpt.operator.expiry_sweep import sweep
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import encode_key_group
+from state_backends import Changes, StateBackend
+
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""For tests of long histories that are not about disks."""
+
+SPILLS_ALWAYS = 1
+LIMITS = [SPILLS_ALWAYS, DEFAULT_LIMIT_BYTES]
+
+NUMBER = T.StructType([T.StructField("n", T.LongType())])
+TEXT = T.StructType([T.StructField("s", T.StringType())])
+BOTH = T.StructType([*NUMBER.fields, *TEXT.fields])
+
+_encode = key_encoder()
+USER_KEYS = [("a",), ("ab",), (b"a", 1), (None,), (1,)]
+KEYS = sorted(
+    (encode_key_group(group), _encode(key))
+    for group, key in zip([0, 0, 0, 1, 255], USER_KEYS, strict=True)
+)
+"""Key group and encoded key, in the order of stored keys."""
+
+
+class SubtaskEpochs:
+    """Goes from epoch to epoch: the barrier's changes go into the backend, states into the next.
+
+    Parameters
+    ----------
+    backend
+        The subtask's backend.
+    limit_bytes
+        Memory that an epoch's writes may take.
+    directory
+        Where writes beyond it go.
+    """
+
+    def __init__(self, backend: StateBackend, limit_bytes: int, directory: Path) -> None:
+        self.backend = backend
+        self.limit_bytes = limit_bytes
+        self.directory = directory
+        self.states: tuple[StateDescriptor, ...] = ()
+        self.sweep_from = b""
+        self.number = 0
+        self.clock = EpochClock(TimeMode.PROCESSING_TIME, 1_000_000, 1_000_000)
+
+    def set_time(self, time_ms: int, mode: TimeMode = TimeMode.PROCESSING_TIME) -> None:
+        """Set both times of the epochs that follow."""
+        self.clock = EpochClock(mode, time_ms, time_ms)
+
+    def begin(
+        self,
+        migrations: Mapping[str, Migration] | None = None,
+        keys: Sequence[tuple[bytes, bytes]] = KEYS,
+    ) -> ProcessorHandle:
+        """Begin an epoch, at its first key; returns the handle that ``init`` gets."""
+        self.keys = keys
+        self.writes = EpochWrites(self.limit_bytes, self.directory)
+        self.table = StateTable(self.backend, keys, self.writes)
+        self.handle = ProcessorHandle(
+            self.table, self.clock, "operator 'u'", self.states, {}, migrations
+        )
+        self.to_key(0)
+        return self.handle
+
+    def to_key(self, position: int, event_time_ms: int | None = None) -> None:
+        """Go on with another key."""
+        current = self.table.current
+        current.key_group, current.key = self.keys[position]
+        current.position, current.event_time_ms = position, event_time_ms
+
+    def leave_key(self) -> None:
+        """Be outside any key, as in ``init``."""
+        self.table.current.leave()
+
+    def end(self) -> list[Changes]:
+        """End the epoch; returns what it changed."""
+        swept = sweep(self.table, self.handle.descriptors, self.handle.aging, self.sweep_from)
+        changes = list(self.table.changes())
+        self.number += 1
+        self.backend.apply(changes, str(self.number))
+        self.states, self.sweep_from = swept.states, swept.sweep_from
+        self.drop()
+        return changes
+
+    def drop(self) -> None:
+        """Give the epoch up, as a failed attempt does."""
+        self.table.close()
+        assert list(self.directory.iterdir()) == [], "nothing of an epoch stays on disk"
+
+    def entries(self) -> dict[bytes, bytes]:
+        """All that is stored."""
+        return dict(self.backend.scan())

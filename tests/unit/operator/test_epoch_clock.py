@@ -1,0 +1,34 @@
+"""The clock of an epoch: what processors are told, and which time timers follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+
+
+@pytest.mark.parametrize(
+    ("mode", "watermark_ms", "told", "timers_now_ms"),
+    [
+        (TimeMode.NONE, None, (-1, -1), None),
+        (TimeMode.NONE, 50, (-1, -1), None),
+        (TimeMode.PROCESSING_TIME, None, (100, -1), 100),
+        (TimeMode.PROCESSING_TIME, 0, (100, 0), 100),
+        (TimeMode.EVENT_TIME, 0, (100, 0), 0),
+        (TimeMode.EVENT_TIME, 50, (100, 50), 50),
+    ],
+)
+def test_times_by_mode(
+    mode: TimeMode, watermark_ms: int | None, told: tuple[int, int], timers_now_ms: int | None
+) -> None:
+    clock = EpochClock(mode, 100, watermark_ms)
+    values = clock.timer_values
+    assert (
+        values.getCurrentProcessingTimeInMs(),
+        values.getCurrentWatermarkInMs(),
+    ) == told
+    assert clock.timers_now_ms == timers_now_ms
+
+
+def test_modes_have_pysparks_names() -> None:
+    assert [TimeMode(name) for name in ("None", "ProcessingTime", "EventTime")] == list(TimeMode)

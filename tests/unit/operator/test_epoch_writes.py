@@ -1,0 +1,176 @@
+"""An epoch's writes: the last of each key counts, in memory or spilled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_ckpt.operator.epoch_writes import (
+    FRAME_ENTRIES,
+    NOT_WRITTEN,
+    EpochWrites,
+    Write,
+    in_frames,
+    overlaid,
+)
+from tests.unit.operator.subtask_epochs import IN_MEMORY
+
+MakeWrites = Callable[[int], EpochWrites]
+
+
+@pytest.fixture
+def make_writes(tmp_path: Path) -> Iterator[MakeWrites]:
+    made: list[EpochWrites] = []
+
+    def make(limit_bytes: int) -> EpochWrites:
+        made.append(EpochWrites(limit_bytes, tmp_path))
+        return made[-1]
+
+    yield make
+    for writes in made:
+        writes.close()
+        writes.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def pairs(writes: EpochWrites) -> list[tuple[bytes, Write]]:
+    return [
+        pair
+        for frame in writes.all_in_order()
+        for pair in zip(frame.keys, frame.values, strict=True)
+    ]
+
+
+def test_the_last_write_of_a_key_counts_wherever_it_lies(
+    make_writes: MakeWrites, limit_bytes: int
+) -> None:
+    writes = make_writes(limit_bytes)
+    for key, value in [(b"a", b"1"), (b"b", None), (b"a", None), (b"b", b""), (b"c", b"\x00")]:
+        writes.add(key, value)
+        assert writes.find(key) == value
+    assert writes.find(b"d") is NOT_WRITTEN
+    assert pairs(writes) == [(b"a", None), (b"b", b""), (b"c", b"\x00")]
+
+
+def test_nothing_written_is_nothing_in_order(make_writes: MakeWrites, limit_bytes: int) -> None:
+    assert list(make_writes(limit_bytes).all_in_order()) == []
+
+
+def test_memory_is_bounded_and_all_writes_come_back(make_writes: MakeWrites) -> None:
+    writes = make_writes(100_000)
+    most = 0
+    for number in range(5000):
+        writes.add(b"%05d" % (number * 7 % 5000), b"v" * 100)
+        most = max(most, len(writes))
+    assert writes.is_spilled
+    assert most * 100 < 100_000
+    assert pairs(writes) == [(b"%05d" % number, b"v" * 100) for number in range(5000)]
+
+
+def test_below_the_limit_nothing_goes_to_disk(make_writes: MakeWrites, tmp_path: Path) -> None:
+    writes = make_writes(100_000)
+    for number in range(100):
+        writes.add(b"%d" % number, b"v")
+    assert not writes.is_spilled
+    assert list(tmp_path.iterdir()) == []
+    writes.spill()
+    assert writes.is_spilled
+    assert len(writes) == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_held_back_is_handed_over_before_a_spill_and_at_the_end(
+    make_writes: MakeWrites,
+) -> None:
+    writes = make_writes(1)
+    held = {b"h1": b"1"}
+
+    def hand_over() -> None:
+        while held:
+            writes.add(*held.popitem())
+
+    writes.before_spill(hand_over)
+    assert writes.find(b"h1") is NOT_WRITTEN
+    writes.add(b"a", b"1")
+    assert writes.find(b"h1") == b"1"
+    held[b"h2"] = b"2"
+    assert pairs(writes) == [(b"a", b"1"), (b"h1", b"1"), (b"h2", b"2")]
+
+
+def test_what_is_held_back_counts_towards_the_limit(make_writes: MakeWrites) -> None:
+    writes = make_writes(1000)
+    handed_over: list[bool] = []
+    writes.before_spill(lambda: handed_over.append(True))
+    for _ in range(10):
+        writes.hold_back(100)
+    assert not handed_over
+    writes.add(b"a", b"1")
+    assert handed_over == [True]
+    writes.hold_back(900)
+    assert handed_over == [True]
+    writes.hold_back(101)
+    assert handed_over == [True, True]
+
+
+def test_frames_are_of_bounded_length_and_in_order(
+    make_writes: MakeWrites, limit_bytes: int
+) -> None:
+    writes = make_writes(max(limit_bytes, 1_000_000))
+    for number in reversed(range(2 * FRAME_ENTRIES + 1)):
+        writes.add(b"%06d" % number, b"")
+    frames = list(writes.all_in_order())
+    assert [len(frame) for frame in frames] == [FRAME_ENTRIES, FRAME_ENTRIES, 1]
+    keys = [key for frame in frames for key in frame.keys]
+    assert keys == sorted(set(keys))
+
+
+@pytest.mark.parametrize("length", [0, 1, FRAME_ENTRIES, FRAME_ENTRIES + 1])
+def test_in_frames_loses_nothing(length: int) -> None:
+    frames = list(in_frames(iter([(b"%d" % n, None) for n in range(length)])))
+    assert [key for frame in frames for key in frame.keys] == [b"%d" % n for n in range(length)]
+    assert all(len(frame) for frame in frames)
+
+
+_STREAM = st.dictionaries(st.binary(max_size=2), st.none() | st.binary(max_size=1), max_size=8)
+
+
+@given(lower=_STREAM, upper=_STREAM)
+def test_overlaid_streams_are_one_dictionary_over_the_other(
+    lower: dict[bytes, Write], upper: dict[bytes, Write]
+) -> None:
+    merged = overlaid(iter(sorted(lower.items())), iter(sorted(upper.items())))
+    assert list(merged) == sorted((lower | upper).items())
+
+
+_KEYS = st.sampled_from([prefix + rest for prefix in (b"p", b"q") for rest in (b"", b"a", b"\xff")])
+_OPERATIONS = st.lists(st.tuples(_KEYS, st.none() | st.binary(max_size=2)) | st.just("spill"))
+
+
+@settings(max_examples=60)
+@given(operations=_OPERATIONS)
+def test_scans_see_all_writes_below_a_prefix(
+    operations: list[tuple[bytes, Write] | str],
+) -> None:
+    writes = EpochWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
+    try:
+        expected: dict[bytes, Write] = {}
+        for operation in operations:
+            if isinstance(operation, str):
+                writes.spill()
+                assert writes.newest_below(b"p") is None
+            else:
+                key, value = operation
+                writes.add_below(key[:1], key, value)
+                expected[key] = value
+        for prefix in (b"p", b"q"):
+            wanted = sorted(item for item in expected.items() if item[0].startswith(prefix))
+            assert list(writes.scan(prefix)) == wanted
+            newest = writes.newest_below(prefix)
+            assert newest is None or newest in dict(wanted).values()
+        assert pairs(writes) == sorted(expected.items())
+    finally:
+        writes.close()

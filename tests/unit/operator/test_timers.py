@@ -1,0 +1,176 @@
+"""Timers: registered, listed and deleted per key, taken in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pyspark_ckpt.errors import PlanError, StateError
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.timers import DueTimer
+from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
+
+FIRST, LAST = -(2**63), 2**63 - 1
+
+
+class Epochs:
+    def __init__(self, epochs: SubtaskEpochs) -> None:
+        self.subtask = epochs
+        self.begin()
+
+    def begin(self) -> None:
+        self.timers = self.subtask.begin().timers
+
+    def end(self) -> None:
+        self.subtask.end()
+        self.begin()
+
+    def of_key(self, position: int) -> list[int]:
+        self.subtask.to_key(position)
+        return list(self.timers.of_current_key())
+
+    def register(self, position: int, *times_ms: int) -> None:
+        self.subtask.to_key(position)
+        for time_ms in times_ms:
+            self.timers.register(time_ms)
+
+    def fire(self, now_ms: int, most: int = 100) -> list[tuple[int, int]]:
+        """Fire all due timers; returns their times and the places of their keys."""
+        fired = []
+        while due := self.timers.take_due(now_ms, most):
+            assert len(due) <= most
+            for timer in due:
+                if not self.timers.was_deleted(timer):
+                    fired.append((timer.time_ms, KEYS.index((timer.key_group, timer.encoded_key))))
+                    self.subtask.to_key(fired[-1][1])
+                    self.timers.delete(timer.time_ms)
+        return fired
+
+
+@pytest.fixture
+def epochs(subtask_epochs: SubtaskEpochs) -> Epochs:
+    return Epochs(subtask_epochs)
+
+
+@pytest.fixture(params=[False, True], ids=["same epoch", "next epoch"])
+def later(request: pytest.FixtureRequest, epochs: Epochs) -> Callable[[], object]:
+    return epochs.end if request.param else lambda: None
+
+
+def test_timers_of_a_key_are_listed_in_the_order_of_time(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    epochs.register(0, 30, -5, 10, 30, LAST, FIRST)
+    epochs.register(1, 20)
+    later()
+    assert epochs.of_key(0) == [FIRST, -5, 10, 30, LAST]
+    assert epochs.of_key(1) == [20]
+    assert epochs.of_key(2) == []
+    epochs.subtask.to_key(0)
+    epochs.timers.delete(10)
+    epochs.timers.delete(20)
+    later()
+    assert epochs.of_key(0) == [FIRST, -5, 30, LAST]
+    assert epochs.of_key(1) == [20]
+    assert epochs.timers.earliest_ms() == FIRST
+
+
+def test_timers_fire_once_in_the_order_of_time_over_all_keys(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    epochs.register(3, 5, 40)
+    epochs.register(0, 30, 10)
+    epochs.register(4, 10, -20)
+    later()
+    epochs.register(1, 31, 10)
+    assert epochs.fire(30) == [(-20, 4), (5, 3), (10, 0), (10, 1), (10, 4), (30, 0)]
+    assert epochs.timers.earliest_ms() == 31
+    epochs.end()
+    assert epochs.fire(30) == []
+    assert epochs.fire(40) == [(31, 1), (40, 3)]
+    assert epochs.timers.earliest_ms() is None
+    epochs.subtask.end()
+    assert epochs.subtask.entries() == {}
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+def test_any_number_of_timers_can_be_taken_at_once(
+    epochs: Epochs, later: Callable[[], object], most: int
+) -> None:
+    for position in range(3):
+        epochs.register(position, *range(10))
+    later()
+    assert epochs.fire(5, most) == [(time, key) for time in range(6) for key in range(3)]
+    assert epochs.timers.earliest_ms() == 6
+
+
+def test_a_timer_registered_while_timers_fire_waits_for_the_next_epoch(epochs: Epochs) -> None:
+    epochs.register(0, 10)
+    (timer,) = epochs.timers.take_due(100, 10)
+    epochs.timers.register(50)
+    epochs.timers.register(101)
+    epochs.timers.delete(timer.time_ms)
+    assert epochs.timers.take_due(100, 10) == []
+    assert epochs.of_key(0) == [50, 101]
+    assert epochs.timers.earliest_ms() == 50
+    epochs.end()
+    assert epochs.fire(100) == [(50, 0)]
+
+
+def test_registering_a_due_timer_again_while_timers_fire_changes_nothing(epochs: Epochs) -> None:
+    epochs.register(0, 10, 20)
+    (first,) = epochs.timers.take_due(100, 1)
+    epochs.timers.register(20)
+    epochs.timers.delete(first.time_ms)
+    assert [timer.time_ms for timer in epochs.timers.take_due(100, 1)] == [20]
+
+
+def test_a_deleted_timer_is_known_as_such_until_it_is_registered_again(epochs: Epochs) -> None:
+    epochs.register(0, 10, 20)
+    epochs.end()
+    first, second = epochs.timers.take_due(20, 10)
+    epochs.timers.delete(20)
+    assert not epochs.timers.was_deleted(first)
+    assert epochs.timers.was_deleted(second)
+    epochs.timers.register(20)
+    assert not epochs.timers.was_deleted(second)
+
+
+def test_what_is_taken_names_time_and_key(epochs: Epochs) -> None:
+    epochs.register(2, 10)
+    assert epochs.timers.take_due(10, 1) == [DueTimer(10, *KEYS[2])]
+
+
+def test_timers_can_be_deleted_while_they_are_listed(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    epochs.register(0, *range(5))
+    later()
+    epochs.subtask.to_key(0)
+    for time_ms in epochs.timers.of_current_key():
+        epochs.timers.delete(time_ms)
+        epochs.timers.register(time_ms + 10)
+    assert epochs.of_key(0) == [10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize("use", [
+    lambda timers: timers.register(1), lambda timers: timers.delete(1),
+    lambda timers: timers.of_current_key(),
+], ids=["registerTimer", "deleteTimer", "listTimers"])  # fmt: skip
+class TestRefusals:
+    def test_timers_need_a_clock(
+        self, subtask_epochs: SubtaskEpochs, use: Callable[..., object]
+    ) -> None:
+        subtask_epochs.clock = EpochClock(TimeMode.NONE, 1, 1)
+        timers = subtask_epochs.begin().timers
+        with pytest.raises(PlanError, match=r"operator 'u': (\w+)Timers? needs a clock"):
+            use(timers)
+
+    def test_timers_need_a_key(
+        self, subtask_epochs: SubtaskEpochs, use: Callable[..., object]
+    ) -> None:
+        timers = subtask_epochs.begin().timers
+        subtask_epochs.leave_key()
+        with pytest.raises(StateError, match="outside a key"):
+            use(timers)
