@@ -33,7 +33,7 @@ PLAIN_TYPES: dict[type[T.DataType], Any] = {
     T.DecimalType: Decimal,
     T.TimestampType: bounded(64),
     T.YearMonthIntervalType: bounded(32),
-    T.NullType: None,
+    T.NullType: type(None),
 }
 """The leaves that all forms carry alike; year-month intervals are months, Python has no type."""
 
