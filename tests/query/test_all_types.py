@@ -214,7 +214,8 @@ class PythonTypes(Count):
         for row in rows:
             state = [dict(row.dict or ()) if name == "dict" else row[name] for name in SHOWN_NAMES]
             self.kept.update(tuple(state))
-            yield Row(repr(key), "; ".join(map(repr, row)), repr(self.kept.get()))
+            shown = "; ".join(map(repr, row))
+            yield Row(key=repr(key), fields=shown, state=repr(self.kept.get()))
 
 
 INNER = "struct<i:int,f:float,t:timestamp,n:timestamp_ntz,d:date,dec:decimal(10,2),raw:binary>"
