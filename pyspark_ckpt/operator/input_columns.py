@@ -30,6 +30,8 @@ from pyspark_ckpt.operator.event_time import (
     is_emitted,
     never_late_column,
 )
+from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader
+from pyspark_ckpt.operator.key_columns import canonical_column, check_key
 from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
@@ -40,11 +42,6 @@ _MASK = "__ckpt_nulls_"
 _MASK_BITS = 62
 
 _NAN = float("nan")
-
-
-def _canonical_float(column: Column) -> Column:
-    # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
-    return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
 
 
 class InputColumns:
@@ -63,6 +60,8 @@ class InputColumns:
     ------
     NotBuiltYetError
         If a column has a type that is not built yet; names column and type.
+    PlanError
+        If a key column has a type that cannot be a key; names column and type.
     """
 
     def __init__(
@@ -79,6 +78,13 @@ class InputColumns:
         ]
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self.event_time_index = event_time_index(schema)
+        for name in key_names:
+            check_key(schema[name])
+        self._json_keys = {
+            index: JsonKey(schema.fields[index], time_zone)
+            for index in self._key_indexes
+            if isinstance(self._transports[index].receive, JsonReader)
+        }
 
     @property
     def key_schema(self) -> T.StructType:
@@ -88,10 +94,7 @@ class InputColumns:
     def key_columns(self) -> list[Column]:
         """Return the key columns in the form that is hashed."""
         return [
-            _canonical_float(_quoted(name))
-            if isinstance(self.schema[name].dataType, T.FloatType | T.DoubleType)
-            else _quoted(name)
-            for name in self.key_names
+            canonical_column(_quoted(name), self.schema[name].dataType) for name in self.key_names
         ]
 
     def columns(self) -> list[Column]:
@@ -199,7 +202,9 @@ class InputColumns:
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key as the user's processor sees it."""
         return tuple(
-            received(self._transports[index], value)
+            self._json_keys[index].shown(value)
+            if index in self._json_keys
+            else received(self._transports[index], value)
             for index, value in zip(self._key_indexes, sent_key, strict=True)
         )
 
@@ -271,13 +276,15 @@ class InputColumns:
         ]
 
     def _keys(self, sent: list[list[Any]]) -> Sequence[Any]:
-        columns = [
-            [_canonical_key(value) for value in sent[index]]
-            if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType)
-            else sent[index]
-            for index in self._key_indexes
-        ]
+        columns = [self._canonical_keys(index, sent[index]) for index in self._key_indexes]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
+        if index in self._json_keys:
+            return list(map(self._json_keys[index].canonical, sent))
+        if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType):
+            return [_canonical_key(value) for value in sent]
+        return sent
 
 
 def _quoted(name: str) -> Column:

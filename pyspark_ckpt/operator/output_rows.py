@@ -13,8 +13,13 @@ from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
 from pyspark_ckpt.operator.event_time import EMITTED_EVENT_TIME
+from pyspark_ckpt.operator.json_columns import JsonWriter
+from pyspark_ckpt.operator.json_expressions import from_travelling, travelling_type
+from pyspark_ckpt.operator.json_form import JsonForm
+from pyspark_ckpt.operator.leaf_values import TEXTS
+from pyspark_ckpt.operator.wire_form import wire_type
 
 CHUNK_ROWS = 16_384
 """Rows per frame: above Spark's 10,000 per Arrow batch, so that each frame is sent on at once."""
@@ -27,22 +32,18 @@ _ARROW: dict[type[T.DataType], pa.DataType] = {
     T.FloatType: pa.float32(),
     T.DoubleType: pa.float64(),
     T.BooleanType: pa.bool_(),
-    T.StringType: pa.string(),
+    **dict.fromkeys(TEXTS, pa.string()),
     T.BinaryType: pa.binary(),
     T.DateType: pa.int32(),
     T.TimestampType: pa.int64(),
     T.TimestampNTZType: pa.string(),
 }
-_SENT_AS: dict[type[T.DataType], T.DataType] = {
-    T.DateType: T.IntegerType(),
-    T.TimestampType: T.LongType(),
-    T.TimestampNTZType: T.StringType(),
+_TIMES: dict[type[T.DataType], tuple[T.DataType, Callable[[Column], Column]]] = {
+    T.DateType: (T.IntegerType(), F.date_from_unix_date),
+    T.TimestampType: (T.LongType(), F.timestamp_micros),
+    T.TimestampNTZType: (T.StringType(), lambda column: column.cast("timestamp_ntz")),
 }
-_RESTORE: dict[type[T.DataType], Callable[[Column], Column]] = {
-    T.DateType: F.date_from_unix_date,
-    T.TimestampType: F.timestamp_micros,
-    T.TimestampNTZType: lambda column: column.cast("timestamp_ntz"),
-}
+"""What dates and times are sent as, and what gives them back."""
 
 
 class OutputRows:
@@ -54,18 +55,26 @@ class OutputRows:
         The user's ``outputStructType``.
     uid
         The operator, for errors.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If a column has a type that is not built yet; names column and type.
     """
 
     def __init__(self, schema: T.StructType, uid: str) -> None:
         self.schema = schema
         self._uid = uid
+        for field in schema.fields:
+            if not _is_plain(field.dataType):
+                self._check_built(field)
 
     @property
     def sent_schema(self) -> T.StructType:
         """The schema in which rows leave the Python function."""
         return T.StructType(
             [
-                T.StructField(f"c{index}", _SENT_AS.get(type(field.dataType), field.dataType))
+                T.StructField(f"c{index}", _sent_type(field.dataType))
                 for index, field in enumerate(self.schema.fields)
             ]
         )
@@ -79,7 +88,7 @@ class OutputRows:
             The column that Spark shall take for event time from here on.
         """
         return [
-            _RESTORE.get(type(field.dataType), _as_is)(F.col(f"c{index}")).alias(
+            _restored(field.dataType, F.col(f"c{index}")).alias(
                 field.name, metadata=EMITTED_EVENT_TIME if field.name == event_time else {}
             )
             for index, field in enumerate(self.schema.fields)
@@ -161,27 +170,56 @@ class OutputRows:
         return [by_name[name] for name in self.schema.names]
 
     def _series(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
-        data_type = field.dataType
-        arrow_type = (
-            pa.decimal128(data_type.precision, data_type.scale)
-            if isinstance(data_type, T.DecimalType)
-            else _ARROW.get(type(data_type))
-        )
-        if arrow_type is None:  # nested: PySpark's own conversion takes Rows, lists and dicts
-            return pd.Series(list(values), dtype=object)
         try:
-            if type(data_type) in _SENT_AS:
-                values = [_sent(data_type, value) for value in values]
-            if pa.types.is_integer(arrow_type):
-                _check_integers(values)
-            array = pa.array(values, arrow_type)
+            return _column(field.dataType, values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as exc:
             raise StateValueError(
                 f"operator {self._uid!r}: output column {field.name!r} is "
-                f"{data_type.simpleString()}, a returned value is not ({exc})"
+                f"{field.dataType.simpleString()}, a returned value is not ({exc})"
             ) from exc
-        masked = _masked_array(array)
-        return pd.Series(list(values), dtype=object) if masked is None else pd.Series(masked)
+
+    def _check_built(self, field: T.StructField) -> None:
+        try:
+            wire_type(JsonForm(), field.dataType)
+        except NotBuiltYetError as exc:
+            raise NotBuiltYetError(
+                f"operator {self._uid!r}: output column {field.name!r}: {exc}; give it another type"
+            ) from None
+
+
+def _is_plain(data_type: T.DataType) -> bool:
+    """Tell whether a column leaves as Arrow's values; all others leave as JSON text."""
+    return isinstance(data_type, T.DecimalType) or type(data_type) in _ARROW
+
+
+def _sent_type(data_type: T.DataType) -> T.DataType:
+    if type(data_type) in _TIMES:
+        return _TIMES[type(data_type)][0]
+    if not _is_plain(data_type):
+        return travelling_type(data_type)
+    return T.StringType() if isinstance(data_type, TEXTS) else data_type
+
+
+def _restored(data_type: T.DataType, column: Column) -> Column:
+    if type(data_type) in _TIMES:
+        return _TIMES[type(data_type)][1](column)
+    return column if _is_plain(data_type) else from_travelling(data_type, column)
+
+
+def _column(data_type: T.DataType, values: Sequence[Any]) -> pd.Series[Any]:
+    if not _is_plain(data_type):
+        return pd.Series(list(map(JsonWriter(data_type), values)), dtype=object)
+    arrow_type = (
+        pa.decimal128(data_type.precision, data_type.scale)
+        if isinstance(data_type, T.DecimalType)
+        else _ARROW[type(data_type)]
+    )
+    if type(data_type) in _TIMES:
+        values = [_sent(data_type, value) for value in values]
+    if pa.types.is_integer(arrow_type):
+        _check_integers(values)
+    masked = _masked_array(pa.array(values, arrow_type))
+    return pd.Series(list(values), dtype=object) if masked is None else pd.Series(masked)
 
 
 def _check_integers(values: Sequence[Any]) -> None:
@@ -218,7 +256,3 @@ def _masked_array(array: pa.Array) -> Any:
     nulls = array.is_null().to_numpy(zero_copy_only=False)
     values = array.fill_null(filler) if array.null_count else array
     return masked(values.to_numpy(zero_copy_only=False).copy(), nulls)
-
-
-def _as_is(column: Column) -> Column:
-    return column

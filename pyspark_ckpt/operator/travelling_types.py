@@ -14,6 +14,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator.json_columns import JsonReader
+from pyspark_ckpt.operator.json_expressions import to_travelling
+from pyspark_ckpt.operator.json_form import JsonForm
+from pyspark_ckpt.operator.wire_form import aware_timestamp, wire_type
 
 _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 
@@ -76,21 +80,23 @@ def transport_of(field: T.StructField, time_zone: str) -> Transport:
     NotBuiltYetError
         If its type is not built yet; names column and type.
     """
-    try:
-        transport = _TRANSPORTS[type(field.dataType)]
-    except KeyError:
-        raise NotBuiltYetError(
-            f"column {field.name!r}: input of type {field.dataType.simpleString()} is not built "
-            "yet; drop the column or turn it into strings before key_by"
-        ) from None
+    transport = _TRANSPORTS.get(type(field.dataType))
+    if transport is None:
+        return _json_transport(field, time_zone)
     if isinstance(field.dataType, T.TimestampType):
-        return replace(transport, receive=partial(_timestamp_in, string_to_tzinfo(time_zone)))
+        return replace(transport, receive=partial(aware_timestamp, string_to_tzinfo(time_zone)))
     return transport
 
 
-def _timestamp_in(zone: datetime.tzinfo, microseconds: int) -> datetime.datetime:
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return datetime.datetime.fromtimestamp(seconds, zone).replace(microsecond=rest)
+def _json_transport(field: T.StructField, time_zone: str) -> Transport:
+    try:
+        wire_type(JsonForm(), field.dataType)
+    except NotBuiltYetError as exc:
+        raise NotBuiltYetError(
+            f"column {field.name!r}: {exc}; drop it or turn it into strings before key_by"
+        ) from None
+    reader = JsonReader(field.dataType, time_zone)
+    return Transport(partial(to_travelling, field.dataType), None, reader)
 
 
 def sent_type(field: T.StructField) -> T.DataType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator import input_columns
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 
@@ -205,9 +206,21 @@ def test_the_users_key_has_the_type_of_the_users_column(
     assert [type(key) for (key,) in keys] == [type(value) for value in values]
 
 
-@pytest.mark.parametrize(
-    "kind", [T.ArrayType(T.LongType()), T.MapType(T.StringType(), T.LongType()), T.VariantType()]
-)
+@pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.ArrayType(T.GeometryType(4326))])
 def test_a_column_of_a_type_that_is_not_built_is_named(kind: T.DataType) -> None:
-    with pytest.raises(NotBuiltYetError, match=r"'f1'.*" + kind.simpleString()):
+    with pytest.raises(NotBuiltYetError, match=r"'f1'.*not built"):
         InputColumns(schema_of(T.LongType(), kind), ["f0"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        T.MapType(T.StringType(), T.LongType()),
+        T.ArrayType(T.MapType(T.StringType(), T.LongType())),
+        T.StructType([T.StructField("v", T.VariantType())]),
+    ],
+)
+def test_a_key_that_spark_cannot_hash_is_named(kind: T.DataType) -> None:
+    with pytest.raises(PlanError, match="'f1' is " + re.escape(kind.simpleString())):
+        InputColumns(schema_of(T.LongType(), kind), ["f0", "f1"])
+    assert InputColumns(schema_of(T.LongType(), kind), ["f0"]).key_names == ("f0",)

@@ -1,0 +1,90 @@
+"""What leaves of all forms share: which Python values they take, and how they are narrowed."""
+
+from __future__ import annotations
+
+from ctypes import c_float
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.wire_form import Converter
+
+_BITS: dict[type[T.DataType], int] = {
+    T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64,
+}  # fmt: skip
+TEXTS = (T.StringType, T.CharType, T.VarcharType)
+"""Char and varchar are strings, as in Spark's own rows; Spark checks their length in tables."""
+
+
+def bounded(bits: int) -> Any:
+    """Return the msgspec type of integers of that size."""
+    bound = 1 << (bits - 1)
+    return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+
+
+PLAIN_TYPES: dict[type[T.DataType], Any] = {
+    **{kind: bounded(bits) for kind, bits in _BITS.items()},
+    **dict.fromkeys(TEXTS, str),
+    T.BooleanType: bool,
+    T.BinaryType: bytes,
+    T.DecimalType: Decimal,
+    T.TimestampType: bounded(64),
+    T.YearMonthIntervalType: bounded(32),
+    T.NullType: type(None),
+}
+"""The leaves that all forms carry alike; year-month intervals are months, Python has no type."""
+
+
+def narrowed(value: Any) -> float:
+    """Return a number as Spark's 32-bit float; beyond its range it is infinite."""
+    return c_float(number(value)).value
+
+
+def number(value: Any) -> Any:
+    """Return a number without numpy around it; refuse what is none."""
+    if isinstance(value, float):
+        return value
+    value = unwrapped(value) if hasattr(value, "item") else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{type(value).__name__} is no number")
+    return value
+
+
+def decimal_writer(data_type: T.DecimalType) -> Converter:
+    """Return what rounds decimals to the type's scale and refuses those without room."""
+    context = Context(prec=data_type.precision, rounding=ROUND_HALF_UP)
+    return partial(_scaled, context, Decimal(1).scaleb(-data_type.scale), data_type)
+
+
+def _scaled(context: Context, unit: Decimal, data_type: T.DecimalType, value: Any) -> Decimal:
+    if not isinstance(value, Decimal):
+        value = number(value)
+        if isinstance(value, float):
+            raise TypeError("float is no decimal")
+        value = Decimal(value)
+    if not value.is_finite():
+        raise ValueError(f"{value} is no number")
+    try:
+        scaled: Decimal = value.quantize(unit, context=context)
+    except InvalidOperation as exc:
+        raise ValueError(f"{value} does not fit {data_type.simpleString()}") from exc
+    return scaled or scaled.copy_abs()  # Spark knows no -0
+
+
+def variant_parts(value: Any) -> tuple[bytes, bytes]:
+    """Return the two binaries of a variant."""
+    if not isinstance(value, T.VariantVal):
+        raise TypeError(f"{type(value).__name__} is no VariantVal")
+    return bytes(value.value), bytes(value.metadata)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return what msgspec can encode of a scalar of numpy or of bytes of any kind."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{type(value).__name__} is no Spark SQL value")
