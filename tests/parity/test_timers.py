@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import pytest
@@ -213,6 +215,36 @@ def test_changing_timers_while_they_fire(
         watermark="ts",
     )
     assert told(program.same(), "a") == ["row 0", *expected]
+
+
+class KeyTold(Timers):
+    """Tell the key as the processor gets it."""
+
+    def step(self, key: Any, what: str, commands: str, times: Any) -> Row:
+        super().step(key, what, commands, times)
+        return Row(k=None, what=what.split()[0], calls=0, timers=repr(key), watermark=None)
+
+
+def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
+    """A timer brings its key back, of several columns, of any type, also null."""
+    ddl = f"{INPUT}, n int, day date, dec decimal(9,2), raw binary, t timestamp, d double"
+    values: list[tuple[Any, ...]] = [
+        (1, dt.date(2024, 2, 29), Decimal("1.5"), b"\x00", at(1), -0.5),
+        (None,) * 6,
+    ]
+    files = [[("a", i, at(0), "register past -1", *rest) for i, rest in enumerate(values)]]
+    program = both(
+        ddl,
+        *files,
+        [(None, 0, at(0), "", *values[0])],
+        processor=KeyTold,
+        output=OUTPUT,
+        keys=("t", "k", "n", "day", "dec", "raw", "d"),
+        time_mode="ProcessingTime",
+        conf=ENDS,
+    )
+    rows = program.same()
+    assert sorted(row.what for row in rows) == ["row", "row", "row", "timer", "timer"]
 
 
 class NoTimers(Timers):
