@@ -1,0 +1,46 @@
+"""Fixtures of the parity tests; the Spark session is the one of all tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `tests.parity...`, however pytest began
+
+from tests.parity import engines
+from tests.parity.engines import Both
+from tests.query import harness, model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Python workers cannot import test modules, so processors travel whole."""
+    modules = (harness, model, engines, request.module)
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(autouse=True)
+def no_query_left(spark: SparkSession) -> Iterator[None]:
+    """A failed test does not leave its query running into the next one."""
+    yield
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture
+def both(spark: SparkSession, tmp_path: Path) -> Callable[..., Both]:
+    """Make the two runs of one program."""
+
+    def make(ddl: str, *files: object, **program: object) -> Both:
+        return Both(spark, tmp_path, ddl, files, **program)  # type: ignore[arg-type]
+
+    return make
