@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.json_columns import JsonWriter
+from pyspark_ckpt.operator.json_columns import json_writer
 from pyspark_ckpt.operator.json_expressions import from_travelling, travelling_type
 from pyspark_ckpt.operator.json_form import JsonForm
 from pyspark_ckpt.operator.leaf_values import TEXTS
@@ -165,7 +165,7 @@ def _restored(data_type: T.DataType, column: Column) -> Column:
 
 def _column(data_type: T.DataType, values: Sequence[Any]) -> pd.Series[Any]:
     if not _is_plain(data_type):
-        return pd.Series(list(map(JsonWriter(data_type), values)), dtype=object)
+        return pd.Series(list(map(json_writer(data_type), values)), dtype=object)
     arrow_type = (
         pa.decimal128(data_type.precision, data_type.scale)
         if isinstance(data_type, T.DecimalType)
