@@ -134,12 +134,14 @@ class InputColumns:
     @property
     def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
         """What turns a stored key into the key that the processor sees."""
+        row_type = row_type_of(list(self.key_names))
         types = [
             Decimal | None if isinstance(self.schema[name].dataType, T.DecimalType) else Any
             for name in self.key_names
         ]
         decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
-        return lambda data: self.user_key(decode(data))
+        # PySpark shows the key of a fired timer as a Row.
+        return lambda data: tuple.__new__(row_type, self.user_key(decode(data)))
 
     def rows(self, frame: pd.DataFrame) -> Iterator[Row]:
         """Return sent rows as the user's Rows, in their order."""

@@ -53,8 +53,7 @@ def from_travelling(data_type: T.DataType, column: Column) -> Column:
     parsed = F.from_json(text, schema, {"mode": "FAILFAST", "maxStringLen": _ANY_SIZE})["c0"]
     restore = partial(_restored_leaf, column[VARIANTS] if has_variants else None)
     in_units = parsed.cast(_mapped(_json_type(data_type, as_units=True), _as_is))
-    rebuilt = _rebuilt(in_units, data_type, restore)
-    return rebuilt if holds(data_type, T.NullType) else rebuilt.cast(plain_type(data_type))
+    return _rebuilt(in_units, data_type, restore).cast(plain_type(data_type))
 
 
 def plain_type(data_type: T.DataType) -> T.DataType:

@@ -14,8 +14,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+<<<<<<< HEAD
 from pyspark_ckpt.operator.event_time import EMITTED_EVENT_TIME
 from pyspark_ckpt.operator.json_columns import JsonWriter
+=======
+from pyspark_ckpt.operator.json_columns import json_writer
+>>>>>>> types
 from pyspark_ckpt.operator.json_expressions import from_travelling, travelling_type
 from pyspark_ckpt.operator.json_form import JsonForm
 from pyspark_ckpt.operator.leaf_values import TEXTS
@@ -153,7 +157,11 @@ class OutputRows:
         return pd.Series(_masked_array(array))
 
     def _values(self, row: Any) -> Sequence[Any]:
-        """Return a row's values in schema order; named rows are matched by name, as in PySpark."""
+        """Return a row's values in schema order.
+
+        Named rows are matched by name as in PySpark: what is missing is null, what is too much is
+        left out.
+        """
         if not isinstance(row, tuple):
             raise StateValueError(
                 f"operator {self._uid!r} returned {type(row).__name__}: yield pyspark.sql.Row"
@@ -161,13 +169,8 @@ class OutputRows:
         fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
         if fields is None or fields == self.schema.names:
             return row
-        if sorted(fields) != sorted(self.schema.names):
-            raise StateValueError(
-                f"operator {self._uid!r} returned a Row with the fields {list(fields)}: its "
-                f"outputStructType has {self.schema.names}"
-            )
         by_name = dict(zip(fields, row, strict=True))
-        return [by_name[name] for name in self.schema.names]
+        return [by_name.get(name) for name in self.schema.names]
 
     def _series(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
         try:
@@ -208,7 +211,7 @@ def _restored(data_type: T.DataType, column: Column) -> Column:
 
 def _column(data_type: T.DataType, values: Sequence[Any]) -> pd.Series[Any]:
     if not _is_plain(data_type):
-        return pd.Series(list(map(JsonWriter(data_type), values)), dtype=object)
+        return pd.Series(list(map(json_writer(data_type), values)), dtype=object)
     arrow_type = (
         pa.decimal128(data_type.precision, data_type.scale)
         if isinstance(data_type, T.DecimalType)

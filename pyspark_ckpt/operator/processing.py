@@ -221,8 +221,6 @@ class EpochProcessing:
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
             self._step = "handleExpiredTimer"
             for position, timer in enumerate(due):
-                if timers.was_deleted(timer):
-                    continue
                 key = self._key = self._decode_key(timer.encoded_key)
                 current.key_group, current.key = timer.key_group, timer.encoded_key
                 current.position = position

@@ -126,10 +126,6 @@ class StateTable:
         """Tell whether the epoch has written an entry."""
         return self._writes.find(key) is not NOT_WRITTEN
 
-    def is_deleted(self, key: bytes) -> bool:
-        """Tell whether the epoch's last write to an entry was a delete."""
-        return self._writes.find(key) is None
-
     def has_any_below(self, prefix: bytes) -> bool:
         """Tell whether :meth:`scan` of `prefix` would yield an entry."""
         # The newest write is the likeliest to be an entry, and found without sorting them all.

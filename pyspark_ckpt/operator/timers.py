@@ -77,9 +77,10 @@ class Timers:
         return iter([decode_time(key[len(prefix) :]) for key, _ in self._table.scan(prefix)])
 
     def take_due(self, now_ms: int, most: int) -> list[DueTimer]:
-        """Return the next due timers in the order of time; each is deleted when it fires.
+        """Return the next due timers in the order of time; each is deleted when it has fired.
 
-        Called until it returns none; what was registered in between waits for the next epoch.
+        Called until it returns none; what was registered in between waits for the next epoch. As
+        in PySpark, a timer that was taken fires, also if an earlier one of its key deletes it.
         """
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []
@@ -90,10 +91,6 @@ class Timers:
             if stored_key not in self._registered_while_firing:
                 due.append(timer)
         return due
-
-    def was_deleted(self, timer: DueTimer) -> bool:
-        """Tell whether a timer was deleted since it was taken, by an earlier one of its key."""
-        return self._table.is_deleted(_by_time(timer.time_ms, timer.key_group, timer.encoded_key))
 
     def earliest_ms(self) -> int | None:
         """Return when the next timer of any key is due, ``None`` if there is none."""

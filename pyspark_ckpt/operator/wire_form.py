@@ -75,7 +75,7 @@ def _row_of(names: list[str]) -> Converter:
 
 
 def _dict_of(names: list[str]) -> Converter:
-    return lambda values: dict(zip(names, values, strict=True))
+    return lambda values: dict(zip(names, values, strict=False))
 
 
 STATE_STYLE = ValueStyle(_row_of, dict, T.TimestampType().fromInternal)

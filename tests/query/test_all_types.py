@@ -254,23 +254,33 @@ class Spellings(Count):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         structs = [Row(a=2**63 - 1, b=0.5), (2**63 - 1, 0.5), {"b": 0.5, "a": 2**63 - 1}]
+        (row,) = rows
         maps = [{"x": np.int64(2**53 + 1), "y": None}, [("x", 2**53 + 1), ("y", None)]]
         for struct, entries in itertools.product(structs, maps):
-            yield Row(struct, entries, None, dt.time(1, 2, 3, 4), "abc")
+            rest = row.void, row.t, "abc"
+            yield Row(struct, entries, *rest)
             self.kept.update((struct, entries))
-            yield Row(*self.kept.get(), None, dt.time(1, 2, 3, 4), "abc")
+            yield Row(*self.kept.get(), *rest)
 
 
 def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
     """Rows, tuples and dicts are structs, dicts and lists of entries are maps."""
     feed = Feed(tmp_path / "in").add([("a", 1)])
-    output = "s struct<a:long,b:double>, m map<string,long>, v array<void>, t time(6), c char(3)"
+    void = "struct<x:void,y:array<void>,d:date>"
+    output = f"s struct<a:long,b:double>, m map<string,long>, v {void}, t array<time(6)>, c char(3)"
     found: list[Row] = []
     spark.conf.set("spark.sql.timeType.enabled", "true")
     try:
-        job = Job(spark, tmp_path, feed, Spellings, output)
-        writer = ckpt.write_stream(job.df()).foreachBatch(lambda df, _: found.extend(df.collect()))
-        query = writer.option("checkpointLocation", str(job.location_path)).start()
+        rows = feed.stream(spark).select(
+            "k",
+            F.expr("struct(null as x, array(null) as y, date'2024-02-29' as d)").alias("void"),
+            F.expr("array(time'01:02:03.000004', null)").alias("t"),
+        )
+        df = ckpt.key_by(rows, "k", "void", "t").transformWithState(
+            Spellings(), output, "Append", "None", uid="op"
+        )
+        writer = ckpt.write_stream(df).foreachBatch(lambda df, _: found.extend(df.collect()))
+        query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
         query.processAllAvailable()
         query.stop()
     finally:
@@ -278,8 +288,8 @@ def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
     expected = Row(
         s=Row(a=2**63 - 1, b=0.5),
         m={"x": 2**53 + 1, "y": None},
-        v=None,
-        t=dt.time(1, 2, 3, 4),
+        v=Row(x=None, y=[None], d=dt.date(2024, 2, 29)),
+        t=[dt.time(1, 2, 3, 4), None],
         c="abc",
     )
     assert found == [expected] * 12

@@ -13,7 +13,7 @@ Values = st.SearchStrategy[Any]
 Typed = tuple[T.DataType, Values]
 
 _first, _last = (datetime.datetime(year, 1, 1) for year in (1950, 2100))  # noqa: DTZ001
-_times = st.datetimes(_first, _last)
+_times = st.datetimes(_first, _last).map(lambda t: t.replace(fold=0))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 
 
@@ -40,8 +40,8 @@ LEAVES: list[Typed] = [
     (T.DecimalType(38, 6), st.decimals(-(10**9), 10**9, places=6).map(lambda d: d or abs(d))),
     (T.DateType(), st.dates()),
     (T.TimestampType(), _times),
-    (T.TimestampNTZType(), st.datetimes()),
-    (T.TimeType(), st.times()),
+    (T.TimestampNTZType(), st.datetimes().map(lambda t: t.replace(fold=0))),
+    (T.TimeType(), st.times().map(lambda t: t.replace(fold=0))),
     (T.DayTimeIntervalType(), integers(64).map(lambda n: datetime.timedelta(microseconds=n))),
     (T.YearMonthIntervalType(), integers(32)),
     (T.VariantType(), st.binary(max_size=3).map(variants)),
