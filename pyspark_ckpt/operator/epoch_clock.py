@@ -8,7 +8,10 @@ from enum import Enum
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 NO_TIME_MS = -1
-"""What PySpark's TimerValues show for a time that there is not."""
+"""What PySpark's TimerValues show without a clock."""
+
+_NO_WATERMARK_MS = 0
+"""What they show with one where the stream has no watermark."""
 
 
 class TimeMode(str, Enum):
@@ -42,7 +45,7 @@ class EpochClock:
         """What the processor is told."""
         if self.mode is TimeMode.NONE:
             return TimerValues(NO_TIME_MS, NO_TIME_MS)
-        watermark_ms = NO_TIME_MS if self.watermark_ms is None else self.watermark_ms
+        watermark_ms = _NO_WATERMARK_MS if self.watermark_ms is None else self.watermark_ms
         return TimerValues(self.processing_time_ms, watermark_ms)
 
     @property
