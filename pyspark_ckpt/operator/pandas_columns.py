@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.operator.travelling_types import Transport, received
 
 Flags = np.ndarray[Any, Any]
+_NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 
 def pandas_column(
@@ -22,8 +23,8 @@ def pandas_column(
 ) -> pd.Series[Any]:
     """Return a sent column as the user's frame shows it.
 
-    Integers with nulls become floats with NaN, booleans with nulls objects, times naive
-    ``datetime64[ns]`` in the session's zone.
+    Numbers are 64 bits wide, integers with nulls floats with NaN, booleans with nulls objects,
+    times naive ``datetime64[ns]`` in the session's zone, arrays NumPy arrays and maps dicts.
 
     Parameters
     ----------
@@ -42,20 +43,47 @@ def pandas_column(
         return _times(data_type, sent, nulls, transport, time_zone)
     if transport.receive is not None:
         values = [received(transport, value) for value in sent.tolist()]
+        if isinstance(data_type, _NESTED):
+            values = [_in_pandas(data_type, value) for value in values]
         return _objects(values, nulls)
-    if nulls is None:
-        return sent.reset_index(drop=True)
-    if isinstance(data_type, T.BooleanType):
+    if isinstance(data_type, T.BooleanType) and nulls is not None:
         return _objects(sent.tolist(), nulls)
-    numbers = sent.to_numpy().astype(np.float32 if isinstance(data_type, T.FloatType) else float)
+    if sent.dtype.kind not in "iuf":
+        return sent.reset_index(drop=True)
+    if nulls is None:
+        return pd.Series(sent.to_numpy().astype(float if sent.dtype.kind == "f" else np.int64))
+    numbers = sent.to_numpy().astype(float)
     numbers[nulls] = np.nan
     return pd.Series(numbers)
 
 
-def _objects(values: list[Any], nulls: Flags | None) -> pd.Series[Any]:
+def _in_pandas(data_type: T.DataType, value: Any) -> Any:
+    """Return a nested value as Arrow gives it to pandas; structs are dicts already."""
+    if value is None:
+        return None
+    if isinstance(data_type, T.ArrayType):
+        items = [_in_pandas(data_type.elementType, item) for item in value]
+        is_number = isinstance(data_type.elementType, T.NumericType) and None not in items
+        return np.array(items) if is_number and items else _object_array(items)
+    if isinstance(data_type, T.MapType):
+        value_type = data_type.valueType
+        return {key: _in_pandas(value_type, item) for key, item in value}
+    if isinstance(data_type, T.StructType):
+        return {
+            field.name: _in_pandas(field.dataType, value[field.name]) for field in data_type.fields
+        }
+    return value
+
+
+def _object_array(values: list[Any]) -> Flags:
     array = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):  # lists of one length would become a matrix
         array[place] = value
+    return array
+
+
+def _objects(values: list[Any], nulls: Flags | None) -> pd.Series[Any]:
+    array = _object_array(values)
     if nulls is not None:
         array[nulls] = None
     return pd.Series(array)

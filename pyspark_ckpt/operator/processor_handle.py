@@ -23,6 +23,7 @@ from pyspark_ckpt.operator.operator_states import (
     BroadcastState,
     OperatorListState,
 )
+from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.state_migration import migrate
 from pyspark_ckpt.operator.state_table import StateTable
@@ -115,9 +116,9 @@ class ProcessorHandle:
         state_id, codec, aging = self._state(
             "map", stateName, valueSchema, map_key=userKeySchema, ttl=ttlDurationMs
         )
-        return MapState(
-            self._table, state_id, self._map_key_codec(stateName, userKeySchema), codec, aging
-        )
+        row_type = row_type_of(self._struct_type(valueSchema).names)
+        key_codec = self._map_key_codec(stateName, userKeySchema)
+        return MapState(self._table, state_id, key_codec, codec, aging, row_type)
 
     def getReducingState(
         self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
@@ -166,9 +167,9 @@ class ProcessorHandle:
     ) -> BroadcastState:
         """Return the map of that name, which is the same in all subtasks."""
         state_id, codec, _ = self._state("broadcast", stateName, valueSchema, map_key=keySchema)
-        return BroadcastState(
-            self._table, state_id, self._map_key_codec(stateName, keySchema), codec
-        )
+        row_type = row_type_of(self._struct_type(valueSchema).names)
+        key_codec = self._map_key_codec(stateName, keySchema)
+        return BroadcastState(self._table, state_id, key_codec, codec, row_type=row_type)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer for the current key, in milliseconds of the operator's time mode."""

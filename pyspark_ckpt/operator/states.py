@@ -262,6 +262,17 @@ class MapState:
     """A map of tuples to tuples per key; the methods of ``pyspark.sql.streaming.MapState``.
 
     Each entry is stored on its own: one lookup reads one entry, however wide the map.
+
+    Parameters
+    ----------
+    table, state_id
+        The epoch's state, and which one of it this is.
+    key_codec, codec
+        Of the map's keys and values.
+    aging
+        How its entries grow old, ``None`` if they never carried a time.
+    row_type
+        Class of the values that :meth:`getValue` returns.
     """
 
     def __init__(
@@ -271,7 +282,9 @@ class MapState:
         key_codec: Codec,
         codec: Codec,
         aging: Aging | None = None,
+        row_type: type[tuple[Any, ...]] = tuple,
     ) -> None:
+        self._row_type = row_type
         self._table = table
         self._state_id = state_id
         self._key_codec = key_codec
@@ -286,9 +299,9 @@ class MapState:
         return any(self._aging.shown(data) is not None for _, data in self._table.scan(prefix))
 
     def getValue(self, key: Value) -> Value | None:
-        """Return an entry's value, ``None`` if there is none."""
+        """Return an entry's value, a Row as in PySpark, ``None`` if there is none."""
         data = self._read(*self._entry_key(key))
-        return None if data is None else self._codec.decode(data)
+        return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
 
     def containsKey(self, key: Value) -> bool:
         """Tell whether the map has an entry."""
