@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from state_backends.backend import Changes, StateBackend
+from state_backends.backend import FIRST_RESERVED_KEY, Changes, StateBackend
 from state_backends.errors import BackendCorruptError, StateBackendError
 from state_backends.registry import open_backend
 
@@ -97,6 +97,27 @@ class BackendContract:
         expected = [(key, b"v" + key) for key in sorted(SHORT_KEYS) if key.startswith(prefix)]
         with self.open(directory) as backend:
             assert list(backend.scan(prefix)) == expected
+
+    @pytest.mark.parametrize("prefix", [*PREFIXES, _HEAD, _HEAD + b"k", b"k" * 512])
+    def test_scan_begins_at_start_in_whatever_relation_to_the_prefix(
+        self, directory: Path, prefix: bytes
+    ) -> None:
+        keys = sorted({*SHORT_KEYS, *LONG_KEYS})
+        self.make(directory, {key: b"v" + key for key in keys})
+        below = [key for key in keys if key.startswith(prefix)]
+        starts = [b"", *keys, *(key + b"\x00" for key in keys), b"k" * 9999, FIRST_RESERVED_KEY]
+        with self.open(directory) as backend:
+            for start in starts:
+                expected = [(key, b"v" + key) for key in below if key >= start]
+                assert list(backend.scan(prefix, start)) == expected, start
+                assert list(backend.scan(start=start, prefix=prefix)) == expected
+
+    def test_scan_from_a_start_does_not_read_what_comes_before(self, directory: Path) -> None:
+        self.make(directory, {b"%06d" % number: b"v" * 100 for number in range(20_000)})
+        with self.open(directory) as backend:
+            for number in range(0, 20_000, 10):  # a million entries, if it did
+                first = next(iter(backend.scan(start=b"%06d" % number)))
+                assert first == (b"%06d" % number, b"v" * 100)
 
     def test_scans_can_run_side_by_side(self, directory: Path) -> None:
         keys = [b"%03d" % number for number in range(300)]

@@ -98,8 +98,11 @@ def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
         return _whole_numbers(series)
     if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
         return series.tolist()
-    nulls = (None, pd.NA, pd.NaT)
-    return [None if any(value is null for null in nulls) else value for value in series]
+    values = series.tolist()
+    if isinstance(field.dataType, T.FloatType | T.DoubleType):
+        return [None if value is None or value is pd.NA else value for value in values]
+    nulls = series.isna().tolist()
+    return [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
 
 
 def _whole_numbers(series: pd.Series[Any]) -> list[Any]:

@@ -84,6 +84,16 @@ class BackendMachine(RuleBasedStateMachine):
         found = [pair for pair in sorted(self.model.items()) if pair[0].startswith(prefix)]
         assert list(self.backend.scan(prefix)) == found
 
+    @rule(key=KEYS, length=st.integers(0, 500), start=KEYS)
+    def scan_from_a_start(self, key: bytes, length: int, start: bytes) -> None:
+        prefix = key[:length]
+        found = [
+            pair
+            for pair in sorted(self.model.items())
+            if pair[0].startswith(prefix) and pair[0] >= start
+        ]
+        assert list(self.backend.scan(prefix, start)) == found
+
     @rule(consumed=HOW_MANY)
     def reopen(self, consumed: int) -> None:
         scan = self.backend.scan()

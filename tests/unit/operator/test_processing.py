@@ -1,0 +1,399 @@
+"""An epoch of a subtask: steps, keys and timers in their order, errors with their place."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.errors import ProcessorError, StateError, StateValueError
+from pyspark_ckpt.operator import processing
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.input_columns import InputColumns
+from pyspark_ckpt.operator.input_parts import InputParts
+from pyspark_ckpt.operator.output_rows import CHUNK_ROWS, OutputRows
+from pyspark_ckpt.operator.processing import EpochProcessing
+from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from state_backends import BackendCorruptError
+from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
+from tests.unit.operator.test_input_columns import frame
+
+UTC = datetime.timezone.utc
+INPUT = T.StructType([
+    T.StructField("k", T.StringType()),
+    T.StructField("n", T.LongType()),
+    T.StructField("at", T.TimestampType(), metadata={"spark.watermarkDelayMs": 0}),
+])  # fmt: skip
+OUTPUT = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])
+COLUMNS = InputColumns(INPUT, ["k"])
+GROUPS = {"a": 3, "b": 3, "c": 9, "ab": 1, None: 20}
+"""Key groups as Spark might hash them."""
+
+Input = list[tuple[str | None, int]]
+
+
+def frame_of(rows: Input, at_ms: int | None = 0) -> pd.DataFrame:
+    at = None if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1000, UTC)
+    return frame(INPUT, [(k, n, at) for k, n in rows], *[GROUPS[k] for k, _ in rows])
+
+
+class Logged(StatefulProcessor):
+    """Notes every call; what it does in them is given as functions."""
+
+    def __init__(self, **steps: Callable[..., Any]) -> None:
+        self.steps = steps
+        self.log: list[Any] = []
+
+    def step(self, name: str, *arguments: Any) -> Any:
+        return self.steps[name](self, *arguments) if name in self.steps else None
+
+    def init(self, handle: Any) -> None:
+        self.log.append("init")
+        self.handle = handle
+        self.sum = handle.getValueState("sum", NUMBER)
+        self.step("init")
+
+    def restoreState(self, context: Any) -> None:
+        self.log.append("restoreState")
+        self.step("restoreState", context)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterable[Row]:
+        rows = list(rows)
+        self.log.append((key, [row.n for row in rows]))
+        self.times = (
+            timerValues.getCurrentProcessingTimeInMs(),
+            timerValues.getCurrentWatermarkInMs(),
+        )
+        (before,) = self.sum.get() or (0,)
+        self.sum.update((before + sum(row.n for row in rows),))
+        output = self.step("handleInputRows", key, rows)
+        return [Row(k=key[0], n=self.sum.get()[0])] if output is None else output
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterable[Row]:
+        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        self.log.append((key, f"timer {time_ms}"))
+        output = self.step("handleExpiredTimer", key, time_ms)
+        return [Row(k=key[0], n=-time_ms)] if output is None else output
+
+    def snapshotState(self, context: Any) -> None:
+        self.log.append(f"snapshotState {context.getEpoch()}")
+        self.step("snapshotState", context)
+
+    def close(self) -> None:
+        self.log.append("close")
+        self.step("close")
+
+
+class Subtask:
+    def __init__(self, epochs: SubtaskEpochs) -> None:
+        self.epochs = epochs
+
+    def run(
+        self,
+        processor: Logged,
+        parts: Iterable[list[pd.DataFrame]] = (),
+        *,
+        fails: bool = False,
+    ) -> list[tuple[Any, ...]]:
+        """Run an epoch; returns the rows that came out."""
+        epochs = self.epochs
+        handle = epochs.begin()
+        epochs.leave_key()
+        mode = RowsInput(COLUMNS, OutputRows(OUTPUT, "u"))
+        run = EpochProcessing(
+            processor, epochs.table, handle, epochs.clock, mode, COLUMNS.decode_key,
+            f"operator 'u', subtask 0, epoch {epochs.number}",
+        )  # fmt: skip
+        try:
+            self.frames = list(run.run(parts, epochs.number))
+        except BaseException:
+            epochs.drop()
+            raise
+        epochs.end()
+        return [row for one in self.frames for row in one.itertuples(index=False, name=None)]
+
+
+@pytest.fixture
+def subtask(subtask_epochs: SubtaskEpochs) -> Subtask:
+    subtask_epochs.set_time(1000)
+    return Subtask(subtask_epochs)
+
+
+def test_an_epoch_calls_everything_once_and_in_order(subtask: Subtask) -> None:
+    processor = Logged(init=lambda self: None)
+    rows: Input = [("b", 1), ("a", 2), (None, 3), ("b", 4), ("ab", 5), ("c", 6)]
+    output = subtask.run(processor, [[frame_of(rows[:4]), frame_of(rows[4:])]])
+    assert processor.log == [
+        "init", "restoreState",
+        (("ab",), [5]), (("a",), [2]), (("b",), [1, 4]), (("c",), [6]), ((None,), [3]),
+        "snapshotState 0", "close",
+    ]  # fmt: skip
+    assert output == [("ab", 5), ("a", 2), ("b", 5), ("c", 6), (None, 3)]
+    assert subtask.run(Logged(), [[frame_of([("b", 10)])]]) == [("b", 15)]
+
+
+def test_an_epoch_without_rows_runs_all_the_same(subtask: Subtask) -> None:
+    processor = Logged()
+    assert subtask.run(processor) == []
+    assert processor.log == ["init", "restoreState", "snapshotState 0", "close"]
+
+
+def test_parts_are_processed_one_after_the_other(subtask: Subtask) -> None:
+    processor = Logged()
+    parts = [[frame_of([("ab", 1), ("a", 2)])], [frame_of([("c", 3)])], [frame_of([(None, 4)])]]
+    assert subtask.run(processor, iter(parts)) == [("ab", 1), ("a", 2), ("c", 3), (None, 4)]
+
+
+def test_spilled_input_gives_the_same_as_input_in_memory(subtask: Subtask, tmp_path: Path) -> None:
+    frames = [frame_of([(key, n) for key in GROUPS]) for n in range(20)]
+    parts = InputParts(COLUMNS.sent_schema, range(32), 1, tmp_path)
+    output = subtask.run(Logged(), parts.split(iter(frames)))
+    assert output == [(key, sum(range(20))) for key in ("ab", "a", "b", "c", None)]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        (TimeMode.NONE, (-1, -1)),
+        (TimeMode.PROCESSING_TIME, (1000, 700)),
+        (TimeMode.EVENT_TIME, (1000, 700)),
+    ],
+)
+def test_the_processor_is_told_the_times_of_the_epoch(
+    subtask: Subtask, mode: TimeMode, told: tuple[int, int]
+) -> None:
+    subtask.epochs.clock = EpochClock(mode, 1000, 700)
+    processor = Logged()
+    subtask.run(processor, [[frame_of([("a", 1)])]])
+    assert processor.times == told
+
+
+@pytest.mark.parametrize("drained", [0, 1])
+def test_rows_and_output_may_be_lazy(subtask: Subtask, drained: int) -> None:
+    class Lazy(Logged):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Any:
+            for _ in range(drained):
+                self.sum.update((next(rows).n,))
+            yield Row(k=key[0], n=drained)
+            self.sum.update((99,))
+
+    assert subtask.run(Lazy(), [[frame_of([("a", 1), ("a", 2), ("b", 3)])]]) == [
+        ("a", drained), ("b", drained),
+    ]  # fmt: skip
+    assert subtask.run(Logged(), [[frame_of([("a", 1)])]]) == [("a", 100)]
+
+
+def test_output_leaves_in_frames_of_bounded_length(subtask: Subtask) -> None:
+    each = CHUNK_ROWS // 2 + 1
+    processor = Logged(handleInputRows=lambda self, key, rows: (
+        Row(n=n, k=key[0]) for n in range(each)
+    ))  # fmt: skip
+    rows: Input = [(key, 1) for key in GROUPS]
+    output = subtask.run(processor, [[frame_of(rows)]])
+    assert [len(one) for one in subtask.frames] == [2 * each, 2 * each, each]
+    assert output == [(key, n) for key in ("ab", "a", "b", "c", None) for n in range(each)]
+
+
+def register(*times_ms: int) -> Callable[..., None]:
+    def step(self: Logged, key: Any, rows: list[Row]) -> None:
+        for time_ms in times_ms:
+            self.handle.registerTimer(time_ms + rows[0].n)
+
+    return step
+
+
+@pytest.mark.parametrize("mode", [TimeMode.PROCESSING_TIME, TimeMode.EVENT_TIME])
+@pytest.mark.parametrize("at_once", [1, 2, 100_000])
+def test_timers_fire_after_all_rows_in_the_order_of_time(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch, mode: TimeMode, at_once: int
+) -> None:
+    monkeypatch.setattr(processing, "TIMERS_AT_ONCE", at_once)
+    subtask.epochs.set_time(1000, mode)
+    processor = Logged(handleInputRows=register(900, 990, 2000))
+    rows: Input = [("c", 0), ("a", 5), ("b", 10)]
+    output = subtask.run(processor, [[frame_of(rows[:1])], [frame_of(rows[1:])]])
+    assert processor.log[5:-2] == [
+        (("c",), "timer 900"), (("a",), "timer 905"), (("b",), "timer 910"),
+        (("c",), "timer 990"), (("a",), "timer 995"), (("b",), "timer 1000"),
+    ]  # fmt: skip
+    assert output[3:] == [("c", -900), ("a", -905), ("b", -910), ("c", -990), ("a", -995),
+                          ("b", -1000)]  # fmt: skip
+    for time_ms, fired in (
+        (2004, [("c", -2000)]),
+        (2004, []),
+        (9999, [("a", -2005), ("b", -2010)]),
+    ):
+        subtask.epochs.set_time(time_ms, mode)
+        assert subtask.run(Logged()) == fired
+
+
+def test_timers_of_event_time_look_at_the_watermark_only(subtask: Subtask) -> None:
+    subtask.epochs.clock = EpochClock(TimeMode.EVENT_TIME, 10**9, 899)
+    assert subtask.run(Logged(handleInputRows=register(900)), [[frame_of([("a", 0)])]]) == [
+        ("a", 0)
+    ]
+    subtask.epochs.clock = EpochClock(TimeMode.EVENT_TIME, 0, 900)
+    assert subtask.run(Logged()) == [("a", -900)]
+
+
+def test_a_timer_has_the_state_of_its_key(subtask: Subtask) -> None:
+    def total(self: Logged, key: Any, time_ms: int) -> list[Row]:
+        assert list(self.handle.listTimers()) == [time_ms]
+        (number,) = self.sum.get()
+        self.sum.update((number + 1,))
+        return [Row(k=key[0], n=number)]
+
+    subtask.run(Logged(handleInputRows=register(5000)), [[frame_of([("a", 1), ("b", 2)])]])
+    subtask.epochs.set_time(9000)
+    assert subtask.run(Logged(handleExpiredTimer=total)) == [("a", 1), ("b", 2)]
+    assert subtask.run(Logged(), [[frame_of([("a", 0), ("b", 0)])]]) == [("a", 2), ("b", 3)]
+
+
+def test_what_a_handler_registers_fires_in_a_later_epoch_and_its_own_time_is_lost(
+    subtask: Subtask,
+) -> None:
+    def again(self: Logged, key: Any, time_ms: int) -> None:
+        self.handle.registerTimer(time_ms)
+        if time_ms == 500:
+            self.handle.registerTimer(600)
+            self.handle.registerTimer(1500)
+
+    subtask.run(
+        Logged(handleInputRows=register(500), handleExpiredTimer=again), [[frame_of([("a", 0)])]]
+    )
+    assert subtask.run(Logged(handleExpiredTimer=again)) == [("a", -600)]
+    assert subtask.run(Logged(handleExpiredTimer=again)) == []
+    subtask.epochs.set_time(1500)
+    assert subtask.run(Logged(handleExpiredTimer=again)) == [("a", -1500)]
+    assert subtask.run(Logged()) == []
+
+
+def test_without_a_time_mode_nothing_fires(subtask: Subtask) -> None:
+    subtask.run(Logged(handleInputRows=register(5000)), [[frame_of([("a", 1)])]])
+    subtask.epochs.set_time(9000, TimeMode.NONE)
+    assert subtask.run(Logged()) == []
+    subtask.epochs.set_time(9000, TimeMode.EVENT_TIME)
+    assert subtask.run(Logged()) == [("a", -5001)]
+
+
+def test_entries_age_by_the_newest_row_of_their_key(subtask: Subtask) -> None:
+    class Aged(Logged):
+        def init(self, handle: Any) -> None:
+            super().init(handle)
+            self.sum = handle.getValueState("aged", NUMBER, StateTtlConfig(100, time="event"))
+
+    frames = [frame_of([("a", 1), ("b", 1), (None, 1)], 1000), frame_of([("a", 1)], 1050),
+              frame_of([("a", 1), ("c", 1)], 900), frame_of([("ab", 1)], None)]  # fmt: skip
+    subtask.epochs.set_time(0, TimeMode.EVENT_TIME)
+    subtask.run(Aged(), [frames])
+    alive = {}
+    for watermark_ms in (99, 100, 999, 1000, 1099, 1100, 1149, 1150):
+        subtask.epochs.set_time(watermark_ms, TimeMode.EVENT_TIME)
+        handle = subtask.epochs.begin()
+        state = handle.getValueState("aged", NUMBER, StateTtlConfig(100, time="event"))
+        keys = {key: item for item in RowsInput(COLUMNS, None).keys_of(frames) for key in item.key}
+        found = []
+        for key, item in keys.items():
+            subtask.epochs.table.begin_part([(item.key_group, item.encoded_key)])
+            current = subtask.epochs.table.current
+            current.key_group, current.key = item.key_group, item.encoded_key
+            if state.exists():
+                found.append(key)
+        alive[watermark_ms] = set(found)
+        subtask.epochs.drop()
+    every = set(GROUPS)
+    assert alive == {
+        99: every, 100: every - {"ab"}, 999: every - {"ab"}, 1000: {"a", "b", None},
+        1099: {"a", "b", None}, 1100: {"a"}, 1149: {"a"}, 1150: set(),
+    }  # fmt: skip
+
+
+def boom(*_: Any) -> None:
+    raise KeyError("no such thing")
+
+
+def lazy_boom(*_: Any) -> Iterator[Row]:
+    yield Row(k="x", n=1)
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("steps", "place"),
+    [
+        ({"init": boom}, "init"),
+        ({"restoreState": boom}, "restoreState"),
+        ({"handleInputRows": boom}, r"handleInputRows, key \('a',\)"),
+        ({"handleInputRows": lambda *_: lazy_boom()}, r"handleInputRows, key \('a',\)"),
+        (
+            {"handleInputRows": register(1), "handleExpiredTimer": boom},
+            r"handleExpiredTimer, key \('a',\)",
+        ),
+        (
+            {"handleInputRows": register(1), "handleExpiredTimer": lambda *_: lazy_boom()},
+            r"handleExpiredTimer, key \('a',\)",
+        ),
+        ({"snapshotState": boom}, "snapshotState"),
+        ({"close": boom}, "close"),
+    ],
+)
+def test_what_the_processor_raises_arrives_with_its_place(
+    subtask: Subtask, steps: dict[str, Callable[..., Any]], place: str
+) -> None:
+    wanted = rf"operator 'u', subtask 0, epoch 0, {place}: Logged raised KeyError: 'no such thing'"
+    with pytest.raises(ProcessorError, match=wanted) as raised:
+        subtask.run(Logged(**steps), [[frame_of([("a", 1)])]])
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert subtask.epochs.entries() == {}
+    assert subtask.run(Logged(), [[frame_of([("a", 1)])]]) == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (lambda self, key, rows: self.sum.update(("text",)), StateValueError),
+        (lambda self, key, rows: [(1, 2, 3)], StateValueError),
+        (lambda self, key, rows: self.handle.getValueState("late", NUMBER), ValueError),
+        (lambda self, key, rows: (_ for _ in ()).throw(BackendCorruptError("x")),
+         BackendCorruptError),
+    ],
+)  # fmt: skip
+def test_errors_of_the_library_stay_what_they_are(
+    subtask: Subtask, step: Callable[..., Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as raised:
+        subtask.run(Logged(handleInputRows=step), [[frame_of([("a", 1)])]])
+    assert not isinstance(raised.value, ProcessorError)
+
+
+@pytest.mark.parametrize("step", ["init", "restoreState", "snapshotState", "close"])
+def test_keyed_state_is_out_of_reach_outside_keys(subtask: Subtask, step: str) -> None:
+    def use(self: Logged, *_: Any) -> None:
+        with pytest.raises(StateError, match="outside a key"):
+            self.sum.update((1,))
+
+    processor = Logged(**{step: use, "handleInputRows": register(1)})
+    assert subtask.run(processor, [[frame_of([("a", 5)])]]) == [("a", 5), ("a", -6)]
+
+
+def test_raw_state_goes_from_epoch_to_epoch(subtask: Subtask) -> None:
+    def count(self: Logged, context: Any) -> None:
+        self.seen = [int(stream.read()) for stream in context.getRawOperatorStateInputs()]
+
+    def keep(self: Logged, context: Any) -> None:
+        context.getRawOperatorStateOutput().write(b"%d" % (sum(self.seen) + 1))
+
+    for number in range(4):
+        processor = Logged(restoreState=count, snapshotState=keep)
+        subtask.run(processor)
+        assert processor.seen == ([number] if number else [])

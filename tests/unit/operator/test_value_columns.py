@@ -1,0 +1,131 @@
+"""State values as pandas columns: exact numbers, nulls of every kind, clear refusals."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.value_columns import ValueColumns
+from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
+
+LONG_AGO = datetime.datetime.fromisoformat("0001-01-01 00:00:00.000001")
+VALUES: list[tuple[T.DataType, list[Any], str]] = [
+    (T.ByteType(), [-128, None, 127], "Int8"),
+    (T.ShortType(), [-32768, None, 32767], "Int16"),
+    (T.IntegerType(), [-(2**31), None, 2**31 - 1], "Int32"),
+    (T.LongType(), [2**53 + 1, None, -(2**63), 2**63 - 1], "Int64"),
+    (T.FloatType(), [0.5, None, -math.inf, math.nan], "Float32"),
+    (T.DoubleType(), [0.1, None, math.nan, -0.0], "Float64"),
+    (T.BooleanType(), [True, None, False], "boolean"),
+    (T.StringType(), ["", None, "ä"], "object"),
+    (T.BinaryType(), [b"", None, b"\xff"], "object"),
+    (T.DecimalType(38, 2), [Decimal("1.10"), None, Decimal("-99999999999999999999.99")], "object"),
+    (T.DateType(), [datetime.date.min, None, datetime.date.max], "object"),
+    (T.TimestampNTZType(), [LONG_AGO, None], "object"),
+    (T.ArrayType(T.LongType()), [[1, None], None, []], "object"),
+    (T.MapType(T.StringType(), T.LongType()), [{"a": 1}, None, {}], "object"),
+]  # fmt: skip
+
+
+def columns_of(kind: T.DataType) -> ValueColumns:
+    return ValueColumns(T.StructType([T.StructField("v", kind)]), "state 's'")
+
+
+@pytest.mark.parametrize(("kind", "values", "dtype"), VALUES, ids=lambda p: str(p)[:20])
+def test_values_become_columns_and_values_again(
+    kind: T.DataType, values: list[Any], dtype: str
+) -> None:
+    columns = columns_of(kind)
+    rows = [(value,) for value in values]
+    for tuples in (rows, [row for row in rows if row != (None,)], [(None,)] * 2, []):
+        frame = columns.frame(tuples, pd.RangeIndex(len(tuples)))
+        assert str(frame["v"].dtype) == dtype
+        assert list(map(repr, columns.rows(frame, len(tuples)))) == list(map(repr, tuples))
+
+
+def test_a_key_without_a_value_has_nulls_in_all_columns() -> None:
+    columns = ValueColumns(BOTH, "state 's'")
+    frame = columns.frame([(1, "x"), None, (None, "y")], pd.Index([4, 2, 9]))
+    assert list(frame.columns) == ["n", "s"]
+    assert frame.index.tolist() == [4, 2, 9]
+    assert frame["n"].isna().tolist() == [False, True, True]
+    assert frame["s"].tolist() == ["x", None, "y"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "series", "expected"),
+    [
+        (T.LongType(), pd.Series([1.0, np.nan]), [1, None]),
+        (T.LongType(), pd.Series([1, None], dtype="Int32"), [1, None]),
+        (T.LongType(), pd.Series([1, None], dtype=object), [1, None]),
+        (T.LongType(), pd.Series([2**63 - 1], dtype="int64"), [2**63 - 1]),
+        (T.LongType(), pd.Series([1.5]), [1.5]),
+        (T.DoubleType(), pd.Series([1.5, np.nan]), [1.5, math.nan]),
+        (T.DoubleType(), pd.Series([1.5, None], dtype="Float64"), [1.5, None]),
+        (T.DoubleType(), pd.Series([1.5, None, pd.NA], dtype=object), [1.5, None, None]),
+        (T.BooleanType(), pd.Series([True, None], dtype="boolean"), [True, None]),
+        (T.StringType(), pd.Series(["a", None, pd.NA], dtype=object), ["a", None, None]),
+        (T.StringType(), pd.Series(["a", pd.NA], dtype="string"), ["a", None]),
+        (T.StringType(), pd.Series(["a", np.nan], dtype=object), ["a", None]),
+        (T.ArrayType(T.LongType()), pd.Series([[1, None], np.nan]), [[1, None], None]),
+        (T.TimestampNTZType(), pd.Series([pd.Timestamp(7), pd.NaT]), [pd.Timestamp(7), None]),
+        (T.StringType(), pd.Series(["a", None, "a"], dtype="category"), ["a", None, "a"]),
+    ],
+)
+def test_every_kind_of_column_is_taken(
+    kind: T.DataType, series: pd.Series[Any], expected: list[Any]
+) -> None:
+    frame = pd.DataFrame({"v": series})
+    values = [value for (value,) in columns_of(kind).rows(frame, len(series))]
+    assert list(map(repr, values)) == list(map(repr, expected))
+
+
+@pytest.mark.parametrize(
+    ("frame", "length"),
+    [
+        (pd.DataFrame({"n": [1]}), 1),
+        (pd.DataFrame({"n": [1], "s": ["x"]}), 2),
+        (pd.DataFrame(), 0),
+    ],
+)
+def test_a_missing_column_or_row_is_refused(frame: pd.DataFrame, length: int) -> None:
+    with pytest.raises(StateValueError, match=rf"state 's'.*{length} rows with \['n', 's'\]"):
+        ValueColumns(BOTH, "state 's'").rows(frame, length)
+
+
+@pytest.mark.parametrize(
+    "ttl", [None, 100, StateTtlConfig(100, update="OnReadAndWrite")], ids=["no", "ttl", "renewing"]
+)
+def test_many_keys_are_read_and_written_as_one_by_one(
+    subtask_epochs: SubtaskEpochs, ttl: int | StateTtlConfig | None
+) -> None:
+    subtask_epochs.set_time(1000)
+    keys = pd.DataFrame({"k": range(len(KEYS))})
+    state = subtask_epochs.begin().getValueState("v", NUMBER, ttl)
+    subtask_epochs.leave_key()
+    assert state.getMany(keys)["n"].isna().all()
+    state.updateMany(keys, pd.DataFrame({"n": range(len(KEYS))}))
+    chosen = keys.iloc[[3, 1]]
+    state.updateMany(chosen, pd.DataFrame({"n": [30, None], "other": 1}))
+    assert state.getMany(chosen)["n"].tolist() == [30, pd.NA]
+    assert state.getMany(chosen).index.tolist() == [3, 1]
+    state.clearMany(keys.iloc[[0]])
+    subtask_epochs.end()
+    for time_ms, alive in ((1060, True), (1120, ttl is None or not isinstance(ttl, int))):
+        subtask_epochs.set_time(time_ms)
+        state = subtask_epochs.begin().getValueState("v", NUMBER, ttl)
+        subtask_epochs.leave_key()
+        expected = [pd.NA, pd.NA, 2, 30, 4] if alive else [pd.NA] * 5
+        assert state.getMany(keys)["n"].tolist() == expected
+        subtask_epochs.to_key(1)
+        assert state.exists() == alive
+        subtask_epochs.end()
