@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,18 +70,18 @@ class GivenColumns:
         return self._keys.given(sent_key).key
 
 
-def frame_of_rows(given: Mapping[GivenKey, Sequence[Row]]) -> pd.DataFrame:
-    """Return rows by key as a frame that :class:`GivenColumns` takes apart."""
-    pairs = [(key, row) for key, rows in given.items() for row in rows]
+def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:
+    """Return the rows of several keys as a frame that :class:`GivenColumns` takes apart."""
+    pairs = [(key, row) for key, rows in given for row in rows]
     rows = np.empty(len(pairs), dtype=object)
     for place, (_, row) in enumerate(pairs):  # a list of tuples would become a matrix
         rows[place] = row
     return _with_keys(pd.DataFrame({_ROW: rows}), [key for key, _ in pairs])
 
 
-def frame_of_frames(given: Mapping[GivenKey, pd.DataFrame]) -> pd.DataFrame:
-    """Return frames by key as one frame that :class:`GivenColumns` takes apart."""
-    frames = [_with_keys(frame, [key] * len(frame)) for key, frame in given.items()]
+def frame_of_frames(given: Sequence[tuple[GivenKey, pd.DataFrame]]) -> pd.DataFrame:
+    """Return the frames of several keys as one that :class:`GivenColumns` takes apart."""
+    frames = [_with_keys(frame, [key] * len(frame)) for key, frame in given]
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
 

@@ -192,12 +192,12 @@ class ProcessorHarness(StateAccess):
         list of Row
             What the processor yielded, also for timers that were due.
         """
-        output: list[Row] = self.testMany({key: input})
+        output: list[Row] = self._process([(key, input)])
         return output
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
         """Process one key's rows as pandas frames, as an epoch; see :meth:`test`."""
-        output: pd.DataFrame = self.testMany({key: input})
+        output: pd.DataFrame = self._process([(key, input)])
         return output
 
     def testMany(self, input: Mapping[Any, Sequence[Row]] | Mapping[Any, pd.DataFrame]) -> Any:
@@ -214,19 +214,7 @@ class ProcessorHarness(StateAccess):
         list of Row or DataFrame
             Of the same kind as the input.
         """
-        if self._is_batch_processor:
-            raise PlanError(f"{self._subtask.where}: a BatchProcessor is tested by testInBatches")
-        in_frames = {isinstance(rows, pd.DataFrame) for rows in input.values()}
-        if len(in_frames) > 1:
-            raise PlanError(f"{self._subtask.where}: give all keys lists of rows, or all frames")
-        if in_frames:
-            self._mode = PandasInput if in_frames == {True} else RowsInput
-        given = {self._keys.given(key): self._clock.in_time(rows) for key, rows in input.items()}
-        with_rows = {key: rows for key, rows in given.items() if len(rows)}
-        if not with_rows:
-            return self._epoch([])
-        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
-        return self._epoch([frame(with_rows)])
+        return self._process(list(input.items()))
 
     def testInBatches(self, input: pd.DataFrame, *keyColumns: str) -> pd.DataFrame:
         """Process rows of any keys at once, as an epoch; for a ``BatchProcessor``.
@@ -307,6 +295,23 @@ class ProcessorHarness(StateAccess):
             of another operator; the harness stays as it was.
         """
         put_back(snapshot, self._subtask, self._keys, self._clock)
+
+    def _process(self, input: Sequence[tuple[Any, Any]]) -> Any:
+        """Run one epoch over the rows or frames of some keys."""
+        where = self._subtask.where
+        if self._is_batch_processor:
+            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches")
+        in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
+        if len(in_frames) > 1:
+            raise PlanError(f"{where}: give all keys lists of rows, or all frames")
+        if in_frames:
+            self._mode = PandasInput if in_frames == {True} else RowsInput
+        given = [(self._keys.given(key), self._clock.in_time(rows)) for key, rows in input]
+        with_rows = [(key, rows) for key, rows in given if len(rows)]
+        if not with_rows:
+            return self._epoch([])
+        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
+        return self._epoch([frame(with_rows)])
 
     def _epoch(self, frames: list[pd.DataFrame], key_names: Sequence[str] = ()) -> Any:
         """Run one epoch over at most one part, and return its output."""
