@@ -19,28 +19,18 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.key_groups import check_max_parallelism
-from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.testing.crash_step import CrashStep
-from pyspark_ckpt.testing.given_input import (
-    EventTime,
-    GivenColumns,
-    GivenInput,
-    frame_of_frames,
-    frame_of_rows,
-    frame_with_key_columns,
-)
+from pyspark_ckpt.testing.given_input import EventTime
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
+from pyspark_ckpt.testing.harness_epochs import HarnessEpochs, Mode
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
-from pyspark_ckpt.testing.kept_output import KeptOutput
 from pyspark_ckpt.testing.schema_text import parse_schema
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
 from pyspark_ckpt.testing.state_access import StateAccess
-
-_Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
 
 
 class ProcessorHarness(StateAccess):
@@ -59,7 +49,9 @@ class ProcessorHarness(StateAccess):
     * values must fit the schema of their state, and an error of the processor arrives as
       ``ProcessorError`` with the key.
 
-    It takes a temporary directory, which goes when the harness does.
+    Rows and frames reach the processor as they are given, where a query gives them the types of
+    its columns, and they need not have the key columns. State lies in a temporary directory, which
+    goes when the harness does.
 
     Parameters
     ----------
@@ -113,23 +105,21 @@ class ProcessorHarness(StateAccess):
         schema = outputStructType
         if isinstance(schema, str):
             schema = parse_schema(schema)
-        self._schema = schema
         arguments = OperatorArguments.checked(
             processor, schema or T.StructType(), outputMode, timeMode, uid, migrations
         )
         chosen = check_max_parallelism(maxParallelism, 1)
-        self._event_time = eventTimeExtractor
-        self._is_batch_processor = isinstance(processor, BatchProcessor)
-        self._mode: _Mode = BatchInput if self._is_batch_processor else RowsInput
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
-        super().__init__(
-            HarnessSubtask(processor, uid, chosen, root, settings, arguments.migrations),
-            GivenKeys(chosen),
-            HarnessClock(arguments.time_mode, eventTimeExtractor, f"operator {uid!r}"),
-        )
-        self._subtask.check(self._clock.now())
+        subtask = HarnessSubtask(processor, uid, chosen, root, settings, arguments.migrations)
+        clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
+        super().__init__(subtask, GivenKeys(chosen), clock)
+        mode: Mode = RowsInput if initialStatePandas is None else PandasInput
+        if isinstance(processor, BatchProcessor):
+            mode = BatchInput
+        self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema, eventTimeExtractor)
+        subtask.check(clock.now())
         self._initialize(initialStateRow, initialStatePandas)
 
     @classmethod
@@ -192,12 +182,12 @@ class ProcessorHarness(StateAccess):
         list of Row
             What the processor yielded, also for timers that were due.
         """
-        output: list[Row] = self._process([(key, input)])
+        output: list[Row] = self._epochs.over_keys([(key, input)])
         return output
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
         """Process one key's rows as pandas frames, as an epoch; see :meth:`test`."""
-        output: pd.DataFrame = self._process([(key, input)])
+        output: pd.DataFrame = self._epochs.over_keys([(key, input)])
         return output
 
     def testMany(self, input: Mapping[Any, Sequence[Row]] | Mapping[Any, pd.DataFrame]) -> Any:
@@ -214,7 +204,7 @@ class ProcessorHarness(StateAccess):
         list of Row or DataFrame
             Of the same kind as the input.
         """
-        return self._process(list(input.items()))
+        return self._epochs.over_keys(list(input.items()))
 
     def testInBatches(self, input: pd.DataFrame, *keyColumns: str) -> pd.DataFrame:
         """Process rows of any keys at once, as an epoch; for a ``BatchProcessor``.
@@ -226,18 +216,7 @@ class ProcessorHarness(StateAccess):
         keyColumns
             Which of its columns are the key, as for ``key_by``.
         """
-        where = self._subtask.where
-        if not self._is_batch_processor:
-            raise PlanError(f"{where}: testInBatches needs a BatchProcessor")
-        missing = [name for name in keyColumns if name not in input.columns]
-        if missing or not keyColumns:
-            raise PlanError(
-                f"{where}: testInBatches got the key columns {list(keyColumns)}: name some of "
-                f"{list(input.columns)}"
-            )
-        rows = self._clock.in_time(input)
-        frames = [frame_with_key_columns(self._keys, rows, keyColumns)] if len(rows) else []
-        output: pd.DataFrame = self._epoch(frames, keyColumns)
+        output: pd.DataFrame = self._epochs.over_batch(input, keyColumns)
         return output
 
     def setProcessingTime(self, currentTimeMs: int) -> Any:
@@ -255,7 +234,7 @@ class ProcessorHarness(StateAccess):
             The output of the timers that were due, of the kind that the last test call gave.
         """
         with self._clock.processing_time(currentTimeMs):
-            return self._epoch([])
+            return self._epochs.without_rows()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
         """Move the watermark on, in an epoch without rows; see :meth:`setProcessingTime`.
@@ -266,7 +245,7 @@ class ProcessorHarness(StateAccess):
             The new watermark in milliseconds; it begins at 0.
         """
         with self._clock.watermark(currentWatermarkMs):
-            return self._epoch([])
+            return self._epochs.without_rows()
 
     def crashAt(self, step: CrashStep) -> None:
         """Have the next epoch that reaches `step` crash there, once.
@@ -296,40 +275,6 @@ class ProcessorHarness(StateAccess):
         """
         put_back(snapshot, self._subtask, self._keys, self._clock)
 
-    def _process(self, input: Sequence[tuple[Any, Any]]) -> Any:
-        """Run one epoch over the rows or frames of some keys."""
-        where = self._subtask.where
-        if self._is_batch_processor:
-            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches")
-        in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
-        if len(in_frames) > 1:
-            raise PlanError(f"{where}: give all keys lists of rows, or all frames")
-        if in_frames:
-            self._mode = PandasInput if in_frames == {True} else RowsInput
-        given = [(self._keys.given(key), self._clock.in_time(rows)) for key, rows in input]
-        with_rows = [(key, rows) for key, rows in given if len(rows)]
-        if not with_rows:
-            return self._epoch([])
-        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
-        return self._epoch([frame(with_rows)])
-
-    def _epoch(self, frames: list[pd.DataFrame], key_names: Sequence[str] = ()) -> Any:
-        """Run one epoch over at most one part, and return its output."""
-        crash = self._subtask.crash
-        columns = GivenColumns(self._keys, key_names)
-        output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
-        mode = self._mode(columns, output_rows)  # type: ignore[arg-type]  # what the modes use
-        output = KeptOutput(
-            None if self._schema is None else mode.new_output(),
-            lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
-            self._subtask.where,
-            in_frames=self._mode is not RowsInput,
-        )
-        given = GivenInput(mode, output, self._event_time)
-        parts = [frames] if frames else []
-        self._subtask.process(parts, given, self._clock.now(), self._keys.decode)
-        return output.result()
-
     def _initialize(
         self,
         rows: Sequence[tuple[Any, Row]] | None,
@@ -340,8 +285,6 @@ class ProcessorHarness(StateAccess):
             raise PlanError(
                 f"{self._subtask.where}: give initialStateRow or initialStatePandas, not both"
             )
-        if frames is not None and not self._is_batch_processor:
-            self._mode = PandasInput
         initial: Sequence[tuple[Any, Any]] | None = frames if rows is None else rows
         if initial is None:
             return

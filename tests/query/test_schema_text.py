@@ -27,7 +27,7 @@ def test_a_schema_is_what_spark_makes_of_its_text(spark: SparkSession, text: str
 
 @pytest.mark.parametrize("text", ["n", "n lnog", "n long,", "a array<int", "n long not"])
 def test_what_spark_refuses_is_refused(spark: SparkSession, text: str) -> None:
-    with pytest.raises(Exception, match="PARSE|UNSUPPORTED_DATATYPE|parse"):
+    with pytest.raises(Exception, match=r"PARSE|UNSUPPORTED_DATATYPE|parse"):
         T.DataType.fromDDL(text)
     with pytest.raises(ValueError, match="cannot be parsed"):
         parse_schema(text)

@@ -147,6 +147,22 @@ def test_a_segment_file_is_durable_only_after_its_step() -> None:
     assert len(harness.snapshot().files) == 1
 
 
+@pytest.mark.parametrize("backend", BACKEND_TYPES)
+def test_a_lost_copy_is_built_from_durable_files(backend: str) -> None:
+    harness = ProcessorHarness(Count(), conf=ALL_IN_FILES, backend=backend)
+    harness.test("ada", [Row(n=1)])
+    assert harness.peek("count", "ada") == (1,)
+    (segment,) = harness._subtask.storage.root.rglob("*.chg")
+    content = segment.read_bytes()
+    segment.unlink()
+    assert harness.peek("count", "ada") == (1,), "the copy has it"
+    harness.loseLocalCopy()
+    with pytest.raises(ckpt.CorruptFileError, match=segment.name):
+        harness.peek("count", "ada")
+    segment.write_bytes(content)
+    assert harness.peek("count", "ada") == (1,)
+
+
 def test_a_crash_after_a_base_waits_for_an_epoch_that_writes_one() -> None:
     harness = ProcessorHarness(Count())
     harness.crashAt(CrashStep.AFTER_BASE)
@@ -170,6 +186,16 @@ def test_a_crash_while_the_clock_moves_leaves_it_where_it_was() -> None:
     assert harness.peekTimers("ada") == [4]
     assert [row.n for row in harness.setProcessingTime(5)] == [-4]
     assert harness.peekTimers("ada") == []
+
+
+def test_without_rows_the_first_timer_is_the_first_key() -> None:
+    harness = ProcessorHarness(_Traced(), timeMode="ProcessingTime")
+    harness.testMany({"ada": [Row()], "bob": [Row()]})
+    _TRACE.clear()
+    harness.crashAt(CrashStep.AFTER_FIRST_KEY)
+    with pytest.raises(ckpt.CrashedError):
+        harness.setProcessingTime(10)
+    assert _TRACE == ["init", "timer"]
 
 
 def test_states_that_the_test_sets_do_not_crash() -> None:
@@ -206,6 +232,7 @@ class _Traced(Everything):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         _TRACE.append("rows")
         self.handle.registerTimer(0)
+        self.handle.registerTimer(5)
         return iter(())
 
     def handleExpiredTimer(
