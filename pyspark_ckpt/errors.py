@@ -4,6 +4,7 @@ CkptError
 ├── ConfigurationError (ValueError)          change a conf key or a writer option
 ├── PlanError (ValueError)                   change the query: uid, keys, columns, mode
 ├── NotBuiltYetError (NotImplementedError)   the feature is planned, not there yet
+├── CrashedError (RuntimeError)              a test had its harness crash: call again
 ├── StateError
 │   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
 │   ├── StateValueError (TypeError)          a value does not fit the state's schema
@@ -33,6 +34,10 @@ class PlanError(CkptError, ValueError):
 
 class NotBuiltYetError(CkptError, NotImplementedError):
     """A feature that this version does not have; the message names it."""
+
+
+class CrashedError(CkptError, RuntimeError):
+    """A test harness crashed where it was told to; nothing of the epoch counts."""
 
 
 class StateError(CkptError):

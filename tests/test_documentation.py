@@ -21,16 +21,19 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+def readme_examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
 def test_the_readme_example_runs(spark: SparkSession, tmp_path: Path) -> None:
     """The code block over a stream of three events, with its directories below a temporary one."""
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert code is not None
+    example = readme_examples()[0]
     (tmp_path / "events").mkdir()
     table = pa.table({"user": ["ada", "ada", "bob"]})
     pq.write_table(table, tmp_path / "events" / "1.parquet")
     events = spark.readStream.schema("user string").parquet(str(tmp_path / "events"))
     # The savepoint needs an epoch, so the example is fed its data before that line.
-    source = code[1].replace(
+    source = example.replace(
         "query.checkpoints()", "query.processAllAvailable()\nquery.checkpoints()"
     )
     source = re.sub(r'"([a-z/]+/)"', rf'"{tmp_path}/\1"', source)
@@ -41,6 +44,14 @@ def test_the_readme_example_runs(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.user, row.n) for row in rows) == [("ada", 2), ("bob", 1)]
     assert names["savepoint"].epoch == 0
+
+
+def test_the_readme_example_of_a_test_passes() -> None:
+    """The second code block, after the processor of the first; its assertions are the test."""
+    query, test = readme_examples()
+    processor, _, _ = query.partition("\n\ncounts = ")
+    assert "assert" in test
+    exec(compile(f"{processor}\n{test}", "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("name", ["rocksdb", "heap"])

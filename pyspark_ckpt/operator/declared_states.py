@@ -83,7 +83,7 @@ def declare_states(
     schemas = _ParsedOnDemand()
     clock = EpochClock(time_mode, 0, 0 if has_watermark else None)
     handle = ProcessorHandle(StateTable(_NoState()), clock, f"operator {uid!r}", (), schemas)
-    copy = _copy(processor, uid)
+    copy = copy_as_sent(processor, uid)
     try:
         copy.init(handle)  # type: ignore[arg-type]
         copy.close()
@@ -114,7 +114,7 @@ def parse_schema(text: str) -> T.StructType:
     return schema
 
 
-def _copy(processor: StatefulProcessor, uid: str) -> StatefulProcessor:
+def copy_as_sent(processor: StatefulProcessor, uid: str) -> StatefulProcessor:
     """Copy a processor as Spark does to ship it; in memory only."""
     try:
         copy: StatefulProcessor = cloudpickle.loads(cloudpickle.dumps(processor))  # type: ignore[no-untyped-call]

@@ -97,8 +97,14 @@ def test_what_is_on_disk_does_not_depend_on_spark() -> None:
     ("package", "above"),
     [
         ("pyspark_ckpt.on_disk", ["operator", "checkpoint", "stream", "writer", "query"]),
-        ("pyspark_ckpt.operator", ["checkpoint", "stream", "writer", "query", "start_location"]),
-        ("pyspark_ckpt.errors", ["on_disk", "operator", "checkpoint", "stream", "configuration"]),
+        (
+            "pyspark_ckpt.operator",
+            ["checkpoint", "stream", "writer", "query", "start_location", "testing"],
+        ),
+        (
+            "pyspark_ckpt.errors",
+            ["on_disk", "operator", "checkpoint", "stream", "configuration", "testing"],
+        ),
         ("pyspark_ckpt.configuration", ["on_disk", "operator", "checkpoint", "stream", "writer"]),
     ],
 )

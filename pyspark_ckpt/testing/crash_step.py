@@ -1,0 +1,54 @@
+"""Where a test can have an epoch crash."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pyspark_ckpt.errors import CrashedError
+
+
+class CrashStep(str, Enum):
+    """The steps of an epoch, in their order."""
+
+    AFTER_BASE = "after a new base snapshot, which only an epoch with a long changelog writes"
+    BEFORE_INIT = "before init"
+    AFTER_INIT = "after init"
+    AFTER_FIRST_KEY = "after the first key or, without rows, the first timer"
+    AFTER_ROWS = "after the rows"
+    AFTER_TIMERS = "after the due timers and close"
+    BEFORE_SEGMENT = "at the barrier, before the segment"
+    AFTER_SEGMENT = "at the barrier, after the segment, before the handle"
+
+
+class PlannedCrash:
+    """Raises once, at the step that was asked for.
+
+    Parameters
+    ----------
+    where
+        The operator, for the error.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._step: CrashStep | None = None
+
+    def plan(self, step: CrashStep) -> None:
+        """Crash when `step` is reached next; replaces an earlier plan."""
+        self._step = step
+
+    def reach(self, step: CrashStep) -> None:
+        """Say that an epoch is at a step.
+
+        Raises
+        ------
+        CrashedError
+            If it was planned.
+        """
+        if step is not self._step:
+            return
+        self._step = None
+        raise CrashedError(
+            f"{self._where}: crashed {step.value}, as planned with crashAt; the harness is where "
+            "the last epoch left it, call again to have the epoch repeated"
+        )

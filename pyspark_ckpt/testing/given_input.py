@@ -1,0 +1,153 @@
+"""Rows and frames that a test gives, in the form in which the library's input modes take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
+
+from pyspark_ckpt.operator.input_columns import KEY_GROUP
+from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
+from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
+from pyspark_ckpt.testing.kept_output import KeptOutput
+
+_KEY = "__ckpt_key"
+_ROW = "__ckpt_row"
+
+EventTime = Callable[[Any], int | None]
+"""A test's ``eventTimeExtractor``: from a row to its event time in milliseconds."""
+
+
+class GivenColumns:
+    """Stands where a query has its InputColumns; columns and their types stay as they are given.
+
+    Parameters
+    ----------
+    keys
+        The harness's keys.
+    key_names
+        The key columns, where the frames have them.
+    """
+
+    event_time_index = None
+
+    def __init__(self, keys: GivenKeys, key_names: Sequence[str] = ()) -> None:
+        self._keys = keys
+        self.key_names = tuple(key_names)
+
+    def group_by_key(self, frames: Iterable[pd.DataFrame]) -> dict[Key, tuple[int, list[Row]]]:
+        """Return each key's group and rows, from frames of :func:`frame_of_rows`."""
+        groups: dict[Key, tuple[int, list[Row]]] = {}
+        for frame in frames:
+            for key, key_group, row in zip(
+                frame[_KEY], frame[KEY_GROUP].tolist(), frame[_ROW], strict=True
+            ):
+                groups.setdefault(key, (key_group, []))[1].append(row)
+        return groups
+
+    def sent_keys(self, frame: pd.DataFrame) -> list[Key]:
+        """Return the key of each row in its shuffle form."""
+        return frame[_KEY].tolist()
+
+    def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
+        """Return the key group of each row."""
+        return frame[KEY_GROUP].to_numpy()
+
+    def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return rows in the columns that were given."""
+        return frame.drop(columns=[_KEY, KEY_GROUP]).reset_index(drop=True)
+
+    def key_tuple(self, sent_key: Key) -> Key:
+        """Return the shuffle form of a key as a tuple."""
+        return sent_key
+
+    def user_key(self, sent_key: Key) -> Key:
+        """Return the key as the processor sees it."""
+        return self._keys.given(sent_key).key
+
+
+def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:
+    """Return the rows of several keys as a frame that :class:`GivenColumns` takes apart."""
+    pairs = [(key, row) for key, rows in given for row in rows]
+    rows = np.empty(len(pairs), dtype=object)
+    for place, (_, row) in enumerate(pairs):  # a list of tuples would become a matrix
+        rows[place] = row
+    return _with_keys(pd.DataFrame({_ROW: rows}), [key for key, _ in pairs])
+
+
+def frame_of_frames(given: Sequence[tuple[GivenKey, pd.DataFrame]]) -> pd.DataFrame:
+    """Return the frames of several keys as one that :class:`GivenColumns` takes apart."""
+    frames = [_with_keys(frame, [key] * len(frame)) for key, frame in given]
+    return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+
+def frame_with_key_columns(
+    keys: GivenKeys, frame: pd.DataFrame, names: Sequence[str]
+) -> pd.DataFrame:
+    """Return a frame that has its keys in columns as one that :class:`GivenColumns` takes apart."""
+    columns = [frame[name].tolist() for name in names]
+    return _with_keys(frame, [keys.given(key) for key in zip(*columns, strict=True)])
+
+
+def _with_keys(frame: pd.DataFrame, keys: Sequence[GivenKey]) -> pd.DataFrame:
+    sent = np.empty(len(keys), dtype=object)
+    for place, key in enumerate(keys):
+        sent[place] = key.sent
+    groups = np.fromiter((key.key_group for key in keys), dtype=np.int64, count=len(keys))
+    return frame.assign(**{_KEY: sent, KEY_GROUP: groups})
+
+
+class GivenInput:
+    """One of the library's input modes, with output kept for the test to see.
+
+    Parameters
+    ----------
+    mode
+        The mode; how rows reach the processor is its work.
+    output
+        Where the epoch's output goes.
+    event_time
+        The test's ``eventTimeExtractor``.
+    """
+
+    def __init__(self, mode: InputMode, output: KeptOutput, event_time: EventTime | None) -> None:
+        self.calls_once_per_part = mode.calls_once_per_part
+        self._mode = mode
+        self._output = output
+        self._event_time = event_time
+
+    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
+        """Return the keys of a part, in the order of their stored keys."""
+        return self._mode.keys_of(frames)
+
+    def process(
+        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
+    ) -> Iterable[Any] | None:
+        """Have the processor handle one key."""
+        return self._mode.process(processor, item, timer_values)
+
+    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
+        """Have the processor handle the part that :meth:`keys_of` was given last."""
+        return self._mode.process_part(processor, timer_values)
+
+    def newest_event_time_ms(self, item: KeyRows) -> int | None:
+        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        if self._event_time is None:
+            return None
+        times = map(self._event_time, each_row(item.rows))
+        return max((time for time in times if time is not None), default=None)
+
+    def new_output(self) -> KeptOutput:
+        """Return the empty buffer for the epoch's output."""
+        return self._output
+
+
+def each_row(rows: Sequence[Row] | pd.DataFrame) -> Iterator[Any]:
+    """Return an iterator over rows as an ``eventTimeExtractor`` takes them."""
+    if isinstance(rows, pd.DataFrame):
+        return (row for _, row in rows.iterrows())
+    return iter(rows)

@@ -1,0 +1,98 @@
+"""The times of a harness: a test moves them, and they move back if the epoch fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pandas as pd
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.testing.given_input import EventTime, each_row
+
+
+class HarnessClock:
+    """Both times begin at 0.
+
+    Parameters
+    ----------
+    mode
+        The operator's time mode.
+    event_time
+        What tells a row's event time; without it there is no watermark.
+    where
+        The operator, for errors.
+
+    Raises
+    ------
+    PlanError
+        If the time mode needs event time and there is none.
+    """
+
+    def __init__(self, mode: TimeMode, event_time: EventTime | None, where: str) -> None:
+        if mode is TimeMode.EVENT_TIME and event_time is None:
+            raise PlanError(f"{where}: timeMode='EventTime' needs an eventTimeExtractor")
+        self.mode = mode
+        self.processing_time_ms = 0
+        self.watermark_ms = None if event_time is None else 0
+        self._event_time = event_time
+        self._where = where
+
+    def now(self) -> EpochClock:
+        """Return the times of an epoch that begins now."""
+        return EpochClock(self.mode, self.processing_time_ms, self.watermark_ms)
+
+    def in_time(self, rows: Any) -> Any:
+        """Return those of a list or frame of rows that are not late."""
+        if self.mode is not TimeMode.EVENT_TIME or self._event_time is None:
+            return rows
+        times = [self._event_time(row) for row in each_row(rows)]
+        kept = [time is None or time > (self.watermark_ms or 0) for time in times]
+        if isinstance(rows, pd.DataFrame):
+            return rows[kept].reset_index(drop=True)
+        return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
+
+    @contextmanager
+    def processing_time(self, new_ms: int) -> Iterator[None]:
+        """Move the processing time, for good if the context ends well."""
+        self._check_forward("processing time", self.processing_time_ms, new_ms)
+        with self.kept_if_well():
+            self.processing_time_ms = new_ms
+            yield
+
+    @contextmanager
+    def watermark(self, new_ms: int) -> Iterator[None]:
+        """Move the watermark, for good if the context ends well."""
+        if self.watermark_ms is None:
+            raise PlanError(
+                f"{self._where}: there is no watermark: give the harness an eventTimeExtractor"
+            )
+        self._check_forward("watermark", self.watermark_ms, new_ms)
+        with self.kept_if_well():
+            self.watermark_ms = new_ms
+            yield
+
+    def set_back(self, processing_time_ms: int, watermark_ms: int | None) -> None:
+        """Take over the times of a snapshot."""
+        self.processing_time_ms = processing_time_ms
+        if self.watermark_ms is not None:
+            self.watermark_ms = watermark_ms or 0
+
+    @contextmanager
+    def kept_if_well(self) -> Iterator[None]:
+        """Undo what the context does to the times if it raises."""
+        before = self.processing_time_ms, self.watermark_ms
+        try:
+            yield
+        except BaseException:
+            self.processing_time_ms, self.watermark_ms = before
+            raise
+
+    def _check_forward(self, what: str, now_ms: int, new_ms: int) -> None:
+        if new_ms <= now_ms:
+            raise PlanError(
+                f"{self._where}: the {what} is {now_ms} ms and cannot become {new_ms} ms: it must "
+                "move forward"
+            )

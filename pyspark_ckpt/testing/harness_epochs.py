@@ -1,0 +1,114 @@
+"""The epochs of a harness: given rows in, through the library's input modes, output back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.batch_input import BatchInput
+from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.pandas_input import PandasInput
+from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.testing.crash_step import CrashStep
+from pyspark_ckpt.testing.given_input import (
+    EventTime,
+    GivenColumns,
+    GivenInput,
+    frame_of_frames,
+    frame_of_rows,
+    frame_with_key_columns,
+)
+from pyspark_ckpt.testing.given_keys import GivenKeys
+from pyspark_ckpt.testing.harness_clock import HarnessClock
+from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
+from pyspark_ckpt.testing.kept_output import KeptOutput
+
+Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
+
+
+class HarnessEpochs:
+    """Runs one epoch per call.
+
+    Parameters
+    ----------
+    subtask, keys, clock
+        The harness's parts.
+    mode
+        How the processor takes its rows, until a call shows that it is another way.
+    schema
+        That of the output, if it is to be checked.
+    event_time
+        The test's ``eventTimeExtractor``.
+    """
+
+    def __init__(
+        self,
+        subtask: HarnessSubtask,
+        keys: GivenKeys,
+        clock: HarnessClock,
+        mode: Mode,
+        schema: T.StructType | None,
+        event_time: EventTime | None,
+    ) -> None:
+        self._subtask = subtask
+        self._keys = keys
+        self._clock = clock
+        self._mode = mode
+        self._schema = schema
+        self._event_time = event_time
+
+    def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
+        """Process the rows, or the frame, of each of some keys."""
+        where = self._subtask.where
+        if self._mode is BatchInput:
+            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches")
+        in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
+        if len(in_frames) > 1:
+            raise PlanError(f"{where}: give all keys lists of rows, or all frames")
+        if in_frames:
+            self._mode = PandasInput if in_frames == {True} else RowsInput
+        given = [(self._keys.given(key), self._clock.in_time(rows)) for key, rows in input]
+        with_rows = [(key, rows) for key, rows in given if len(rows)]
+        if not with_rows:
+            return self.without_rows()
+        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
+        return self._epoch([frame(with_rows)])
+
+    def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
+        """Process rows of any keys, which are in columns."""
+        where = self._subtask.where
+        if self._mode is not BatchInput:
+            raise PlanError(f"{where}: testInBatches needs a BatchProcessor")
+        if not key_names or not set(key_names) <= set(input.columns):
+            raise PlanError(
+                f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
+                f"{list(input.columns)}"
+            )
+        rows = self._clock.in_time(input)
+        if not len(rows):
+            return self.without_rows()
+        return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
+
+    def without_rows(self) -> Any:
+        """Fire what is due."""
+        return self._epoch([])
+
+    def _epoch(self, frames: list[pd.DataFrame], key_names: Sequence[str] = ()) -> Any:
+        crash = self._subtask.crash
+        columns = GivenColumns(self._keys, key_names)
+        output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
+        mode = self._mode(columns, output_rows)  # type: ignore[arg-type]  # has what modes use
+        output = KeptOutput(
+            None if self._schema is None else mode.new_output(),
+            lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
+            self._subtask.where,
+            in_frames=self._mode is not RowsInput,
+        )
+        given = GivenInput(mode, output, self._event_time)
+        parts = [frames] if frames else []
+        self._subtask.process(parts, given, self._clock.now(), self._keys.decode)
+        return output.result()

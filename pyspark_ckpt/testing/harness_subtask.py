@@ -1,0 +1,271 @@
+"""The one subtask of a harness: opens its local copy, runs an epoch, ends it with a barrier.
+
+It does what a task of a query does, out of the same parts, without Spark around it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pandas as pd
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.barrier import make_base, make_segment, needs_base
+from pyspark_ckpt.operator.declared_states import copy_as_sent
+from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.epoch_writes import EpochWrites
+from pyspark_ckpt.operator.input_mode import InputMode
+from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.processing import DecodeKey, EpochProcessing
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
+from pyspark_ckpt.testing.given_keys import GivenKey
+from pyspark_ckpt.testing.noted_states import NotedStates
+from pyspark_ckpt.testing.schema_text import ParsedSchemas
+from state_backends import StateBackendError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_WRITES_SHARE = 4
+"""Part of the memory limit that an epoch's writes may take, as in a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An epoch that is being worked on; nothing of it counts before its barrier."""
+
+    handle: Handle
+    table: StateTable
+    clock: EpochClock
+    number: int
+
+
+class HarnessSubtask:
+    """A subtask's durable state and what is done with it.
+
+    Parameters
+    ----------
+    processor
+        The processor under test; each epoch works with a copy, as in a query.
+    uid, max_parallelism
+        The operator, and its number of key groups.
+    root
+        A directory of its own.
+    settings
+        Backend, memory limit and inline threshold.
+    migrations
+        By the name of the wanted state.
+
+    `handle` names the state as the last epoch left it.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        uid: str,
+        max_parallelism: int,
+        root: Path,
+        settings: Settings,
+        migrations: Mapping[str, Migration],
+    ) -> None:
+        self.where = f"operator {uid!r}"
+        if not isinstance(processor, StatefulProcessor):
+            raise PlanError(
+                f"{self.where}: {type(processor).__name__} is no StatefulProcessor: subclass "
+                "pyspark.sql.streaming.StatefulProcessor"
+            )
+        self.handle = _first_handle(uid, max_parallelism)
+        self.storage = Storage(root / "checkpoints")
+        self.crash = PlannedCrash(self.where)
+        self._processor = processor
+        self._local = root / "local"
+        self._settings = settings
+        self._migrations = migrations
+        self._schemas = ParsedSchemas()
+
+    def process(
+        self,
+        parts: Iterable[list[pd.DataFrame]],
+        mode: InputMode,
+        clock: EpochClock,
+        decode_key: DecodeKey,
+    ) -> None:
+        """Process an epoch's rows and due timers, and commit it.
+
+        Raises
+        ------
+        CrashedError
+            If a crash was planned; nothing is committed.
+        ProcessorError
+            If the processor raises; nothing is committed.
+        """
+        with self._attempt(clock, self.crash.reach) as attempt:
+            self.crash.reach(CrashStep.BEFORE_INIT)
+            states = self._states(attempt, lambda: self.crash.reach(CrashStep.AFTER_INIT))
+            processing = EpochProcessing(
+                copy_as_sent(self._processor, self.handle.uid),
+                attempt.table,
+                states,
+                clock,
+                mode,
+                decode_key,
+                f"{self.where}, epoch {attempt.number}",
+            )
+            for _ in processing.run(self._all_rows(parts), attempt.number):
+                pass  # the mode keeps the output
+            self.crash.reach(CrashStep.AFTER_TIMERS)
+            swept = processing.sweep(attempt.handle.sweep_from)
+            self.crash.reach(CrashStep.BEFORE_SEGMENT)
+            handle = self._barrier(attempt, swept.states, swept.sweep_from)
+            self.crash.reach(CrashStep.AFTER_SEGMENT)
+            self.handle = handle
+
+    def edit(
+        self,
+        clock: EpochClock,
+        items: Iterable[tuple[GivenKey, Item]],
+        work: Callable[[StatefulProcessor, NotedStates, GivenKey, Item], object],
+    ) -> None:
+        """Have `work` change states key by key, in an epoch that no planned crash hits."""
+        with self._attempt(clock) as attempt:
+            states = self._states(attempt)
+            with self._initialized(states) as processor:
+                for key, item in items:
+                    _enter(attempt.table, key)
+                    work(processor, states, key, item)
+                attempt.table.current.leave()
+            self.handle = self._barrier(attempt, states.descriptors, attempt.handle.sweep_from)
+
+    def look(
+        self,
+        clock: EpochClock,
+        work: Callable[[NotedStates], Result],
+        key: GivenKey | None = None,
+    ) -> Result:
+        """Return what `work` makes of the states; what it does to them is thrown away."""
+        with self._attempt(clock) as attempt:
+            states = self._states(attempt)
+            with self._initialized(states):
+                if key is not None:
+                    _enter(attempt.table, key)
+                return work(states)
+
+    def check(self, clock: EpochClock) -> None:
+        """Run ``init`` on the states as they are, as a query does before it starts.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If it asks for what the stored states cannot become.
+        ProcessorError
+            If it raises.
+        """
+        self.look(clock, lambda _: None)
+
+    def lose_local_copy(self) -> None:
+        """Throw the backend's directory away; the next epoch builds it from durable files."""
+        shutil.rmtree(self._local, ignore_errors=True)
+
+    @contextmanager
+    def _attempt(
+        self, clock: EpochClock, reach: Callable[[CrashStep], None] = lambda _: None
+    ) -> Iterator[_Attempt]:
+        handle, number = self.handle, self.handle.epoch + 1
+        settings = self._settings
+        with open_local_copy(self._local, settings.backend_type, self.storage, handle) as copy:
+            if needs_base(handle):
+                base = make_base(self.storage, copy.backend, handle, number)
+                handle = msgspec.structs.replace(handle, base=base, segments=())
+                reach(CrashStep.AFTER_BASE)
+            writes = EpochWrites(settings.memory_limit_bytes // _WRITES_SHARE, copy.scratch)
+            table = StateTable(copy.backend, writes=writes)
+            try:
+                yield _Attempt(handle, table, clock, number)
+            finally:
+                table.close()
+
+    def _states(
+        self, attempt: _Attempt, after_init: Callable[[], None] = lambda: None
+    ) -> NotedStates:
+        return NotedStates(
+            attempt.table,
+            attempt.clock,
+            self.where,
+            attempt.handle.states,
+            self._schemas,
+            self._migrations,
+            after_init=after_init,
+        )
+
+    @contextmanager
+    def _initialized(self, states: NotedStates) -> Iterator[StatefulProcessor]:
+        """Yield a copy of the processor between its ``init`` and ``close``."""
+        processor = copy_as_sent(self._processor, self.handle.uid)
+        try:
+            processor.init(states)  # type: ignore[arg-type]  # same methods, no subclass
+            states.end_of_init()
+            yield processor
+            processor.close()
+        except (CkptError, StateBackendError):
+            raise
+        except Exception as exc:
+            raise ProcessorError(
+                f"{self.where}: {type(processor).__name__} raised {type(exc).__name__}: {exc}; "
+                "mend the processor, nothing was changed"
+            ) from exc
+
+    def _all_rows(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
+        yield from parts
+        self.crash.reach(CrashStep.AFTER_ROWS)
+
+    def _barrier(
+        self, attempt: _Attempt, states: tuple[StateDescriptor, ...], sweep_from: bytes
+    ) -> Handle:
+        segment = make_segment(
+            self.storage,
+            attempt.handle,
+            attempt.table.changes(),
+            attempt.number,
+            self._settings.inline_threshold_bytes,
+        )
+        segments = attempt.handle.segments
+        return msgspec.structs.replace(
+            attempt.handle,
+            epoch=attempt.number,
+            segments=segments if segment is None else (*segments, segment),
+            states=states,
+            sweep_from=sweep_from,
+        )
+
+
+def _enter(table: StateTable, key: GivenKey) -> None:
+    place = encode_key_group(key.key_group), key.encoded
+    table.begin_part([place])
+    table.current.key_group, table.current.key = place
+    table.current.position = 0
+
+
+def _first_handle(uid: str, max_parallelism: int) -> Handle:
+    return Handle(
+        query_id="harness",
+        uid=uid,
+        subtask=0,
+        parallelism=1,
+        max_parallelism=max_parallelism,
+        epoch=-1,  # the first one is 0
+        key_schema=T.StructType().json(),
+    )

@@ -1,0 +1,79 @@
+"""What a processor yields in an epoch: checked as in a query, kept as it was yielded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pandas as pd
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.input_mode import Output
+
+
+class KeptOutput:
+    """The output of an epoch.
+
+    Parameters
+    ----------
+    checked
+        The library's own buffer, if the output's schema is known: refuses what does not fit.
+    in_frames
+        Whether the processor yields frames.
+    after_call
+        Called after each call of the processor.
+    where
+        The operator, for errors.
+    """
+
+    def __init__(
+        self,
+        checked: Output | None,
+        after_call: Callable[[], None],
+        where: str,
+        *,
+        in_frames: bool,
+    ) -> None:
+        self._checked = checked
+        self._after_call = after_call
+        self._where = where
+        self._in_frames = in_frames
+        self._kept: list[Any] = []
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait to be checked."""
+        return 0 if self._checked is None else self._checked.rows
+
+    def extend(self, output: Iterable[Any] | None) -> None:
+        """Take what one call of the processor yields."""
+        if isinstance(output, pd.DataFrame):
+            raise StateValueError(
+                f"{self._where}: the processor returned a DataFrame: yield it, or return a list "
+                "of frames"
+            )
+        yielded = [] if output is None else list(output)
+        if self._in_frames:
+            self._check_frames(yielded)
+        self._kept.extend(yielded)
+        if self._checked is not None:
+            self._checked.extend(yielded)
+        self._after_call()
+
+    def take(self) -> pd.DataFrame:
+        """Check what waits; what was yielded is in :meth:`result`."""
+        return pd.DataFrame() if self._checked is None else self._checked.take()
+
+    def result(self) -> Any:
+        """Return all of the epoch's output, as a list of Rows or as one frame."""
+        if not self._in_frames:
+            return self._kept
+        return pd.concat(self._kept, ignore_index=True) if self._kept else pd.DataFrame()
+
+    def _check_frames(self, yielded: list[Any]) -> None:
+        for frame in yielded:
+            if not isinstance(frame, pd.DataFrame):
+                raise StateValueError(
+                    f"{self._where}: the processor yielded {type(frame).__name__}: yield pandas "
+                    "DataFrames"
+                )

@@ -1,0 +1,87 @@
+"""A harness's state at the end of an epoch, with all it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.testing.given_keys import GivenKeys, Key
+from pyspark_ckpt.testing.harness_clock import HarnessClock
+from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What :meth:`ProcessorHarness.snapshot` returns; it outlives its harness.
+
+    Parameters
+    ----------
+    handle
+        Names the version of the state, as a query's checkpoint does.
+    files
+        The durable files that the handle refers to, by path.
+    keys
+        The keys by their stored form.
+    time_mode, processing_time_ms, watermark_ms
+        The harness's clock.
+    """
+
+    handle: Handle
+    files: Mapping[str, bytes]
+    keys: Mapping[bytes, Key]
+    time_mode: str
+    processing_time_ms: int
+    watermark_ms: int | None
+
+
+def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snapshot:
+    """Return the state that the last epoch left, with copies of its files."""
+    files = {}
+    for reference in subtask.handle.files():
+        with subtask.storage.open_verified(reference) as file:
+            files[reference.path] = file.read()
+    return Snapshot(
+        subtask.handle,
+        files,
+        keys.known,
+        clock.mode.value,
+        clock.processing_time_ms,
+        clock.watermark_ms,
+    )
+
+
+def put_back(
+    snapshot: Snapshot, subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock
+) -> None:
+    """Bring a harness to a snapshot.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the snapshot is of another operator, or the processor asks for states that the stored
+        ones cannot become; the harness stays as it was.
+    """
+    ours = subtask.handle
+    for what, stored, wanted in (
+        ("uid", snapshot.handle.uid, ours.uid),
+        ("maxParallelism", snapshot.handle.max_parallelism, ours.max_parallelism),
+    ):
+        if stored != wanted:
+            raise IncompatibleStateError(
+                f"{subtask.where}: the snapshot has {what} {stored!r}, the harness {wanted!r}; "
+                "use ProcessorHarness.restored"
+            )
+    for path, content in snapshot.files.items():
+        if not subtask.storage.path(path).exists():
+            subtask.storage.write(path, [content])
+    keys.remember(snapshot.keys)
+    with clock.kept_if_well():
+        clock.set_back(snapshot.processing_time_ms, snapshot.watermark_ms)
+        subtask.handle = snapshot.handle
+        try:
+            subtask.check(clock.now())
+        except BaseException:
+            subtask.handle = ours
+            raise

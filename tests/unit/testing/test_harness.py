@@ -1,0 +1,523 @@
+"""What the harness has beyond PySpark's TwsTester, and where it does as a query does."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql import types as T
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.testing import ProcessorHarness
+from state_backends import BACKEND_TYPES
+from tests.unit.testing.processors import (
+    Aging,
+    Alarm,
+    BatchCount,
+    Collect,
+    Count,
+    Everything,
+    PandasCount,
+    Processor,
+)
+
+ATOMIC = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=3),
+    st.binary(max_size=3), st.floats(allow_nan=False), st.dates(),
+    st.datetimes(), st.datetimes(timezones=st.just(datetime.timezone.utc)),
+    st.decimals(allow_nan=False, allow_infinity=False),
+)  # fmt: skip
+
+
+class TestKeys:
+    @given(st.tuples(ATOMIC) | st.tuples(ATOMIC, ATOMIC))
+    def test_a_key_comes_to_the_processor_as_it_is_given(self, key: tuple[Any, ...]) -> None:
+        harness = ProcessorHarness(_Echo(), timeMode="ProcessingTime")
+        assert harness.test(key, [Row(n=1)]) == [Row(what="rows", key=key)]
+        assert harness.setProcessingTime(1) == [Row(what="timer", key=key)]
+        assert harness.peek("n", key) == (1,)
+
+    @pytest.mark.parametrize("key", ["ada", None, 1, datetime.date(2024, 1, 1)])
+    def test_a_bare_key_is_a_tuple_of_one(self, key: Any) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test(key, [Row(n=1)])
+        assert harness.test((key,), [Row(n=1)]) == [Row(key=key, n=2)]
+
+    def test_equal_keys_are_one(self) -> None:
+        harness = ProcessorHarness(Count())
+        for a, b in [(0.0, -0.0), (float("nan"), float("nan")), (7, np.int64(7))]:
+            harness.test(a, [Row(n=1)])
+            assert harness.peek("count", b) == (1,)
+
+    def test_what_cannot_be_a_key_is_refused(self) -> None:
+        with pytest.raises(ckpt.PlanError, match=r"key \[1\] cannot be one .* atomic type"):
+            ProcessorHarness(Count()).test([1], [Row(n=1)])
+
+
+class TestManyKeys:
+    def test_many_keys_are_one_epoch(self) -> None:
+        harness = ProcessorHarness(Count())
+        output = harness.testMany({"ada": [Row(n=1), Row(n=2)], "bob": [Row(n=3)], "eve": []})
+        assert sorted(output) == [Row(key="ada", n=3), Row(key="bob", n=3)]
+        assert harness.snapshot().handle.epoch == 0
+        assert harness.peek("count", "eve") is None
+
+    def test_a_key_in_two_forms_is_one(self) -> None:
+        harness = ProcessorHarness(Count())
+        assert harness.testMany({1: [Row(n=1)], (1,): [Row(n=2)]}) == [Row(key=1, n=3)]
+
+    def test_with_frames(self) -> None:
+        harness = ProcessorHarness(PandasCount())
+        frames = {"ada": pd.DataFrame({"n": [1, 2]}), "bob": pd.DataFrame({"n": [5]})}
+        output = harness.testMany(frames)
+        assert dict(zip(output["key"], output["n"], strict=True)) == {"ada": 3, "bob": 5}
+        assert list(frames["ada"].columns) == ["n"]
+
+    def test_rows_and_frames_do_not_mix(self) -> None:
+        harness = ProcessorHarness(Count())
+        with pytest.raises(ckpt.PlanError, match="all keys lists of rows, or all frames"):
+            harness.testMany({"ada": [Row(n=1)], "bob": pd.DataFrame({"n": [1]})})
+
+    def test_frames_are_cut_as_in_a_query(self) -> None:
+        harness = ProcessorHarness(_FrameSizes())
+        output = harness.testInPandas("ada", pd.DataFrame({"n": range(25_000)}))
+        assert output["rows"].tolist() == [10_000, 10_000, 5_000]
+        assert output["first_index"].tolist() == [0, 0, 0]
+
+    def test_no_keys_is_an_epoch_without_rows(self) -> None:
+        harness = ProcessorHarness(Count())
+        assert harness.testMany({}) == []
+        assert harness.snapshot().handle.epoch == 0
+
+    def test_key_groups_spread_keys(self) -> None:
+        one, many = ProcessorHarness(_Order(), maxParallelism=1), ProcessorHarness(_Order())
+        rows = {f"k{n:02}": [Row()] for n in range(30)}
+        assert [row.key for row in one.testMany(rows)] == sorted(rows)
+        in_groups = [row.key for row in many.testMany(rows)]
+        assert sorted(in_groups) == sorted(rows)
+        assert in_groups != sorted(rows)
+
+
+class TestBatches:
+    def test_a_batch_processor(self) -> None:
+        harness = ProcessorHarness(BatchCount(), outputStructType="user string, day date, n long")
+        day = datetime.date(2024, 2, 29)
+        frame = pd.DataFrame({"n": [1, 2, 4], "user": ["ada", "bob", "ada"], "day": [day] * 3})
+        harness.testInBatches(frame, "user", "day")
+        output = harness.testInBatches(frame, "user", "day")
+        assert dict(zip(output["user"], output["n"], strict=True)) == {"ada": 10, "bob": 4}
+        assert harness.peek("count", ("ada", day)) == (10,)
+
+    def test_late_rows_are_dropped(self) -> None:
+        harness = ProcessorHarness(
+            BatchCount(), timeMode="EventTime", eventTimeExtractor=lambda row: int(row["at"])
+        )
+        assert harness.setWatermark(5).empty
+        frame = pd.DataFrame({"user": ["ada", "ada"], "n": [1, 2], "at": [5, 6]})
+        assert harness.testInBatches(frame, "user")["n"].tolist() == [2]
+
+    @pytest.mark.parametrize(("columns", "named"), [((), r"\[\]"), (("day",), "day")])
+    def test_key_columns_must_be_there(self, columns: tuple[str, ...], named: str) -> None:
+        harness = ProcessorHarness(BatchCount())
+        with pytest.raises(ckpt.PlanError, match=rf"{named}.*'user'"):
+            harness.testInBatches(pd.DataFrame({"user": ["ada"], "n": [1]}), *columns)
+
+    def test_each_kind_of_processor_has_its_calls(self) -> None:
+        with pytest.raises(ckpt.PlanError, match="tested by testInBatches"):
+            ProcessorHarness(BatchCount()).test("ada", [Row(n=1)])
+        with pytest.raises(ckpt.PlanError, match="needs a BatchProcessor"):
+            ProcessorHarness(Count()).testInBatches(pd.DataFrame({"user": ["ada"]}), "user")
+
+
+class TestTime:
+    def test_timers_fire_in_the_order_of_time(self) -> None:
+        harness = ProcessorHarness(Alarm(), timeMode="ProcessingTime")
+        harness.testMany({"ada": [Row(at=3), Row(at=1)], "bob": [Row(at=2), Row(at=9)]})
+        fired = harness.setProcessingTime(5)
+        assert [(row.key, row.at) for row in fired] == [("ada", 1), ("bob", 2), ("ada", 3)]
+        assert harness.peekTimers("ada") == []
+        assert harness.peekTimers("bob") == [9]
+
+    def test_a_timer_in_the_past_fires_in_the_same_epoch(self) -> None:
+        harness = ProcessorHarness(
+            Alarm(), timeMode="EventTime", eventTimeExtractor=lambda row: 100
+        )
+        harness.setWatermark(50)
+        output = harness.test("ada", [Row(at=50), Row(at=-1), Row(at=51)])
+        assert [row.at for row in output if row.what == "fired"] == [-1, 50]
+
+    def test_both_times_are_shown_where_there_is_a_watermark(self) -> None:
+        harness = ProcessorHarness(
+            Alarm(), timeMode="ProcessingTime", eventTimeExtractor=lambda row: 0
+        )
+        harness.setProcessingTime(7)
+        harness.setWatermark(5)
+        (row,) = harness.test("ada", [Row(at=8)])
+        assert (row.processing, row.watermark) == (7, 5)
+
+    def test_rows_without_event_time_are_not_late(self) -> None:
+        harness = ProcessorHarness(
+            Count(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at
+        )
+        harness.setWatermark(10)
+        assert harness.test("ada", [Row(n=1, at=None), Row(n=2, at=10)]) == [Row(key="ada", n=1)]
+
+    def test_a_key_with_late_rows_only_is_not_called(self) -> None:
+        harness = ProcessorHarness(Count(), timeMode="EventTime", eventTimeExtractor=lambda row: 0)
+        assert harness.test("ada", [Row(n=1)]) == []
+        assert harness.peek("count", "ada") is None
+
+    @pytest.mark.parametrize("new_ms", [5, 4])
+    def test_time_moves_forward(self, new_ms: int) -> None:
+        harness = ProcessorHarness(Count(), eventTimeExtractor=lambda row: 0)
+        harness.setProcessingTime(5)
+        harness.setWatermark(5)
+        with pytest.raises(ckpt.PlanError, match=f"processing time is 5 ms .* {new_ms} ms"):
+            harness.setProcessingTime(new_ms)
+        with pytest.raises(ckpt.PlanError, match=f"watermark is 5 ms .* {new_ms} ms"):
+            harness.setWatermark(new_ms)
+
+    def test_output_of_timers_is_of_the_kind_of_the_last_call(self) -> None:
+        harness = ProcessorHarness(PandasCount(), timeMode="ProcessingTime")
+        harness.testInPandas("ada", pd.DataFrame({"n": [1]}))
+        assert isinstance(harness.setProcessingTime(1), pd.DataFrame)
+
+
+class TestTimeToLive:
+    def test_in_processing_time(self) -> None:
+        harness = ProcessorHarness(Aging(10), timeMode="ProcessingTime")
+        harness.setProcessingTime(100)
+        harness.test("ada", [Row(n=1)])
+        harness.setProcessingTime(109)
+        assert harness.peekValueState("seen", "ada") == (1,)
+        harness.setProcessingTime(110)
+        assert harness.peekValueState("seen", "ada") is None
+        assert harness.test("ada", [Row(n=2)]) == [Row(before=None)]
+
+    def test_in_event_time(self) -> None:
+        ttl = ckpt.StateTtlConfig(10, time="event")
+        harness = ProcessorHarness(Aging(ttl), eventTimeExtractor=lambda row: row.at)
+        harness.test("ada", [Row(n=1, at=100), Row(n=2, at=90)])
+        harness.setWatermark(109)
+        assert harness.peek("seen", "ada") == (2,)
+        harness.setWatermark(110)
+        assert harness.peek("seen", "ada") is None
+
+    def test_looking_does_not_make_an_entry_young(self) -> None:
+        ttl = ckpt.StateTtlConfig(10, update="OnReadAndWrite")
+        harness = ProcessorHarness(Aging(ttl), timeMode="ProcessingTime")
+        harness.test("ada", [Row(n=1)])
+        harness.setProcessingTime(9)
+        assert harness.peek("seen", "ada") == (1,)
+        harness.setProcessingTime(10)
+        assert harness.peek("seen", "ada") is None
+
+    def test_event_time_needs_an_extractor(self) -> None:
+        with pytest.raises(ckpt.PlanError, match="no watermark"):
+            ProcessorHarness(Aging(ckpt.StateTtlConfig(10, time="event")))
+
+
+class TestStates:
+    @pytest.mark.parametrize("backend", BACKEND_TYPES)
+    def test_every_kind_can_be_looked_into(self, backend: str) -> None:
+        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime", backend=backend)
+        harness.test("ada", [Row(n=4), Row(n=7)])
+        assert harness.peek("value", "ada") == (7,)
+        assert harness.peek("list", "ada") == [(4,), (7,)]
+        assert harness.peek("map", "ada") == {(1,): (7,)}
+        assert harness.peek("sum", "ada") == (11,)
+        assert harness.peek("mean", "ada") == 5.5
+        assert harness.peek("log") == [("ada 4",), ("ada 7",)]
+        assert harness.peek("rules") == {("limit",): (10,)}
+        assert harness.peekTimers("ada") == [4, 7]
+
+    def test_raw_state_goes_from_epoch_to_epoch(self) -> None:
+        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
+        assert [harness.test("ada", [Row(n=9)])[0].epochs for _ in range(3)] == [0, 1, 2]
+
+    def test_a_key_without_state(self) -> None:
+        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
+        names = ("value", "list", "map", "sum", "mean")
+        assert [harness.peek(name, "eve") for name in names] == [None, [], {}, None, None]
+
+    def test_states_are_set_and_deleted(self) -> None:
+        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
+        harness.updateValueState("value", "ada", (1,))
+        harness.updateListState("list", "ada", iter([(2,), (3,)]))
+        harness.updateMapState("map", "ada", {(4,): (5,)})
+        harness.updateMapState("map", "ada", {(6,): (7,)})
+        assert harness.peek("map", "ada") == {(6,): (7,)}
+        for name, empty in (("value", None), ("list", []), ("map", {})):
+            harness.deleteState(name, "ada")
+            assert harness.peek(name, "ada") == empty
+
+    def test_setting_a_state_fires_no_timer(self) -> None:
+        harness = ProcessorHarness(
+            _Echo(), initialStateRow=[("ada", Row(n=5))], timeMode="ProcessingTime"
+        )
+        assert harness.peekTimers("ada") == [0]
+        harness.updateValueState("n", "ada", (6,))
+        assert harness.peekTimers("ada") == [0]
+        assert harness.testMany({}) == [Row(what="timer", key=("ada",))]
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda h: h.peek("cuont", "ada"), r"no state 'cuont', but for \['count'\]"),
+            (lambda h: h.peekListState("count", "ada"), "'count' is a ValueState, no ListState"),
+            (lambda h: h.updateMapState("count", "ada", {}), "is a ValueState, no MapState"),
+            (lambda h: h.deleteState("cuont", "ada"), "no state 'cuont'"),
+        ],
+    )
+    def test_what_is_not_there_is_refused(self, call: Any, message: str) -> None:
+        with pytest.raises(ckpt.PlanError, match=f"operator 'harness': .*{message}"):
+            call(ProcessorHarness(Count()))
+
+    def test_keyed_state_needs_a_key(self) -> None:
+        with pytest.raises(ckpt.StateError, match="outside a key"):
+            ProcessorHarness(Count()).peek("count")
+
+    def test_values_must_fit_their_schema(self) -> None:
+        harness = ProcessorHarness(Count())
+        with pytest.raises(ckpt.StateValueError, match=r"state 'count': \('x',\) does not fit"):
+            harness.updateValueState("count", "ada", ("x",))
+        assert harness.peek("count", "ada") is None
+
+
+class TestSnapshots:
+    @pytest.mark.parametrize("before", BACKEND_TYPES)
+    @pytest.mark.parametrize("after", BACKEND_TYPES)
+    def test_a_snapshot_outlives_its_harness(self, before: str, after: str) -> None:
+        files = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
+        harness = ProcessorHarness(
+            Everything(), timeMode="ProcessingTime", backend=before, conf=files
+        )
+        day = datetime.date(2024, 2, 29)
+        harness.test((day, "x"), [Row(n=8), Row(n=50)])
+        harness.setProcessingTime(20)
+        snapshot = harness.snapshot()
+        harness.test((day, "x"), [Row(n=1)])
+        del harness
+        gc.collect()
+        again = ProcessorHarness.restored(Everything(), snapshot, backend=after)
+        assert again.peek("sum", (day, "x")) == (58,)
+        assert again.peekTimers((day, "x")) == [50]
+        assert [row.key for row in again.setProcessingTime(50)] == [day]
+
+    def test_going_back(self) -> None:
+        harness = ProcessorHarness(Count(), timeMode="ProcessingTime")
+        harness.test("ada", [Row(n=1)])
+        snapshot = harness.snapshot()
+        for _ in range(2):
+            harness.setProcessingTime(5)
+            assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=2)]
+            harness.restore(snapshot)
+
+    def test_a_snapshot_of_nothing(self) -> None:
+        snapshot = ProcessorHarness(Count()).snapshot()
+        assert ProcessorHarness.restored(Count(), snapshot).test("a", [Row(n=1)]) == [
+            Row(key="a", n=1)
+        ]
+
+    def test_another_operator_is_refused(self) -> None:
+        harness = ProcessorHarness(Count(), uid="count")
+        with pytest.raises(ckpt.IncompatibleStateError, match="uid 'harness', the harness 'count'"):
+            harness.restore(ProcessorHarness(Count()).snapshot())
+
+    def test_a_schema_that_evolves(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        wider = ProcessorHarness.restored(_Wider(), harness.snapshot())
+        assert wider.peek("count", "ada") == (1, None)
+
+    def test_a_schema_that_cannot(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        with pytest.raises(ckpt.IncompatibleStateError, match="state 'count' is stored as value"):
+            ProcessorHarness.restored(_Text(), harness.snapshot())
+        changed = ProcessorHarness(_Text())
+        with pytest.raises(ckpt.IncompatibleStateError):
+            changed.restore(harness.snapshot())
+        assert changed.snapshot().handle.epoch == -1
+
+    def test_a_migration(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.testMany({"ada": [Row(n=1)], "bob": [Row(n=2)]})
+        text = ckpt.Migration(value=lambda row: (str(row.n),))
+        migrated = ProcessorHarness.restored(
+            _Text(), harness.snapshot(), migrations={"count": text}
+        )
+        assert migrated.peek("count", "ada") == ("1",)
+        migrated.testMany({})
+        migrated.loseLocalCopy()
+        assert migrated.peek("count", "bob") == ("2",)
+
+
+class TestAsInAQuery:
+    def test_attributes_do_not_outlive_an_epoch(self) -> None:
+        processor = _Forgetful()
+        harness = ProcessorHarness(processor)
+        assert [harness.test("ada", [Row()])[0].calls for _ in range(2)] == [1, 1]
+        assert processor.calls == 0
+
+    def test_an_error_has_the_key_and_changes_nothing(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        with pytest.raises(ckpt.ProcessorError, match=r"handleInputRows, key \('ada',\)") as raised:
+            harness.test("ada", [Row(n=1), Row(n="x")])
+        assert isinstance(raised.value.__cause__, TypeError)
+        assert harness.peek("count", "ada") == (1,)
+
+    @pytest.mark.parametrize(
+        "initial", [{"initialStateRow": [("a", None)]}, {"initialStatePandas": [("a", 1)]}]
+    )
+    def test_an_error_in_initial_state(self, initial: dict[str, Any]) -> None:
+        with pytest.raises(ckpt.ProcessorError, match="_Echo raised AttributeError"):
+            ProcessorHarness(_Echo(), **initial)
+
+    def test_init_runs_when_the_harness_is_made(self) -> None:
+        with pytest.raises(ckpt.PlanError, match="asks for the state 'twice' twice"):
+            ProcessorHarness(_Twice())
+
+    def test_writes_beyond_the_memory_limit_are_spilled(self) -> None:
+        harness = ProcessorHarness(Collect(), conf={"spark.ckpt.execution.memory-limit": "1mb"})
+        harness.test("ada", [Row(n=n) for n in range(5_000)])
+        assert len(harness.peekMapState("map", "ada")) == 5_000
+        assert harness.peekListState("list", "ada") == [(n,) for n in range(5_000)]
+
+    def test_the_directory_goes_with_the_harness(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        directory: Path = harness._subtask._local
+        assert directory.is_dir()
+        del harness
+        gc.collect()
+        assert not directory.parent.exists()
+
+
+class TestOutput:
+    def test_rows_are_checked_and_returned_as_yielded(self) -> None:
+        harness = ProcessorHarness(Count(), outputStructType="n long, key string")
+        assert harness.test("ada", [Row(n=1)])[0].__fields__ == ["key", "n"]
+        narrow = ProcessorHarness(Count(), outputStructType="n long")
+        with pytest.raises(ckpt.StateValueError, match=r"outputStructType has \['n'\]"):
+            narrow.test("ada", [Row(n=1)])
+        assert narrow.peek("count", "ada") is None
+
+    def test_frames_are_checked_and_returned_as_yielded(self) -> None:
+        schema = T.StructType([T.StructField("key", T.StringType())])
+        harness = ProcessorHarness(PandasCount(), outputStructType=schema)
+        output = harness.testInPandas("ada", pd.DataFrame({"n": [1]}))
+        assert list(output.columns) == ["key", "n"]
+        other = ProcessorHarness(PandasCount(), outputStructType="key string, m long")
+        with pytest.raises(ckpt.StateValueError, match=r"lacks \['m'\]"):
+            other.testInPandas("ada", pd.DataFrame({"n": [1]}))
+
+    @pytest.mark.parametrize(
+        "output", [pd.DataFrame({"n": [1]}), [1]], ids=["returned", "no frame"]
+    )
+    def test_what_is_no_list_of_frames_is_refused(self, output: Any) -> None:
+        with pytest.raises(ckpt.StateValueError, match="yield"):
+            ProcessorHarness(_Returns(output)).testInPandas("ada", pd.DataFrame({"n": [1]}))
+
+    def test_nothing_is_an_empty_list_or_frame(self) -> None:
+        assert ProcessorHarness(_Returns(None)).test("ada", [Row()]) == []
+        frame = ProcessorHarness(_Returns([])).testInPandas("ada", pd.DataFrame({"n": [1]}))
+        assert frame.empty
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"timeMode": "Lunar"}, "timeMode is 'Lunar'"),
+        ({"outputMode": "Never"}, "outputMode is 'Never'"),
+        ({"uid": " "}, "uid is ' '"),
+        ({"maxParallelism": 0}, "maxParallelism is 0"),
+        ({"outputStructType": "n lnog"}, "'n lnog' cannot be parsed"),
+        ({"initialStateRow": [], "initialStatePandas": []}, "not both"),
+        ({"migrations": {"count": 1}}, "migration of state 'count'"),
+    ],
+)
+def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ckpt.PlanError, match=message):
+        ProcessorHarness(Count(), **arguments)
+
+
+def test_a_processor_and_a_backend_must_be_one() -> None:
+    with pytest.raises(ckpt.PlanError, match="int is no StatefulProcessor"):
+        ProcessorHarness(1)  # type: ignore[arg-type]
+    with pytest.raises(ckpt.ConfigurationError, match="'paper'"):
+        ProcessorHarness(Count(), backend="paper")
+
+
+class _Echo(Processor):
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handleInitialState(key, next(rows), timerValues)
+        self.handle.deleteTimer(0)
+        self.handle.registerTimer(1)
+        yield Row(what="rows", key=key)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.n.update((initialState.n,))
+        self.handle.registerTimer(0)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(what="timer", key=key)
+
+
+class _Order(Processor):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield Row(key=key[0])
+
+
+class _FrameSizes(Processor):
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            yield pd.DataFrame({"rows": [len(frame)], "first_index": [frame.index[0]]})
+
+
+class _Forgetful(Processor):
+    calls = 0
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.calls += 1
+        yield Row(calls=self.calls)
+
+
+class _Twice(Processor):
+    def init(self, handle: Any) -> None:
+        handle.getValueState("twice", "n long")
+        handle.getValueState("twice", "n long")
+
+
+class _Wider(Count):
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long, since date")
+
+
+class _Text(Count):
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n string")
+
+
+class _Returns(Processor):
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return self.output

@@ -1,0 +1,87 @@
+"""DDL text without the JVM gives what Spark's parser gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
+
+ATOMIC = [
+    T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(),
+    T.DoubleType(), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType(),
+    T.TimestampNTZType(), T.DecimalType(38, 18), T.DecimalType(10, 0),
+]  # fmt: skip
+NAMES = st.text("abcXYZ_019", min_size=1).filter(lambda name: not name[0].isdigit())
+
+
+def structs(types: st.SearchStrategy[T.DataType]) -> st.SearchStrategy[T.StructType]:
+    fields = st.lists(st.builds(T.StructField, NAMES, types), max_size=3)
+    return fields.map(T.StructType)
+
+
+TYPES = st.recursive(
+    st.sampled_from(ATOMIC),
+    lambda inner: st.one_of(
+        st.builds(T.ArrayType, inner), st.builds(T.MapType, inner, inner), structs(inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(structs(TYPES))
+def test_spark_s_own_text_of_a_schema_is_read_back(schema: T.StructType) -> None:
+    assert parse_schema(schema.simpleString()) == schema
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("n long", [("n", T.LongType(), True)]),
+        ("N BIGINT, s String", [("N", T.LongType(), True), ("s", T.StringType(), True)]),
+        ("a: byte, b: decimal(  16 , 8   ) ", [
+            ("a", T.ByteType(), True), ("b", T.DecimalType(16, 8), True),
+        ]),
+        ("n int not null", [("n", T.IntegerType(), False)]),
+        ("n dec", [("n", T.DecimalType(10, 0), True)]),
+        ("n numeric(5)", [("n", T.DecimalType(5, 0), True)]),
+        ("`a b``c` date", [("a b`c", T.DateType(), True)]),
+        ("date date, map map<string,int>", [
+            ("date", T.DateType(), True),
+            ("map", T.MapType(T.StringType(), T.IntegerType()), True),
+        ]),
+        ("a array<struct<x: int NOT NULL>>", [
+            ("a", T.ArrayType(T.StructType([T.StructField("x", T.IntegerType(), False)])), True),
+        ]),
+        ("t timestamp_ltz, u timestamp_ntz", [
+            ("t", T.TimestampType(), True), ("u", T.TimestampNTZType(), True),
+        ]),
+    ],
+)  # fmt: skip
+def test_the_forms_that_a_text_may_have(
+    text: str, fields: list[tuple[str, T.DataType, bool]]
+) -> None:
+    assert parse_schema(text) == T.StructType([T.StructField(*field) for field in fields])
+
+
+def test_a_comment_is_kept() -> None:
+    (field,) = parse_schema(r"n long COMMENT 'Ada\'s'").fields
+    assert field.metadata == {"comment": "Ada's"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "n", "n lnog", "n long,", "n long s string", "a array<int", "a array<int>>", "n long not",
+     "d decimal(x)", "d decimal(1", "1-2", "n long ?", "m map<int>", ": int", "a comment"],
+)  # fmt: skip
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match=r"cannot be parsed: .*; give a StructType"):
+        parse_schema(text)
+
+
+def test_each_text_is_parsed_once() -> None:
+    schemas = ParsedSchemas()
+    assert schemas["n long"] is schemas["n long"]
