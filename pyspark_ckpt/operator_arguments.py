@@ -38,7 +38,7 @@ class OperatorArguments:
         time_mode: str,
         uid: str,
         migrations: Mapping[str, Migration] | None,
-        event_time_column: str,
+        event_time_column: str = "",
     ) -> OperatorArguments:
         """Return checked arguments.
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.wire_form import Converter
@@ -83,6 +84,8 @@ def variant_parts(value: Any) -> tuple[bytes, bytes]:
 
 def unwrapped(value: Any) -> Any:
     """Return what msgspec can encode of a scalar of numpy or of bytes of any kind."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value.tolist()
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, bytearray | memoryview):

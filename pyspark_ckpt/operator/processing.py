@@ -242,4 +242,4 @@ class EpochProcessing:
         self._step = next_step
 
     def _place(self) -> str:
-        return self._step if self._key is None else f"{self._step}, key {self._key!r}"
+        return self._step if self._key is None else f"{self._step}, key {tuple(self._key)!r}"
