@@ -53,10 +53,11 @@ def test_all_keys_are_read() -> None:
         f"{CHECKPOINTING}savepoint-dir": "file:///savepoints",
         RETAINED: "7",
         INLINE: "1kb",
+        "spark.ckpt.execution.memory-limit": "2mb",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
-        "heap", 300_000, "/checkpoints", "file:///savepoints", 7, 1024
+        "heap", 300_000, "/checkpoints", "file:///savepoints", 7, 1024, 2 * 1024**2
     )
 
 

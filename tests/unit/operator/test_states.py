@@ -14,12 +14,10 @@ from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 LONG_MS = 1_000_000_000
-TTLS = [
-    None,
-    LONG_MS,
-    StateTtlConfig(LONG_MS, time="event"),
-    StateTtlConfig(LONG_MS, update="OnReadAndWrite", visibility="ReturnExpiredIfNotCleanedUp"),
-]
+RENEWING = StateTtlConfig(
+    LONG_MS, time="event", update="OnReadAndWrite", visibility="ReturnExpiredIfNotCleanedUp"
+)
+TTLS = [None, LONG_MS, RENEWING]
 
 
 class Epochs:
@@ -47,7 +45,7 @@ class Epochs:
         return sum(len(value or b"") for frame in changes for value in frame.values)
 
 
-@pytest.fixture(params=TTLS, ids=["no ttl", "ttl", "event ttl", "renewing ttl"])
+@pytest.fixture(params=TTLS, ids=["no ttl", "ttl", "renewing event ttl"])
 def epochs(request: pytest.FixtureRequest, subtask_epochs: SubtaskEpochs) -> Epochs:
     return Epochs(subtask_epochs, request.param)
 

@@ -426,6 +426,6 @@ class HeapStatesMachine(StatesMachine):
 
 
 TestStatesOnRocksDB = RocksDBStatesMachine.TestCase
-TestStatesOnRocksDB.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestStatesOnRocksDB.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestStatesOnHeap = HeapStatesMachine.TestCase
-TestStatesOnHeap.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestStatesOnHeap.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
