@@ -14,6 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from pyspark_ckpt.testing import ProcessorHarness
+from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import Alarm, Collect, Count, PandasCount
 
 Scenario = Callable[[Any], Any]
@@ -34,12 +35,13 @@ def at_row(row: Row) -> int:
 class TestBothTesters:
     """Each scenario is a test body; what it sees must not depend on the class."""
 
-    def both(self, scenario: Scenario, processor: Any, *arguments: Any, **named: Any) -> Any:
-        ours = scenario(ProcessorHarness(processor, *arguments, **named))
-        assert ours == scenario(TwsTester(processor, *arguments, **named))
+    def both(self, scenario: Scenario, processor: Any, backend: str = "heap", **named: Any) -> Any:
+        ours = scenario(ProcessorHarness(processor, backend=backend, **named))
+        assert ours == scenario(TwsTester(processor, **named))
         return ours
 
-    def test_value_state_and_initial_state(self) -> None:
+    @pytest.mark.parametrize("backend", BACKEND_TYPES)
+    def test_value_state_and_initial_state(self, backend: str) -> None:
         def scenario(tester: Any) -> Any:
             return [
                 tester.test("ada", rows([1, 2])),
@@ -53,11 +55,13 @@ class TestBothTesters:
                 tester.test("ada", rows([1])),
             ]
 
-        seen = self.both(scenario, Count(), initialStateRow=[("ada", Row(n=4)), ("ada", Row(n=1))])
+        initial = [("ada", Row(n=4)), ("ada", Row(n=1))]
+        seen = self.both(scenario, Count(), backend, initialStateRow=initial)
         assert seen[0] == [Row(key="ada", n=8)]
         assert seen[-1] == [Row(key="ada", n=1)]
 
-    def test_pandas(self) -> None:
+    @pytest.mark.parametrize("backend", BACKEND_TYPES)
+    def test_pandas(self, backend: str) -> None:
         def scenario(tester: Any) -> Any:
             return [
                 tester.testInPandas("ada", pd.DataFrame({"n": [1, 2]})).to_dict("list"),
@@ -66,7 +70,10 @@ class TestBothTesters:
             ]
 
         seen = self.both(
-            scenario, PandasCount(), initialStatePandas=[("ada", pd.DataFrame({"n": [7, 1]}))]
+            scenario,
+            PandasCount(),
+            backend,
+            initialStatePandas=[("ada", pd.DataFrame({"n": [7, 1]}))],
         )
         assert seen[0] == {"key": ["ada"], "n": [11]}
 
