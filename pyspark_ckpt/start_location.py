@@ -107,7 +107,14 @@ class StartLocation:
         epoch = self._log.committed_epoch()
         if epoch is None or self.storage.exists(SEEDING_MARKER):
             return
+        stored_ids = self.storage.list("state")
         for operator_id, operator in enumerate(self._operators):
+            if str(operator_id) not in stored_ids:
+                raise IncompatibleStateError(
+                    f"{self.storage.root} has committed epochs and no state for operator "
+                    f"{operator.uid!r}: it is the location of another query; give this one a "
+                    "fresh checkpointLocation"
+                )
             handles = read_handles(spark, str(self.storage.root), epoch, operator_id)
             stored_uids = {handle.uid for handle in handles}
             if stored_uids - {operator.uid}:

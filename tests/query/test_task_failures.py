@@ -29,6 +29,7 @@ class Faulty(Reveal):
         super().init(handle)
         context = TaskContext.get()
         if context is None:  # on the driver, where the states are declared
+            self.armed = False
             return
         self.attempt = context.attemptNumber()
         self.epoch = int(context.getLocalProperty("streaming.sql.batchId"))
