@@ -7,8 +7,9 @@ the API gives rows, vectorised where it gives pandas frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.data import INPUT_SCHEMA, OUTPUT_SCHEMA
+from benchmarks.data import INPUT_SCHEMA, OUTPUT_SCHEMA, expected_output, sampled_output
+from benchmarks.limits import with_idle_operator, without_operator
 
 _STATE_SCHEMA = "n long, total long"
 
@@ -73,13 +75,22 @@ def count_group(
     yield pd.DataFrame({"key": [key[0]], "n": [count], "total": [total]})
 
 
+class Kind(Enum):
+    """Whose operator it is."""
+
+    OURS = "pyspark_ckpt"
+    PEER = "PySpark's own"
+    LIMIT = "limit"
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One operator under measurement."""
+    """One operator under measurement; `expected` computes its right output with pandas."""
 
     name: str
-    is_ours: bool
+    kind: Kind
     writer: Callable[[DataFrame], DataStreamWriter]
+    expected: Callable[[Sequence[Path]], pd.DataFrame] = expected_output
 
     def start(
         self, spark: SparkSession, source: Path, output: Path, location: Path
@@ -108,7 +119,7 @@ def _ours(backend: str) -> Contender:
         )
         return ckpt.write_stream(counts).option("spark.ckpt.state.backend.type", backend)
 
-    return Contender(f"pyspark_ckpt, {backend}", is_ours=True, writer=writer)
+    return Contender(f"pyspark_ckpt, {backend}", Kind.OURS, writer)
 
 
 def _apply_in_pandas_with_state(df: DataFrame) -> DataStreamWriter:
@@ -136,8 +147,8 @@ def _transform_with_state_in_pandas(df: DataFrame) -> DataStreamWriter:
 
 HEAP = _ours("heap")
 ROCKSDB = _ours("rocksdb")
-APPLY = Contender("applyInPandasWithState", is_ours=False, writer=_apply_in_pandas_with_state)
-TRANSFORM = Contender(
-    "transformWithStateInPandas", is_ours=False, writer=_transform_with_state_in_pandas
-)
-CONTENDERS = (HEAP, ROCKSDB, APPLY, TRANSFORM)
+APPLY = Contender("applyInPandasWithState", Kind.PEER, _apply_in_pandas_with_state)
+TRANSFORM = Contender("transformWithStateInPandas", Kind.PEER, _transform_with_state_in_pandas)
+IDLE = Contender("an operator that does nothing", Kind.LIMIT, with_idle_operator, sampled_output)
+NONE = Contender("no operator at all", Kind.LIMIT, without_operator, sampled_output)
+CONTENDERS = (HEAP, ROCKSDB, APPLY, TRANSFORM, IDLE, NONE)

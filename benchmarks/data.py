@@ -14,6 +14,10 @@ INPUT_SCHEMA = "key long, value long"
 OUTPUT_SCHEMA = "key long, n long, total long"
 OUTPUT_COLUMNS = ["key", "n", "total"]
 
+_LOWEST, _HIGHEST = -100, 100
+SAMPLED_BELOW = -80
+"""Values below it are a tenth of all."""
+
 _SEED = 20_240_229
 _FIRST_MTIME = 1_700_000_000
 
@@ -42,7 +46,7 @@ class Workload:
         return pd.DataFrame(
             {
                 "key": random.integers(0, self.keys, self.rows_per_epoch),
-                "value": random.integers(-100, 100, self.rows_per_epoch),
+                "value": random.integers(_LOWEST, _HIGHEST, self.rows_per_epoch),
             }
         )
 
@@ -65,6 +69,15 @@ def expected_output(files: Sequence[Path]) -> pd.DataFrame:
     running = changes.groupby("key")[["size", "sum"]].cumsum()
     output = pd.DataFrame({"key": changes["key"], "n": running["size"], "total": running["sum"]})
     return in_order(output)
+
+
+def sampled_output(files: Sequence[Path]) -> pd.DataFrame:
+    """Compute with pandas what a query lets through that has no operator or an idle one."""
+    rows = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    sampled = rows[rows["value"] < SAMPLED_BELOW]
+    return in_order(
+        pd.DataFrame({"key": sampled["key"], "n": sampled["value"], "total": sampled["value"]})
+    )
 
 
 def in_order(output: pd.DataFrame) -> pd.DataFrame:

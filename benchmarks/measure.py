@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.contenders import Contender
 from benchmarks.cpu import CpuTimes, CpuUse
-from benchmarks.data import expected_output, in_order, link_files
+from benchmarks.data import in_order, link_files
 from pyspark_ckpt import CheckpointedQuery
 
 MAX_EPOCHS = 1_000
@@ -132,7 +132,7 @@ def run_checked(
     epochs = _epochs(query)
     if len(epochs) != len(files):
         raise WrongResultError(f"{contender.name}: {len(epochs)} epochs for {len(files)} files")
-    _check_output(contender.name, _read_output(spark, output), expected_output(files))
+    _check_output(contender.name, _read_output(spark, output), contender.expected(files))
     run = Run(
         contender,
         epochs=epochs[warm_up_epochs:],

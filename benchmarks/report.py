@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import SparkSession
 
-from benchmarks.contenders import APPLY, CONTENDERS, TRANSFORM, Contender
+from benchmarks.contenders import APPLY, CONTENDERS, NONE, TRANSFORM, Contender, Kind
 from benchmarks.measure import Run
 from pyspark_ckpt import __version__
 
@@ -134,9 +134,9 @@ class Report:
         machine = ", ".join(f"{name} {value}" for name, value in self._machine.items())
         text = (
             f"{numbers['keys']:,} keys, {numbers['rows_per_epoch']:,} rows per epoch, "
-            f"{numbers['repetitions']} repetitions in turn in one session. pyspark_ckpt: "
-            f"{numbers['epochs']} epochs, the first {numbers['warm_up_epochs']} not counted; "
-            f"PySpark's own: {numbers['peer_epochs']} epochs, the first "
+            f"{numbers['repetitions']} repetitions in turn in one session. pyspark_ckpt and "
+            f"the limits: {numbers['epochs']} epochs, the first {numbers['warm_up_epochs']} not "
+            f"counted; PySpark's own: {numbers['peer_epochs']} epochs, the first "
             f"{numbers['peer_warm_up_epochs']} not counted. Every output row of every run was "
             "checked against pandas. Figures are the median of the repetitions (lowest to "
             "highest); a ratio is taken within a repetition. CPU time is that of driver, JVM and "
@@ -170,13 +170,18 @@ class Report:
     def _verdicts(self) -> list[str]:
         lines = []
         for contender in CONTENDERS:
-            if contender.is_ours:
+            if contender.kind is Kind.OURS:
                 ratio = self.ratio(contender, APPLY).median
                 verdict = "reached" if ratio >= TARGET_RATIO else "NOT reached"
                 lines.append(
                     f"- {contender.name}: {ratio:.1f} times {APPLY.name}, target "
                     f"{TARGET_RATIO}: {verdict}"
                 )
+        limit = self.ratio(NONE, APPLY).median
+        lines.append(
+            f"- Limit: the same query with no operator at all has {limit:.1f} times the rows/s of "
+            f"{APPLY.name}; no operator can pass that at this size of epoch."
+        )
         return lines
 
     def _breakdown(self) -> list[list[str]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.contenders import CONTENDERS, Contender, Kind
 from benchmarks.cpu import wait_for_quiet
 from benchmarks.data import Workload
 from benchmarks.measure import MAX_EPOCHS, Run, WrongResultError, new_session, run_checked
@@ -67,8 +67,9 @@ def _repetitions(
     for number in range(options.repetitions):
         runs: dict[str, Run] = {}
         for contender in _in_turn(number):
-            epochs = options.epochs if contender.is_ours else options.peer_epochs
-            warm_up = options.warm_up_epochs if contender.is_ours else options.peer_warm_up_epochs
+            is_slow = contender.kind is Kind.PEER
+            epochs = options.peer_epochs if is_slow else options.epochs
+            warm_up = options.peer_warm_up_epochs if is_slow else options.warm_up_epochs
             # Spark holds on to a stopped query's state: no two runs share a path.
             place = directory / f"run-{number}-{len(runs)}"
             wait_for_quiet(options.patience_seconds)
