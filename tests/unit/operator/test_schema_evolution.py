@@ -177,9 +177,7 @@ def test_fields_are_matched_by_name(
 def test_a_struct_of_which_no_field_is_kept_is_refused(where: str) -> None:
     path, wrap, _ = WRAPPERS[where]
     evolution = compare(wrap(struct(a=INT, b=INT)), wrap(struct(c=INT)))
-    assert evolution.refused == (
-        f"no field of {path!r} is kept, stored values would be lost{NOT}",
-    )
+    assert evolution.refused == (f"no field of {path!r} is kept, stored values would be lost{NOT}",)
     assert evolution.verdict is Verdict.INCOMPATIBLE
     top = compare(struct(a=INT), struct(b=INT))
     assert top.refused == (f"no field of the schema is kept, stored values would be lost{NOT}",)
