@@ -159,7 +159,11 @@ class ListState:
     def exists(self) -> bool:
         """Tell whether the key's list has a value."""
         data = self._header()
-        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
+        if data is None or self._aging is None or self._aging.shown(data) is not None:
+            return data is not None
+        # The header may age in another time than an older chunk does.
+        below = self._table.scan(self._prefix())
+        return any(self._aging.shown(chunk) is not None for _, chunk in below)
 
     def get(self) -> Iterator[Value]:
         """Return an iterator over the key's values in order."""
