@@ -170,7 +170,7 @@ class ListState:
         return self._values(self._prefix())
 
     def put(self, newState: list[Value]) -> None:
-        """Replace the key's list."""
+        """Replace the key's list; an empty one clears it, which PySpark refuses."""
         encoded = [self._codec.encode(value) for value in newState]
         self.clear()
         self._append(encoded)
@@ -180,7 +180,7 @@ class ListState:
         self._append([self._codec.encode(newState)])
 
     def appendList(self, newState: list[Value]) -> None:
-        """Append several values."""
+        """Append several values; none change nothing, which PySpark refuses."""
         self._append([self._codec.encode(value) for value in newState])
 
     def clear(self) -> None:
