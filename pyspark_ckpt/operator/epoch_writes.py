@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,18 @@ class EpochWrites:
             stored = self._spilled.get_many([key])[0]
             return NOT_WRITTEN if stored is None else _decode(stored)
         return write
+
+    def find_many(self, keys: Sequence[bytes]) -> list[Any]:
+        """Return :meth:`find` of several keys, with one look at what lies on disk."""
+        writes: list[Any] = [self._memory.get(key, NOT_WRITTEN) for key in keys]
+        if self._spilled is None:
+            return writes
+        places = [place for place, write in enumerate(writes) if write is NOT_WRITTEN]
+        spilled = self._spilled.get_many([keys[place] for place in places])
+        for place, stored in zip(places, spilled, strict=True):
+            if stored is not None:
+                writes[place] = _decode(stored)
+        return writes
 
     def add(self, key: bytes, value: Write) -> None:
         """Write one entry that no scan looks for."""

@@ -19,6 +19,11 @@ from pyspark_ckpt.operator.time_to_live import TimeToLive
 LEAST_ENTRIES = 1_000
 ENTRIES_PER_WRITE = 2
 
+LIST = "list"
+"""Kind of the states that have several entries for a key, of which the first leads to the others.
+
+Their times differ, also after the time that they age in was changed: none may be left alone."""
+
 FREE = "free"
 """Kind of a place in the list of states that no entry refers to any more."""
 
@@ -62,17 +67,28 @@ def sweep(
     }
     if not deleted and not aging:
         return Sweep(b"", states)
+    lists = {state_id for state_id, state in enumerate(states) if state.kind == LIST}
     budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
+    head = b""  # an expired list's first entry, which goes when all that is below it has gone
     for key, value in table.scan_stored(sweep_from):
+        if head and not key.startswith(head):
+            table.delete(head)
+            head = b""
         if budget == 0:
-            return Sweep(key, states)
+            return Sweep(head or key, states)
         budget -= 1
         state_id = _state_id(key)
         ages = aging.get(state_id)
-        if state_id in deleted or (
-            ages is not None and ages.is_expired(value) and not table.is_written(key)
-        ):
+        if state_id in deleted:
             table.delete(key)
+        elif ages is None or not ages.is_expired(value) or table.is_written(key):
+            head = b""
+        elif state_id in lists and not head:
+            head = key
+        else:
+            table.delete(key)
+    if head:
+        table.delete(head)
     return Sweep(b"", tuple(_swept(state) for state in states))
 
 

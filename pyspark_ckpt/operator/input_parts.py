@@ -12,12 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.operator.input_columns import KEY_GROUP
+from pyspark_ckpt.operator.json_expressions import JSON, VARIANTS
+from pyspark_ckpt.operator.spilled_frames import to_frame, to_table
 
 Frames = list[pd.DataFrame]
 
@@ -99,8 +102,7 @@ class InputParts:
                 place = np.searchsorted(starts, frame[KEY_GROUP].to_numpy(), side="right") - 1
                 order = np.argsort(place, kind="stable")
                 bounds = np.searchsorted(place[order], range(len(buckets) + 1))
-                own = frame[self._schema.names]
-                table = pa.Table.from_pandas(own, self._schema, preserve_index=False).take(order)
+                table = to_table(frame, self._schema).take(order)
                 for writer, start, stop in zip(writers, bounds[:-1], bounds[1:], strict=True):
                     if stop > start:
                         writer.write_table(table.slice(start, stop - start))
@@ -110,7 +112,7 @@ class InputParts:
     def _part(self, bucket: range, path: Path) -> Iterator[Frames]:
         """Yield a bucket's rows, split again if they are too many and of several key groups."""
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            frames = (batch.to_pandas(date_as_object=True) for batch in reader)
+            frames = map(to_frame, reader)
             yield from InputParts(self._schema, bucket, self._limit_bytes, self._directory).split(
                 frames
             )
@@ -136,6 +138,11 @@ def _size_in_memory(frame: pd.DataFrame) -> int:
         column = frame[name]
         if column.dtype == object:
             sample = column.iloc[:: max(1, len(column) // _SAMPLE)]
-            lengths = [len(value) for value in sample if isinstance(value, str | bytes)]
-            size += int(len(column) * sum(lengths) / max(1, len(sample)))
+            size += int(len(column) * sum(map(_length, sample)) / max(1, len(sample)))
     return size
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, dict):  # text with variants beside it
+        return len(value[JSON]) + sum(len(one.value) + len(one.metadata) for one in value[VARIANTS])
+    return len(value) if isinstance(value, str | bytes) else 0

@@ -11,6 +11,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.expiry_sweep import LIST
 from pyspark_ckpt.operator.merging_states import (
     AggregateFunction,
     AggregatingState,
@@ -28,7 +29,13 @@ from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_desc
 from pyspark_ckpt.operator.state_migration import migrate
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.states import ListState, MapState, ValueState
-from pyspark_ckpt.operator.time_to_live import Aging, StateTtlConfig, SwitchedOff, TimeToLive
+from pyspark_ckpt.operator.time_to_live import (
+    Aging,
+    StateTtlConfig,
+    SwitchedOff,
+    TimeToLive,
+    TtlTime,
+)
 from pyspark_ckpt.operator.timers import Timers
 from pyspark_ckpt.operator.value_columns import ValueColumns
 from pyspark_ckpt.operator.versioned_codec import Codec
@@ -86,8 +93,11 @@ class ProcessorHandle:
 
     @property
     def aging(self) -> Mapping[int, TimeToLive]:
-        """How entries of the states with a time to live age, by state id."""
-        return self._aging
+        """How entries age, by state id, of all states that have a time to live.
+
+        Those that the processor no longer asks for have one too.
+        """
+        return {**self._aging_unasked(), **self._aging}
 
     @property
     def ages_in_event_time(self) -> bool:
@@ -102,7 +112,7 @@ class ProcessorHandle:
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
         """Return the list state of that name, made if it is new."""
-        state_id, codec, aging = self._state("list", stateName, schema, ttl=ttlDurationMs)
+        state_id, codec, aging = self._state(LIST, stateName, schema, ttl=ttlDurationMs)
         return ListState(self._table, state_id, codec, aging)
 
     def getMapState(
@@ -242,6 +252,17 @@ class ProcessorHandle:
             self._aging[state_id] = aging
             return aging
         return SwitchedOff() if state.is_stamped else None
+
+    def _aging_unasked(self) -> dict[int, TimeToLive]:
+        return {
+            state_id: TimeToLive(state.ttl, self._clock, self._table.current, state.name)
+            for state_id, state in enumerate(self._catalog.states)
+            if state.ttl is not None
+            and state.sweeps is None
+            and state_id not in self._aging
+            # Without a watermark, entries that age in event time stay as old as they are.
+            and (state.ttl.time != TtlTime.EVENT_TIME or self._clock.watermark_ms is not None)
+        }
 
     def _check_in_init(self, what: str) -> None:
         if not self._in_init:

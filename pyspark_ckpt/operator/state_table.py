@@ -87,12 +87,11 @@ class StateTable:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return several entries, in their order."""
-        values = self._backend.get_many(keys)
-        if len(self._writes) or self._writes.is_spilled:
-            for index, key in enumerate(keys):
-                write = self._writes.find(key)
-                if write is not NOT_WRITTEN:
-                    values[index] = write
+        values = self._writes.find_many(keys)
+        places = [place for place, write in enumerate(values) if write is NOT_WRITTEN]
+        stored = self._backend.get_many([keys[place] for place in places])
+        for place, value in zip(places, stored, strict=True):
+            values[place] = value
         return values
 
     def get_prefetched(self, state_id: bytes) -> bytes | None:

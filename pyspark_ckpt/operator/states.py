@@ -159,14 +159,18 @@ class ListState:
     def exists(self) -> bool:
         """Tell whether the key's list has a value."""
         data = self._header()
-        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
+        if data is None or self._aging is None or self._aging.shown(data) is not None:
+            return data is not None
+        # The header may age in another time than an older chunk does.
+        below = self._table.scan(self._prefix())
+        return any(self._aging.shown(chunk) is not None for _, chunk in below)
 
     def get(self) -> Iterator[Value]:
         """Return an iterator over the key's values in order."""
         return self._values(self._prefix())
 
     def put(self, newState: list[Value]) -> None:
-        """Replace the key's list."""
+        """Replace the key's list; an empty one clears it, which PySpark refuses."""
         encoded = [self._codec.encode(value) for value in newState]
         self.clear()
         self._append(encoded)
@@ -176,7 +180,7 @@ class ListState:
         self._append([self._codec.encode(newState)])
 
     def appendList(self, newState: list[Value]) -> None:
-        """Append several values."""
+        """Append several values; none change nothing, which PySpark refuses."""
         self._append([self._codec.encode(value) for value in newState])
 
     def clear(self) -> None:

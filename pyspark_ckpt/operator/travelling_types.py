@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.operator.json_columns import JsonReader
-from pyspark_ckpt.operator.json_expressions import to_travelling
+from pyspark_ckpt.operator.json_expressions import to_travelling, travelling_type
 from pyspark_ckpt.operator.json_form import JsonForm
 from pyspark_ckpt.operator.wire_form import aware_timestamp, wire_type
 
@@ -70,6 +70,12 @@ _TRANSPORTS: dict[type[T.DataType], Transport] = {
     T.TimestampType: Transport(F.unix_micros, 0),
     T.TimestampNTZType: Transport(_text, None, _local_time),
 }
+_OTHER_TYPES: dict[type[T.DataType], T.DataType] = {
+    T.DateType: T.IntegerType(),
+    T.TimestampType: T.LongType(),
+    T.TimestampNTZType: T.StringType(),
+}
+"""Those of them that are of another type on their way."""
 
 
 def transport_of(field: T.StructField, time_zone: str) -> Transport:
@@ -101,11 +107,9 @@ def _json_transport(field: T.StructField, time_zone: str) -> Transport:
 
 def sent_type(field: T.StructField) -> T.DataType:
     """Return the type that a column has on its way."""
-    if isinstance(field.dataType, T.DateType):
-        return T.IntegerType()
-    if isinstance(field.dataType, T.TimestampType):
-        return T.LongType()
-    return field.dataType
+    if type(field.dataType) not in _TRANSPORTS:
+        return travelling_type(field.dataType)
+    return _OTHER_TYPES.get(type(field.dataType), field.dataType)
 
 
 def received(transport: Transport, value: Any) -> Any:

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
     [
         (TimeMode.NONE, None, (-1, -1), None),
         (TimeMode.NONE, 50, (-1, -1), None),
-        (TimeMode.PROCESSING_TIME, None, (100, -1), 100),
+        (TimeMode.PROCESSING_TIME, None, (100, 0), 100),
         (TimeMode.PROCESSING_TIME, 0, (100, 0), 100),
         (TimeMode.EVENT_TIME, 0, (100, 0), 0),
         (TimeMode.EVENT_TIME, 50, (100, 50), 50),

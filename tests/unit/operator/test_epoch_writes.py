@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,29 @@ def test_the_last_write_of_a_key_counts_wherever_it_lies(
         assert writes.find(key) == value
     assert writes.find(b"d") is NOT_WRITTEN
     assert pairs(writes) == [(b"a", None), (b"b", b""), (b"c", b"\x00")]
+
+
+def test_many_keys_are_looked_up_on_disk_at_once(
+    make_writes: MakeWrites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = make_writes(10**6)
+    for key, value in [(b"a", b"1"), (b"b", None), (b"c", b"1"), (b"d", None)]:
+        writes.add(key, value)
+    writes.spill()
+    writes.add(b"c", None)
+    writes.add(b"d", b"2")
+    spilled, looked_up = writes._spilled, []
+    assert spilled is not None
+    get_many = spilled.get_many
+
+    def counted(keys: Sequence[bytes]) -> list[bytes | None]:
+        looked_up.append(list(keys))
+        return get_many(keys)
+
+    monkeypatch.setattr(spilled, "get_many", counted)
+    keys = [b"d", b"a", b"e", b"b", b"c", b"a"]
+    assert writes.find_many(keys) == [b"2", b"1", NOT_WRITTEN, None, None, b"1"]
+    assert looked_up == [[b"a", b"e", b"b", b"a"]]
 
 
 def test_nothing_written_is_nothing_in_order(make_writes: MakeWrites, limit_bytes: int) -> None:

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_ckpt.operator import expiry_sweep
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.expiry_sweep import FREE
+from pyspark_ckpt.operator.states import ListState
 from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 MANY = [(encode_key_group(number // 100), b"%04d" % number) for number in range(1000)]
 STRETCH = 100
 TTL_MS = 10
+LONG_MS = 10_000
 
 
 class Reads:
@@ -111,6 +115,75 @@ def test_live_and_rewritten_entries_and_other_states_stay(
     ]  # fmt: skip
     subtask_epochs.end()
     assert len(subtask_epochs.entries()) == 1 + 2 + 2 + 2
+
+
+def test_a_lists_first_entry_stays_as_long_as_a_chunk_does(subtask_epochs: SubtaskEpochs) -> None:
+    """Its time may be over before a chunk's is, when the time that they age in was changed."""
+    in_event_time = StateTtlConfig(TTL_MS, time="event")
+
+    def at(watermark_ms: int, ttl: int | StateTtlConfig = in_event_time) -> ListState:
+        subtask_epochs.clock = EpochClock(TimeMode.PROCESSING_TIME, 1000, watermark_ms)
+        return subtask_epochs.begin().getListState("l", NUMBER, ttl)
+
+    at(0, TTL_MS).appendValue((1,))
+    subtask_epochs.end()
+    at(0).appendValue((2,))  # the first entry is as old as this one from now on
+    subtask_epochs.end()
+    for _ in range(2):  # the first value counts as written at 500, the second as written at 0
+        state = at(500)
+        assert state.exists()
+        assert list(state.get()) == [(1,)]
+        subtask_epochs.end()
+    assert len(subtask_epochs.entries()) == 2
+    at(505).appendValue((3,))
+    subtask_epochs.end()
+    assert list(at(509).get()) == [(1,), (3,)]
+    subtask_epochs.end()
+    assert list(at(510).get()) == [(3,)]
+    subtask_epochs.end()
+    assert not at(515).exists()
+    subtask_epochs.end()
+    assert subtask_epochs.entries() == {}
+
+
+def test_a_list_longer_than_a_stretch_goes_with_its_first_entry_last(
+    subtask_epochs: SubtaskEpochs, reads: Reads
+) -> None:
+    subtask_epochs.set_time(1000)
+    for number in range(3 * STRETCH):
+        subtask_epochs.begin().getListState("l", NUMBER, LONG_MS).appendValue((number,))
+        subtask_epochs.end()
+    subtask_epochs.set_time(1000 + LONG_MS)
+    header = min(subtask_epochs.entries())
+    left = []
+    while entries := subtask_epochs.entries():
+        assert header in entries
+        left.append(len(entries))
+        assert len(left) < 10
+        reads.entries = 0
+        subtask_epochs.begin().getListState("l", NUMBER, LONG_MS)
+        subtask_epochs.end()
+        assert reads.entries <= STRETCH + 1
+    assert len(left) >= 3
+
+
+@pytest.mark.parametrize("ttl", [TTL_MS, StateTtlConfig(TTL_MS, time="event")])
+def test_a_state_that_is_no_longer_asked_for_expires_all_the_same(
+    subtask_epochs: SubtaskEpochs, ttl: int | StateTtlConfig
+) -> None:
+    subtask_epochs.set_time(1000)
+    subtask_epochs.begin().getMapState("m", TEXT, NUMBER, ttl).updateValue(("a",), (1,))
+    subtask_epochs.end()
+    without_watermark = EpochClock(TimeMode.PROCESSING_TIME, 1000 + TTL_MS - 1, None)
+    for clock, left in (
+        (without_watermark, 1),
+        (EpochClock(TimeMode.NONE, 1000 + TTL_MS - 1, 1000 + TTL_MS - 1), 1),
+        (EpochClock(TimeMode.NONE, 1000 + TTL_MS, 1000 + TTL_MS), 0),
+    ):
+        subtask_epochs.clock = clock
+        subtask_epochs.begin()
+        subtask_epochs.end()
+        assert len(subtask_epochs.entries()) == left
 
 
 def test_without_expiring_or_deleted_states_nothing_is_read(

@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator import input_columns
+from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 
 EPOCH = datetime.date(1970, 1, 1)
@@ -204,6 +205,20 @@ def test_the_users_key_has_the_type_of_the_users_column(
     keys = [columns.user_key(columns.key_tuple(key)) for key in groups]
     assert keys == [(value,) for value in values]
     assert [type(key) for (key,) in keys] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize(("kind", "values"), VALUES, ids=lambda p: str(p) if p is not list else "")
+def test_the_key_of_a_timer_is_a_row_of_the_same_values(
+    kind: T.DataType, values: list[Any]
+) -> None:
+    columns = InputColumns(schema_of(T.StringType(), kind), ["f1", "f0"])
+    rows = [("x", value) for value in values]
+    for sent_key in columns.group_by_key(iter([frame(columns.schema, rows)])):
+        sent = columns.key_tuple(sent_key)
+        key = columns.decode_key(key_encoder()(sent))
+        assert isinstance(key, Row)
+        assert key.asDict() == {"f1": key[0], "f0": "x"}
+        assert repr(tuple(key)) == repr(columns.user_key(sent))
 
 
 @pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.ArrayType(T.GeometryType(4326))])

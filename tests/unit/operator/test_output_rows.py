@@ -28,12 +28,12 @@ def output(kind: T.DataType) -> OutputRows:
     return OutputRows(T.StructType([T.StructField("x", kind)]), "count")
 
 
-def sent(rows: OutputRows, values: list[Any]) -> list[Any]:
+def sent(rows: OutputRows, values: list[Any], name: str = "c0") -> list[Any]:
     """The column as it arrives in the JVM; converts as PySpark's serializer does."""
     frame = rows.frame(values)
     assert list(frame) == rows.sent_schema.names
-    series = frame["c0"]
-    arrow_type = to_arrow_type(rows.sent_schema[0].dataType)
+    series = frame[name]
+    arrow_type = to_arrow_type(rows.sent_schema[name].dataType)
     mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
     return list(pa.Array.from_pandas(series, mask=mask, type=arrow_type).to_pylist())
 
@@ -143,10 +143,19 @@ def test_a_row_of_another_width_is_refused(row: Any) -> None:
         TWO_COLUMNS.frame([(1, "x"), row])
 
 
-@pytest.mark.parametrize("row", [Row(a=1), Row(a=1, c="x"), Row(a=1, b="x", c=2)])
-def test_a_row_with_other_names_is_refused_with_both(row: Row) -> None:
-    with pytest.raises(StateValueError, match=r"'count'.*\['a'.*\['a', 'b'\]"):
-        TWO_COLUMNS.frame([(1, "x"), row])
+@pytest.mark.parametrize(
+    ("row", "values"),
+    [
+        (Row(a=1), [1, None]),
+        (Row(c="x", a=1), [1, None]),
+        (Row(c=2, b="x", a=1), [1, "x"]),
+        (Row(c=2), [None, None]),
+    ],
+)
+def test_missing_names_are_null_and_others_are_left_out(row: Row, values: list[Any]) -> None:
+    rows = [(7, "y"), row]
+    assert sent(TWO_COLUMNS, rows) == [7, values[0]]
+    assert sent(TWO_COLUMNS, rows, "c1") == ["y", values[1]]
 
 
 @pytest.mark.parametrize("row", [[1, "x"], {"a": 1, "b": "x"}, None, 1, "ab"])

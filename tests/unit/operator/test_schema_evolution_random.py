@@ -133,6 +133,8 @@ class Schemas:
             return T.StructType(fields), lambda v: v
         place = self.rand.randrange(len(fields))
         field = fields[place]
+        if how == "remove" and place == _oldest(fields):
+            return kind, _same  # one stored field must be kept
         if how == "remove":
             del fields[place]
             return T.StructType(fields), lambda v: {n: i for n, i in v.items() if n != field.name}
@@ -140,6 +142,10 @@ class Schemas:
         fields[place] = T.StructField(field.name, inner, field.nullable or how == "loosen")
         name = field.name
         return T.StructType(fields), lambda v: {**v, name: _at(change, v[name])}
+
+
+def _oldest(fields: list[T.StructField]) -> int:
+    return min(range(len(fields)), key=lambda place: int(fields[place].name[1:]))
 
 
 def _same(value: Any) -> Any:

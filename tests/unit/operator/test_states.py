@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateError, StateValueError
@@ -202,7 +203,10 @@ def test_map_entries_are_set_found_and_removed(epochs: Epochs, later: Callable[[
         epochs.map.updateValue((key,), (value,))
     later()
     assert epochs.map.exists()
-    assert epochs.map.getValue(("a",)) == (2,)
+    found = epochs.map.getValue(("a",))
+    assert found == (2,)
+    assert isinstance(found, Row)
+    assert found.n == 2
     assert epochs.map.containsKey(("",))
     assert not epochs.map.containsKey(("c",))
     assert dict(epochs.map.iterator()) == {("b",): (1,), ("a",): (2,), ("",): (3,)}

@@ -41,10 +41,9 @@ class Epochs:
         while due := self.timers.take_due(now_ms, most):
             assert len(due) <= most
             for timer in due:
-                if not self.timers.was_deleted(timer):
-                    fired.append((timer.time_ms, KEYS.index((timer.key_group, timer.encoded_key))))
-                    self.subtask.to_key(fired[-1][1])
-                    self.timers.delete(timer.time_ms)
+                fired.append((timer.time_ms, KEYS.index((timer.key_group, timer.encoded_key))))
+                self.subtask.to_key(fired[-1][1])
+                self.timers.delete(timer.time_ms)
         return fired
 
 
@@ -108,6 +107,7 @@ def test_any_number_of_timers_can_be_taken_at_once(
 def test_a_timer_registered_while_timers_fire_waits_for_the_next_epoch(epochs: Epochs) -> None:
     epochs.register(0, 10)
     (timer,) = epochs.timers.take_due(100, 10)
+    epochs.subtask.to_key(0)
     epochs.timers.register(50)
     epochs.timers.register(101)
     epochs.timers.delete(timer.time_ms)
@@ -126,15 +126,22 @@ def test_registering_a_due_timer_again_while_timers_fire_changes_nothing(epochs:
     assert [timer.time_ms for timer in epochs.timers.take_due(100, 1)] == [20]
 
 
-def test_a_deleted_timer_is_known_as_such_until_it_is_registered_again(epochs: Epochs) -> None:
-    epochs.register(0, 10, 20)
+def test_a_taken_timer_that_is_deleted_and_registered_again_fires_once_more(
+    epochs: Epochs,
+) -> None:
+    epochs.register(0, 10, 20, 30)
     epochs.end()
-    first, second = epochs.timers.take_due(20, 10)
+    first, second, third = epochs.timers.take_due(30, 10)
     epochs.timers.delete(20)
-    assert not epochs.timers.was_deleted(first)
-    assert epochs.timers.was_deleted(second)
-    epochs.timers.register(20)
-    assert not epochs.timers.was_deleted(second)
+    epochs.timers.delete(30)
+    assert epochs.of_key(0) == [10]
+    epochs.timers.register(30)
+    epochs.timers.delete(first.time_ms)
+    epochs.timers.delete(second.time_ms)
+    assert epochs.timers.take_due(30, 10) == []
+    assert epochs.timers.earliest_ms() == third.time_ms
+    epochs.end()
+    assert epochs.fire(30) == [(30, 0)]
 
 
 def test_what_is_taken_names_time_and_key(epochs: Epochs) -> None:

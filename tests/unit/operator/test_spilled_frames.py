@@ -1,0 +1,152 @@
+"""Frames of every type, as PySpark's worker makes them, are the same after a spill."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql import types as T
+from pyspark.sql.conversion import ArrowArrayToPandasConversion
+from pyspark.sql.pandas.types import to_arrow_type
+
+from pyspark_ckpt.operator import input_parts
+from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.input_parts import InputParts
+from pyspark_ckpt.operator.json_columns import json_writer
+from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
+from tests.unit.operator.test_input_columns import frame
+
+GROUPS = range(4)
+WITH_VARIANTS = T.StructType().add("json", "string")
+WITH_VARIANTS.add("variants", T.ArrayType(T.VariantType()))
+AS_THEY_ARE = (
+    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
+    T.BinaryType, T.DecimalType,
+)  # fmt: skip
+ALL_TYPES: list[Typed] = [
+    *LEAVES,
+    *((T.ArrayType(kind), st.lists(st.none() | values, max_size=2)) for kind, values in LEAVES),
+]
+
+
+def sent_type(kind: T.DataType) -> T.DataType:
+    """The type that the shuffle has for a column."""
+    if isinstance(kind, T.DateType):
+        return T.IntegerType()
+    if isinstance(kind, T.TimestampType):
+        return T.LongType()
+    if type(kind) in AS_THEY_ARE:
+        return kind
+    return WITH_VARIANTS if "variant" in kind.simpleString() else T.StringType()
+
+
+def sent(kind: T.DataType, value: Any) -> Any:
+    """What the plan makes of a value that is not a null kept by a mask."""
+    if isinstance(kind, T.DateType):
+        return (value - datetime.date(1970, 1, 1)).days
+    if isinstance(kind, T.TimestampType):
+        return kind.toInternal(value)
+    if isinstance(kind, T.TimestampNTZType):
+        return None if value is None else str(value)
+    if type(kind) in AS_THEY_ARE or type(kind) is T.StringType:
+        return value
+    text = json_writer(kind)(value)
+    if not isinstance(text, dict):
+        return text
+    in_arrow = [{"value": one.value, "metadata": one.metadata} for one in text["variants"]]
+    return {**text, "variants": in_arrow}
+
+
+def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
+    """The frame that PySpark's worker makes of the Arrow batch of some rows."""
+    columns: dict[str, Any] = {}
+    for index, field in enumerate(schema.fields):
+        kind = sent_type(field.dataType)
+        numeric = isinstance(kind, T.NumericType | T.BooleanType) and kind.typeName() != "decimal"
+        filler = False if isinstance(kind, T.BooleanType) else 0
+        values = [
+            filler if row[index] is None and numeric else sent(field.dataType, row[index])
+            for row in rows
+        ]
+        array = pa.array(values, to_arrow_type(kind))
+        columns[f"c{index}"] = ArrowArrayToPandasConversion.convert(
+            array, kind, ser_name=f"c{index}", timezone="UTC"
+        )
+    masked = [
+        index
+        for index, field in enumerate(schema.fields)
+        if field.nullable
+        and isinstance(sent_type(field.dataType), T.NumericType | T.BooleanType)
+        and not isinstance(field.dataType, T.DecimalType)
+    ]
+    if masked:
+        bits = [sum(1 << b for b, i in enumerate(masked) if row[i] is None) for row in rows]
+        columns["__ckpt_nulls_0"] = pd.Series(bits, dtype=np.int64)
+    columns[KEY_GROUP] = pd.Series(groups, dtype=np.int32)
+    columns[TOKEN] = pd.Series([12] * len(rows), dtype=np.int32)
+    return pd.DataFrame(columns)
+
+
+def check_spill(
+    directory: Path, typed: Sequence[Typed], data: st.DataObject, rows_per_frame: int = 2
+) -> None:
+    schema = struct(T.LongType(), *(kind for kind, _ in typed))
+    columns = InputColumns(schema, ["f0"], "America/Los_Angeles")
+    values = st.tuples(*(st.none() | values for _, values in typed))
+    rows = [(n, *row) for n, row in enumerate(data.draw(st.lists(values, min_size=1, max_size=5)))]
+    frames = [
+        shuffled(
+            schema,
+            rows[start : start + rows_per_frame],
+            *[n % len(GROUPS) for n, *_ in rows[start : start + rows_per_frame]],
+        )
+        for start in range(0, len(rows), rows_per_frame)
+    ]
+    for kind, field in zip(typed, list(columns.sent_schema)[2:], strict=False):
+        assert field.type == to_arrow_type(sent_type(kind[0]))
+    expected = sorted(repr(row) for one in frames for row in columns.rows(one))
+    parts = InputParts(columns.sent_schema, GROUPS, 1, directory)
+    found = [one for part in parts.split(iter(frames)) for one in part]
+    assert parts.spilled_bytes > 0
+    assert sorted(repr(row) for one in found for row in columns.rows(one)) == expected
+    for one in found:
+        assert one.dtypes.to_dict() == frames[0].drop(columns=TOKEN).dtypes.to_dict()
+    assert list(directory.iterdir()) == []
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_rows_of_all_types_are_the_same_after_a_spill(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_spill(tmp_path_factory.mktemp("all"), ALL_TYPES, data)
+
+
+@given(st.lists(TYPES, max_size=3), st.data())
+def test_nested_values_are_the_same_after_a_spill(
+    tmp_path_factory: pytest.TempPathFactory, typed: list[Typed], data: st.DataObject
+) -> None:
+    check_spill(tmp_path_factory.mktemp("any"), typed, data)
+
+
+def test_the_frames_are_those_of_the_other_tests() -> None:
+    schema = struct(T.LongType(), T.StringType(), T.DateType(), T.TimestampNTZType())
+    rows = [(1, "x", datetime.date(2024, 2, 29), None), (None, None, None, None)]
+    pd.testing.assert_frame_equal(shuffled(schema, rows, 0, 3), frame(schema, rows, 0, 3))
+
+
+def test_long_variants_count() -> None:
+    schema = struct(T.VariantType())
+    small, large = (
+        shuffled(schema, [(variants(b"x" * length),)] * 100, *[0] * 100) for length in (1, 1000)
+    )
+    grown = input_parts._size_in_memory(large) - input_parts._size_in_memory(small)
+    assert 190_000 < grown < 210_000
