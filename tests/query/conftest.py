@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `tests.query.harness`, however pytest began
 
-from tests.query import harness, model
+from tests.query import harness, model, timed
 from tests.query.harness import Feed, Job
 
 
 @pytest.fixture(scope="module", autouse=True)
 def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     """Python workers cannot import test modules, so processors travel whole."""
-    modules = (harness, model, request.module)
+    modules = (harness, model, timed, request.module)
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     yield

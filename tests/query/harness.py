@@ -76,6 +76,12 @@ class Job:
     location: str = "loc"
     out: str = "out"
     options: Mapping[str, Any] = field(default_factory=dict)
+    time_mode: str = "None"
+    watermark: str | None = None
+    method: str = "transformWithState"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    plan: Callable[[Job], DataFrame] | None = None
+    """Builds a query of another shape."""
 
     def but(self, **changes: Any) -> Job:
         return replace(self, **changes)
@@ -91,11 +97,20 @@ class Job:
     def checkpoint_path(self) -> Path:
         return self.location_path / "pyspark_ckpt"
 
+    def stream(self) -> DataFrame:
+        df = self.feed.stream(self.spark)
+        return df if self.watermark is None else df.withWatermark(self.watermark, "0 seconds")
+
     def df(self) -> DataFrame:
-        keyed = ckpt.key_by(self.feed.stream(self.spark), *self.keys)
-        return keyed.transformWithState(
-            self.processor(), self.output, "Append", "None", uid=self.uid
-        )
+        if self.plan is not None:
+            return self.plan(self)
+        return self.process(ckpt.key_by(self.stream(), *self.keys))
+
+    def process(self, keyed: ckpt.KeyedStream) -> DataFrame:
+        """Run the job's processor over a keyed stream, as its fields say."""
+        call = getattr(keyed, self.method)
+        arguments = {"uid": self.uid, **self.arguments}
+        return call(self.processor(), self.output, "Append", self.time_mode, **arguments)
 
     def writer(self, restore: str | Path | None = None) -> ckpt.CheckpointedStreamWriter:
         writer = ckpt.write_stream(self.df()).format("parquet").outputMode("append")
@@ -175,6 +190,23 @@ def await_checkpoint(query: ckpt.CheckpointedQuery, epoch: int = 0) -> Row:
         time.sleep(0.05)
     msg = f"no checkpoint of epoch {epoch} or later: {query.checkpoints().collect()}"
     raise AssertionError(msg)
+
+
+def await_rows(query: ckpt.CheckpointedQuery, job: Job, rows: int) -> list[Any]:
+    """Wait until the sink has this many rows; return them all."""
+    deadline = time.monotonic() + DEADLINE
+    while query.isActive and time.monotonic() < deadline:
+        found = job.result()
+        if len(found) >= rows:
+            return found
+        time.sleep(0.1)
+    msg = f"{rows} rows never came, there are {job.result()}"
+    raise AssertionError(msg) from query.exception()
+
+
+def newest_checkpoint(query: ckpt.CheckpointedQuery) -> str:
+    """Path of the last completed checkpoint."""
+    return max(completed(query), key=lambda row: row.checkpoint_id).path
 
 
 def files_below(path: Path) -> list[Path]:

@@ -1,0 +1,51 @@
+"""What lies in the files of a checkpoint or savepoint, read without the library's operators."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.on_disk.change_file import decode_changes
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.stored_keys import MAX_STATES, is_keyed, state_id_of
+
+Entries = dict[bytes, bytes]
+
+
+def metadata_of(path: str | Path) -> CheckpointMetadata:
+    return RestoreSource(str(path)).metadata
+
+
+def handles_of(path: str | Path, uid: str = "op") -> tuple[Handle, ...]:
+    """The handles of an operator, by subtask."""
+    (operator,) = (o for o in metadata_of(path).operators if o.uid == uid)
+    return operator.handles
+
+
+def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:
+    """The stored entries of each keyed state by its name, and of timers as ``(timers)``."""
+    source = RestoreSource(str(path))
+    found: dict[str, Entries] = {}
+    for handle in handles_of(path, uid):
+        for key, value in _entries(source.storage, handle).items():
+            if is_keyed(key):
+                state_id = state_id_of(key)
+                is_timer = state_id == MAX_STATES
+                name = "(timers)" if is_timer else handle.states[state_id].name
+                found.setdefault(name, {})[key] = value
+    return found
+
+
+def _entries(storage: Storage, handle: Handle) -> Entries:
+    """Base snapshot and segments of a subtask, in order, deletes applied."""
+    entries: dict[bytes, bytes | None] = {}
+    files = [] if handle.base is None else [(handle.base.file, None)]
+    files += [(segment.file, segment.inline) for segment in handle.segments]
+    for reference, inline in files:
+        content = inline if reference is None else storage.read(reference.path)
+        for changes in decode_changes(io.BytesIO(content), "the test"):
+            entries.update(zip(changes.keys, changes.values, strict=True))
+    return {key: value for key, value in entries.items() if value is not None}

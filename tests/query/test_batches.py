@@ -1,0 +1,101 @@
+"""transformWithStateInBatches gives what the same processor gives row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from pyspark_ckpt import BatchProcessor
+from tests.query.harness import BACKEND, OFTEN, Feed, Job, await_progress
+from tests.query.model import in_order
+from tests.query.timed import ORIGIN_MS, at, timed_feed
+
+INPUT = "k string, g int, v long, w string, u long"
+TYPES = (pa.string(), pa.int32(), pa.int64(), pa.string(), pa.int64())
+SCHEMA = pa.schema(list(zip("kgvwu", TYPES, strict=True)))
+STATE = "n long, total long, mean double, last string, units long"
+OUTPUT = f"g int, k string, {STATE}"
+
+
+class Rows(StatefulProcessor):
+    """Number, sum and mean of `v`, which may be null, and the greatest `w`, for each key."""
+
+    def init(self, handle: Any) -> None:
+        self.totals = handle.getValueState("totals", STATE)
+        self.tries = handle.getValueState("tries", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, total, _, last, units = self.totals.get() or (0, None, None, None, 0)
+        for row in rows:
+            n, units = n + 1, units + row.u
+            total = total if row.v is None else row.v + (total or 0)
+            last = max((w for w in (last, row.w) if w is not None), default=None)
+        new = (n, total, None if total is None else total / n, last, units)
+        if n % 7 == 0:
+            self.totals.clear()
+        else:
+            self.totals.update(new)
+        yield Row(**dict(zip(OUTPUT_NAMES, (*key, *new), strict=True)))
+
+    def close(self) -> None:
+        pass
+
+
+OUTPUT_NAMES = [column.split()[0] for column in OUTPUT.split(", ")]
+
+
+class Batches(Rows, BatchProcessor):
+    """The same, all keys at once."""
+
+    def handleInputBatch(
+        self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        stored = self.totals.getMany(keys)
+        by_key = rows.groupby(level=0)
+        sums = by_key["v"].sum(min_count=1).astype("Int64")
+        new = pd.DataFrame(index=keys.index)
+        new["n"] = stored["n"].fillna(0) + by_key.size()
+        new["total"] = stored["total"].add(sums, fill_value=0)
+        new["mean"] = new["total"] / new["n"]
+        greatest = pd.concat([stored["last"].dropna(), rows["w"].dropna()]).groupby(level=0).max()
+        new["last"] = greatest.reindex(keys.index).astype(object)
+        new["units"] = stored["units"].fillna(0) + by_key["u"].sum()
+        full = new["n"] % 7 == 0
+        self.totals.clearMany(keys[full])
+        self.totals.updateMany(keys[~full], new[~full])
+        yield keys.join(new)
+
+
+def rows_of(epoch: int, number: int) -> list[Any]:
+    """Rows of composite keys with nulls in every column; sums beyond what a double holds."""
+    rows: list[Any] = []
+    for i in range(number):
+        k, g = f"k{i % 11}" if i % 13 else None, i % 5 if i % 17 else None
+        v = None if i % 3 == 0 or i % 11 == 5 else epoch * number + i
+        rows.append((k, g, v, None if i % 4 else f"w{(i * 7 + epoch) % 100:02}", 2**53 + i))
+    return rows
+
+
+def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
+    """The same output with composite keys and nulls, across a restart on another backend."""
+    feed = Feed(tmp_path / "rows", SCHEMA, INPUT)
+    job = job.but(feed=feed, keys=("g", "k"), processor=Batches, output=OUTPUT).using(OFTEN)
+    batches = job.but(method="transformWithStateInBatches", location="loc2", out="out2")
+    # The rows of the last epoch are more than a half of this limit: they come in several batches.
+    batches = batches.using({"spark.ckpt.execution.memory-limit": "1mb"})
+    feed.add(rows_of(0, 100), rows_of(1, 300))
+    single = job.but(processor=lambda: Rows())
+    for each in (single, batches):
+        each.run()
+    feed.add(rows_of(2, 10), rows_of(3, 8000))
+    single.run()
+    batches.using({BACKEND: "heap"}).run()
+    assert single.result()
+    assert batches.result() == single.result()
