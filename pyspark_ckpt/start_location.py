@@ -78,7 +78,7 @@ class StartLocation:
             the location was first used: Spark would go on with the old number of partitions.
         """
         session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-        epoch = self._log.committed_epoch()
+        epoch = self._committed_epoch
         bound = None if epoch is None else self._log.offsets_entry(epoch).parallelism
         for operator in self._operators:
             if operator.parallelism != session:
@@ -104,8 +104,8 @@ class StartLocation:
         IncompatibleStateError
             If a state or an operator's uid does not fit; nothing was started.
         """
-        epoch = self._log.committed_epoch()
-        if epoch is None or self.storage.exists(SEEDING_MARKER):
+        epoch = self._committed_epoch
+        if epoch is None:
             return
         stored_ids = self.storage.list("state")
         for operator_id, operator in enumerate(self._operators):
@@ -142,7 +142,7 @@ class StartLocation:
         RestoreError
             If there is one.
         """
-        if self.storage.exists(SEEDING_MARKER):
+        if self._is_half_seeded:
             raise RestoreError(
                 f"{self.storage.root}: a restore into this location was interrupted; start the "
                 "query with restoreFrom again"
@@ -160,8 +160,7 @@ class StartLocation:
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If there is no good checkpoint or savepoint at `path`.
         """
-        half_seeded = self.storage.exists(SEEDING_MARKER)
-        if self._log.committed_epoch() is not None and not half_seeded:
+        if self._committed_epoch is not None:
             logger.info("%s has committed epochs: not restored from %s", self.storage.root, path)
             return
         source = RestoreSource(path)
@@ -169,7 +168,7 @@ class StartLocation:
         if to_table:
             raise NotBuiltYetError("restoreFrom with toTable is not built yet; use start(path)")
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
-        self._clear_for_seeding(half_seeded=half_seeded)
+        self._clear_for_seeding()
         query_id = begin_seeding(self.storage)
         seed(spark, self.storage, self.checkpoints(query_id), source, self._operators)
         if sink_log is not None and not sink_log.exists("0"):
@@ -199,15 +198,14 @@ class StartLocation:
             If the location is not fresh, but has no committed epoch either.
         """
         initial = [initial_state_of(operator) for operator in self._operators]
-        half_seeded = self.storage.exists(SEEDING_MARKER)
         if not any(initial):
             self.check_not_half_seeded()
             return
-        if self._log.committed_epoch() is not None and not half_seeded:
+        if self._committed_epoch is not None:
             logger.info("%s has committed epochs: no initial state is made", self.storage.root)
             return
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
-        self._clear_for_seeding(half_seeded=half_seeded)
+        self._clear_for_seeding()
         query_id = begin_seeding(self.storage)
         seeds = [
             Seed(operator, [] if state is None else state.handles(runtime, query_id))
@@ -218,8 +216,17 @@ class StartLocation:
             sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
         finish_seeding(self.storage, "its initial state")
 
-    def _clear_for_seeding(self, *, half_seeded: bool) -> None:
-        if half_seeded:
+    @property
+    def _is_half_seeded(self) -> bool:
+        return self.storage.exists(SEEDING_MARKER)
+
+    @property
+    def _committed_epoch(self) -> int | None:
+        """The epoch to go on from; what lies in a half seeded location is none."""
+        return None if self._is_half_seeded else self._log.committed_epoch()
+
+    def _clear_for_seeding(self) -> None:
+        if self._is_half_seeded:
             clear_unfinished(self.storage, self._checkpoints_directory)
         elif self.storage.list():
             raise RestoreError(

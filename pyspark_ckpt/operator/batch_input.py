@@ -20,7 +20,8 @@ from pyspark_ckpt.operator.pandas_output import PandasOutput
 class BatchProcessor(StatefulProcessor):
     """A processor that handles many keys in one call.
 
-    Timers are handled key by key, in ``handleExpiredTimer``.
+    Timers are set with ``registerTimers(keys, times)`` of the handle, and handled key by key, in
+    ``handleExpiredTimer``.
     """
 
     @abstractmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import pandas as pd
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
@@ -193,6 +194,27 @@ class ProcessorHandle:
         """Return an iterator over the current key's timers, in milliseconds, earliest first."""
         return self.timers.of_current_key()
 
+    def registerTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+        """Register a timer for each of several keys of ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        expiryTimestampsMs
+            A time in milliseconds per row of `keys`.
+
+        Raises
+        ------
+        StateValueError
+            If there is not one time per key, or one is no whole number.
+        """
+        self._each_timer("registerTimers", keys, expiryTimestampsMs, self.timers.register)
+
+    def deleteTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+        """Delete a timer of each of several keys; as :meth:`registerTimers`."""
+        self._each_timer("deleteTimers", keys, expiryTimestampsMs, self.timers.delete)
+
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state of all keys, if there is one; its entries go bit by bit."""
         self._check_in_init(f"deleteIfExists({stateName!r})")
@@ -200,6 +222,26 @@ class ProcessorHandle:
         if state_id is not None:
             self._catalog.delete(state_id)
             self._aging.pop(state_id, None)
+
+    def _each_timer(
+        self,
+        method: str,
+        keys: pd.DataFrame,
+        times_ms: Iterable[int],
+        change: Callable[[int], None],
+    ) -> None:
+        times = list(times_ms)
+        if len(times) != len(keys) or any(pd.isna(time) or int(time) != time for time in times):
+            raise StateValueError(
+                f"{self._where}: {method} got {len(times)} times for {len(keys)} keys: give one "
+                "whole number of milliseconds per key"
+            )
+        try:
+            for position, time in zip(keys.index.tolist(), times, strict=True):
+                self._table.enter(position)
+                change(int(time))
+        finally:
+            self._table.current.leave()
 
     def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
         state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)

@@ -63,6 +63,11 @@ class StateTable:
         self._keys = keys
         self._prefetched.clear()
 
+    def enter(self, position: int) -> None:
+        """Make one of the part's keys the current one."""
+        self.current.key_group, self.current.key = self._keys[position]
+        self.current.position = position
+
     def stored_key(self, state_id: bytes) -> bytes:
         """Return the stored key of a state for the current key."""
         try:

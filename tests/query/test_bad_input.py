@@ -227,7 +227,8 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     fork = saved.job.but(base=tmp_path)
     fork.location_path.mkdir()
     (fork.location_path / "_seeding").touch()
-    for name in ("offsets/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg", "metadata.tmp"):
+    # Spark had committed the seeding, and its offsets were about to be replaced.
+    for name in ("commits/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg", "metadata.tmp"):
         (fork.location_path / name).parent.mkdir(parents=True, exist_ok=True)
         (fork.location_path / name).write_text("half of some")
     with refused(ckpt.RestoreError, fork.location_path, "restoreFrom", unchanged=tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt import BatchProcessor
-from tests.query.harness import BACKEND, OFTEN, Feed, Job, await_progress
+from pyspark_ckpt import BatchProcessor, StateValueError
+from tests.query.harness import BACKEND, OFTEN, Feed, Job
 from tests.query.model import in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
@@ -99,3 +99,47 @@ def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
     batches.using({BACKEND: "heap"}).run()
     assert single.result()
     assert batches.result() == single.result()
+
+
+class BatchAlarm(BatchProcessor):
+    """Set a timer at each row's value, in seconds, and delete the one before; keep the last."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.last = handle.getValueState("last", "v long")
+
+    def handleInputBatch(
+        self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        before = self.last.getMany(keys)["v"].dropna()
+        self.handle.deleteTimers(keys.loc[before.index], before)
+        new = ORIGIN_MS + rows.groupby(level=0)["v"].max() * 1000
+        self.handle.registerTimers(keys, new)
+        self.last.updateMany(keys, new.to_frame("v"))
+        with pytest.raises(StateValueError, match="registerTimers got 0 times"):
+            self.handle.registerTimers(keys, [])
+        yield keys.assign(what="set", v=new - ORIGIN_MS)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[pd.DataFrame]:
+        fired = expiredTimerInfo.getExpiryTimeInMs()
+        assert self.last.get() == (fired,)
+        self.last.clear()
+        yield pd.DataFrame({"k": [key[0]], "what": "fired", "v": fired - ORIGIN_MS})
+
+
+def test_timers(job: Job, tmp_path: Path) -> None:
+    """A BatchProcessor sets and deletes timers of many keys; they fire once, after a restart."""
+    feed = timed_feed(tmp_path / "timed")
+    job = job.but(feed=feed, processor=BatchAlarm, output="k string, what string, v long")
+    job = job.but(method="transformWithStateInBatches", time_mode="EventTime", watermark="ts")
+    keys = [f"k{i}" for i in range(8)]
+    feed.add([(k, 10 + i, at(0)) for i, k in enumerate(keys)])
+    job.run()
+    feed.add([(k, 30, at(1)) for k in keys[:3]], [("tick", 99, at(15))])
+    job.run()
+    told = [(k, "set", 1000 * (10 + i)) for i, k in enumerate(keys)] + [("tick", "set", 99_000)]
+    told += [(k, "set", 30_000) for k in keys[:3]]
+    told += [(keys[i], "fired", 1000 * (10 + i)) for i in range(3, 6)]
+    assert job.result() == in_order(told)

@@ -1,0 +1,149 @@
+"""Several operators in one query: one checkpoint for all of them, and the same result as alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import BACKEND, OFTEN, Job, drop_local_copies, newest_checkpoint, refused
+from tests.query.model import Count, in_order
+from tests.query.stored import metadata_of
+
+SUM = "key string, n long, total long"
+KEYS_OF_STAGES = ("k", "bucket", "size")
+
+
+class Sum(StatefulProcessor):
+    """Tell for each key and epoch how often there were rows, and the sum of `v` so far."""
+
+    def init(self, handle: Any) -> None:
+        self.sum = handle.getValueState("sum", "n long, total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, total = self.sum.get() or (0, 0)
+        n, total = n + 1, total + sum(row.v for row in rows)
+        self.sum.update((n, total))
+        yield Row(key=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+def stages(job: Job, number: int) -> DataFrame:
+    """Each stage sums up what the one before told, by another key."""
+    df, column = job.stream(), "k"
+    for stage in range(1, number + 1):
+        keyed = ckpt.key_by(df, column)
+        df = keyed.transformWithState(Sum(), SUM, "Append", "None", uid=f"stage {stage}")
+        if stage < number:
+            column = KEYS_OF_STAGES[stage]
+            key = F.expr("concat('b', total % 3)" if stage == 1 else "concat('s', length(total))")
+            df = df.select(key.alias(column), F.col("total").alias("v"))
+    return df
+
+
+def in_pandas(epochs: list[list[Any]], number: int) -> list[Any]:
+    """The same, stage by stage and without state."""
+    rows = [(epoch, *row) for epoch, file in enumerate(epochs) for row in file]
+    frame = pd.DataFrame(rows, columns=["epoch", "key", "v"])
+    for stage in range(1, number + 1):
+        sums = frame.groupby(["epoch", "key"])["v"].sum().groupby("key")
+        frame = pd.DataFrame({"n": sums.cumcount() + 1, "total": sums.cumsum()}).reset_index()
+        if stage < number:
+            buckets = "b" + (frame["total"] % 3).astype(str)
+            sizes = "s" + frame["total"].astype(str).str.len().astype(str)
+            frame = pd.DataFrame(
+                {
+                    "epoch": frame["epoch"],
+                    "key": buckets if stage == 1 else sizes,
+                    "v": frame["total"],
+                }
+            )
+    return in_order(frame[["key", "n", "total"]].itertuples(index=False))
+
+
+EPOCHS = [[(f"k{(e * 5 + i * i) % 7}", e * 10 + i) for i in range(12)] for e in range(5)]
+SCOPED = [
+    "spark.sql.streaming.unsupportedOperationCheck",
+    "spark.sql.streaming.statefulOperator.allowMultiple",
+]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_chained(job: Job, number: int) -> None:
+    """Restarted and forked onto the other backend they give what the stages give one by one."""
+    job = job.but(plan=lambda job: stages(job, number), output=SUM).using(OFTEN)
+    conf = {key: job.spark.conf.get(key) for key in SCOPED}
+    job.feed.add(*EPOCHS[:2])
+    with job.running() as query:
+        query.processAllAvailable()
+        assert {key: job.spark.conf.get(key) for key in SCOPED} == conf
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
+    for path in (savepoint, newest_checkpoint(query)):
+        metadata = metadata_of(path)
+        # The last one of the chain is nearest the sink and has Spark's first operator id.
+        stored = {op.uid: (op.operator_id, len(op.handles)) for op in metadata.operators}
+        expected = {f"stage {i}": number - i for i in range(1, number + 1)}
+        assert {uid: operator_id for uid, (operator_id, _) in stored.items()} == expected
+        assert all(handles for _, handles in stored.values())
+        assert metadata.epoch == 1
+        assert max(h.epoch for op in metadata.operators for h in op.handles) == 1
+    assert job.result() == in_pandas(EPOCHS[:2], number)
+    assert drop_local_copies(job.spark)
+    job.feed.add(*EPOCHS[2:4])
+    job.run()
+    fork = job.but(location="loc2", out="out2").using({BACKEND: "heap"})
+    fork.run(restore=savepoint)
+    job.feed.add(EPOCHS[4])
+    job.run()
+    fork.run()
+    assert job.result() == in_pandas(EPOCHS, number)
+    assert in_order(fork.result() + in_pandas(EPOCHS[:2], number)) == job.result()
+
+
+def test_side_by_side(job: Job) -> None:
+    """Two operators over one input, in a union, each with its own state."""
+
+    def plan(job: Job) -> DataFrame:
+        df = job.stream()
+        by_k = ckpt.key_by(df, "k").transformWithState(Sum(), SUM, "Append", "None", uid="k")
+        even = df.withColumn("even", F.expr("if(v % 2 = 0, 'even', 'odd')"))
+        by_v = ckpt.key_by(even, "even").transformWithState(Sum(), SUM, "Append", "None", uid="v")
+        return by_k.union(by_v)
+
+    job = job.but(plan=plan, output=SUM)
+    for files in (EPOCHS[:1], EPOCHS[1:2]):
+        job.feed.add(*files)
+        job.run()
+    by_parity = [[("odd" if v % 2 else "even", v) for _, v in file] for file in EPOCHS[:2]]
+    assert job.result() == in_order(in_pandas(EPOCHS[:2], 1) + in_pandas(by_parity, 1))
+
+
+def test_operators_of_another_program(job: Job) -> None:
+    """One operator more, one less, or another order is refused before the query starts."""
+    job = job.but(plan=lambda job: stages(job, 2), output=SUM)
+    job.feed.add(EPOCHS[0])
+    job.run()
+    job.feed.add(EPOCHS[1])
+    for number in (1, 3):
+        other = job.but(plan=lambda job, n=number: stages(job, n))
+        with refused(ckpt.IncompatibleStateError, "stage", "uid", unchanged=job.base):
+            other.start()
+    job.run()
+    assert job.result() == in_pandas(EPOCHS[:2], 2)
+
+
+def test_operators_that_cannot_be(job: Job) -> None:
+    """Two of one uid, and Spark's own stateful operators beside several of ours, are refused."""
+    twice = job.but(processor=Count, output="k string, n long")
+    with refused(ckpt.PlanError, "uid", "'op'", unchanged=job.base):
+        twice.but(plan=lambda job: twice.df().union(twice.df())).start()
+    with refused(ckpt.NotBuiltYetError, "stage", "Deduplicate", unchanged=job.base):
+        job.but(plan=lambda job: stages(job, 2).dropDuplicates(["key", "n"])).start()
