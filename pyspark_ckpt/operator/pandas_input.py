@@ -65,6 +65,10 @@ class PandasInput:
 
 
 def _in_frames(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    if len(rows) <= FRAME_ROWS:  # nearly always; a slice takes as long as a small frame's work
+        rows.index = pd.RangeIndex(len(rows))
+        yield rows
+        return
     for start in range(0, len(rows), FRAME_ROWS):
         frame = rows.iloc[start : start + FRAME_ROWS]
         frame.index = pd.RangeIndex(len(frame))

@@ -112,7 +112,7 @@ def test_processor_that_raises(job: Job) -> None:
     """An error in handleInitialState names the key; the next start makes the state anew."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")
     job.feed.add([("k1", 1)])
-    with pytest.raises(Exception, match="handleInitialState.*bad") as caught:
+    with pytest.raises(Exception, match=r"handleInitialState.*bad") as caught:
         job.but(arguments={"initialState": bad.groupBy("name")}).run()
     assert "ProcessorError" in str(caught.value)
     job.run()
