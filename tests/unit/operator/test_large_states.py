@@ -1,0 +1,99 @@
+"""Large state under one key: what is read and written does not grow with it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.codec import TupleCodec
+from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
+from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, NUMBER, SubtaskEpochs
+
+ENTRIES = 1_000_000
+VALUES = 100_000
+BLOB = T.StructType([T.StructField("b", T.BinaryType())])
+
+
+class Counted:
+    """Counts what is read from a backend."""
+
+    def __init__(self, backend: StateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys_read = 0
+        self.entries_scanned = 0
+        get_many, scan = backend.get_many, backend.scan
+
+        def counted_get(keys: Sequence[bytes]) -> list[bytes | None]:
+            self.keys_read += len(keys)
+            return get_many(keys)
+
+        def counted_scan(prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+            for entry in scan(prefix, start):
+                self.entries_scanned += 1
+                yield entry
+
+        monkeypatch.setattr(backend, "get_many", counted_get)
+        monkeypatch.setattr(backend, "scan", counted_scan)
+
+
+@pytest.fixture(params=BACKEND_TYPES)
+def epochs(request: pytest.FixtureRequest) -> Iterator[SubtaskEpochs]:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+        spill = Path(directory) / "spill"
+        spill.mkdir()
+        with open_backend(str(request.param), Path(directory) / "state", create=True) as backend:
+            yield SubtaskEpochs(backend, 1 << 28, spill)
+
+
+def written(changes: list[Changes]) -> int:
+    return sum(map(len, changes))
+
+
+def test_one_look_up_in_a_wide_map_reads_one_entry(
+    epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = epochs.begin()
+    state = handle.getMapState("m", NUMBER, NUMBER)
+    state.updateValue((-1,), (-1,))
+    epochs.end()
+    encode = TupleCodec(NUMBER, "map", is_key=True).encode
+    prefix = KEYS[0][0] + b"\x00" + KEYS[0][1]
+    keys = sorted(prefix + encode((number,)) for number in range(ENTRIES))
+    epochs.backend.apply([Changes(keys, [encode((7,))] * ENTRIES)], "filled")
+
+    state = epochs.begin().getMapState("m", NUMBER, NUMBER)
+    counted = Counted(epochs.backend, monkeypatch)
+    assert state.getValue((ENTRIES // 2,)) == (7,)
+    assert state.containsKey((ENTRIES - 1,))
+    assert not state.containsKey((ENTRIES,))
+    state.updateValue((3,), (8,))
+    state.removeKey((4,))
+    assert state.exists()
+    assert counted.keys_read == 3
+    assert counted.entries_scanned <= 1
+    assert written(epochs.end()) == 2
+
+
+def test_appending_to_a_long_list_reads_and_writes_only_its_end(
+    epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs.begin().getListState("l", NUMBER).appendList([(n,) for n in range(VALUES)])
+    epochs.end()
+    state = epochs.begin().getListState("l", NUMBER)
+    counted = Counted(epochs.backend, monkeypatch)
+    state.appendValue((VALUES,))
+    assert written(epochs.end()) == 2  # a chunk, and the number of chunks
+    assert counted.keys_read <= len(KEYS)
+    assert counted.entries_scanned == 0
+    values = epochs.begin().getListState("l", NUMBER).get()
+    assert [value for (value,) in values] == list(range(VALUES + 1))
+
+
+def test_values_of_ten_megabytes_come_back_whole(epochs: SubtaskEpochs) -> None:
+    blob = bytes(range(256)) * 40_960
+    epochs.begin().getValueState("v", BLOB).update((blob,))
+    epochs.end()
+    assert epochs.begin().getValueState("v", BLOB).get() == (blob,)
