@@ -56,7 +56,7 @@ class BatchFunction:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
             try:
-                handle = function.first_handle(_NO_QUERY, subtask, _EPOCH)
+                handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
                 processing = function.processing(handle, table, self._clock(), _EPOCH)
                 if function.initial is not None:
                     frames = function.initial.keyed_only(frames)

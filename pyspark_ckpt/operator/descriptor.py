@@ -6,7 +6,7 @@ import msgspec
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 
 
 class MigrationDescriptor(msgspec.Struct, frozen=True):
@@ -38,6 +38,19 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateDescriptor, ...] = ()
     migrations: dict[str, MigrationDescriptor] = {}
     initial_state: str | None = None
+
+    def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
+        """Return the handle of a subtask that has no state yet."""
+        return Handle(
+            query_id=query_id,
+            uid=self.uid,
+            subtask=subtask,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            epoch=epoch,
+            key_schema=self.key_schema,
+            time_mode=self.time_mode,
+        )
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

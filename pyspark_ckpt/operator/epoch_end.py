@@ -8,13 +8,14 @@ from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
-from pyspark_ckpt.operator.processing import EpochProcessing
+from pyspark_ckpt.operator.expiry_sweep import sweep
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 
 
 def end_epoch(
     storage: Storage,
     handle: Handle,
-    processing: EpochProcessing,
+    states: ProcessorHandle,
     epoch: int,
     inline_threshold_bytes: int,
 ) -> Handle:
@@ -28,25 +29,25 @@ def end_epoch(
         The query's checkpoints directory.
     handle
         The handle that the epoch started from.
-    processing
-        What ran the processor; it is not used again.
+    states
+        What the processor worked with; not used again.
     epoch
         The epoch that ends.
     inline_threshold_bytes
         Bytes that inline segments of a handle may take together.
     """
-    swept = processing.sweep(handle.sweep_from)
-    clock = processing.clock
-    earliest_timer_ms = processing.earliest_timer_ms()
-    segment = make_segment(storage, handle, processing.changes(), epoch, inline_threshold_bytes)
+    swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)
+    earliest_timer_ms = states.timers.earliest_ms()
+    changes = states.table.changes()
+    segment = make_segment(storage, handle, changes, epoch, inline_threshold_bytes)
     return msgspec.structs.replace(
         handle,
         epoch=epoch,
         segments=handle.segments if segment is None else (*handle.segments, segment),
         states=swept.states,
         sweep_from=swept.sweep_from,
-        time_mode=clock.mode.value,
-        timeout_ms=_timeout_ms(clock, earliest_timer_ms),
+        time_mode=states.clock.mode.value,
+        timeout_ms=_timeout_ms(states.clock, earliest_timer_ms),
     )
 
 

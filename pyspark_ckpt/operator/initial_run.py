@@ -64,7 +64,7 @@ class InitialStateFunction:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
         initial = function.initial
         assert initial is not None  # the driver starts this for an initial state only
-        handle = function.first_handle(self._query_id, subtask, INITIAL_EPOCH)
+        handle = function.descriptor.first_handle(self._query_id, subtask, INITIAL_EPOCH)
         with open_backend("rocksdb", directory / "state", create=True) as backend:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
@@ -75,7 +75,7 @@ class InitialStateFunction:
                 return end_epoch(
                     self._storage(),
                     handle,
-                    processing,
+                    processing.states,
                     INITIAL_EPOCH,
                     self._runtime.inline_threshold_bytes,
                 )

@@ -56,20 +56,6 @@ class OperatorFunction:
     broadcast: BroadcastRows | None
     initial: InitialRows | None
 
-    def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
-        """Return the handle of a subtask that has no state yet."""
-        operator = self.descriptor
-        return Handle(
-            query_id=query_id,
-            uid=operator.uid,
-            subtask=subtask,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            epoch=epoch,
-            key_schema=operator.key_schema,
-            time_mode=operator.time_mode,
-        )
-
     def processing(
         self, handle: Handle, table: StateTable, clock: EpochClock, epoch: int
     ) -> EpochProcessing:

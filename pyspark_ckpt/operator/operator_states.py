@@ -114,10 +114,19 @@ class RawState:
     def __init__(self, table: StateTable) -> None:
         self._table = table
 
+    def streams(self) -> list[bytes]:
+        """Return the stored streams: none, one, or after a change of parallelism any number."""
+        entries = self._table.scan(RAW_STATE)
+        end = len(RAW_STATE) + _STREAM_BYTES
+        return [
+            b"".join(value for _, value in chunks)
+            for _, chunks in groupby(entries, key=lambda entry: entry[0][:end])
+        ]
+
     def restore_into(self, processor: Any) -> None:
         """Call the processor's ``restoreState``, if it has one."""
         if hasattr(processor, "restoreState"):
-            processor.restoreState(StateInitializationContext(self._streams()))
+            processor.restoreState(StateInitializationContext(self.streams()))
 
     def snapshot_of(self, processor: Any, epoch: int) -> None:
         """Call the processor's ``snapshotState``, if it has one, and keep what it wrote."""
@@ -126,16 +135,8 @@ class RawState:
         context = StateSnapshotContext(epoch)
         processor.snapshotState(context)
         written = context.written
-        if written is not None and [written] != self._streams():
+        if written is not None and [written] != self.streams():
             self._replace(written)
-
-    def _streams(self) -> list[bytes]:
-        entries = self._table.scan(RAW_STATE)
-        end = len(RAW_STATE) + _STREAM_BYTES
-        return [
-            b"".join(value for _, value in chunks)
-            for _, chunks in groupby(entries, key=lambda entry: entry[0][:end])
-        ]
 
     def _replace(self, content: bytes) -> None:
         for key, _ in list(self._table.scan(RAW_STATE)):

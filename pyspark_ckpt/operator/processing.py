@@ -16,14 +16,13 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
-from pyspark_ckpt.operator.expiry_sweep import Sweep, sweep
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
 from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
-from state_backends import Changes, StateBackendError
+from state_backends import StateBackendError
 
 TIMERS_AT_ONCE = 100_000
 """Due timers that are read together; bounds the memory they take."""
@@ -66,8 +65,8 @@ class EpochProcessing:
         self._broadcast = broadcast
         self._processor = processor
         self._table = table
-        self._states = states
-        self.clock = clock
+        self.states = states
+        self._clock = clock
         self._timer_values = clock.timer_values
         self._mode = mode
         self._decode_key = decode_key
@@ -116,8 +115,8 @@ class EpochProcessing:
             self._end(epoch)
 
     def _begin(self) -> None:
-        self._processor.init(self._states)  # type: ignore[arg-type]  # same methods, no subclass
-        self._states.end_of_init()
+        self._processor.init(self.states)  # type: ignore[arg-type]  # same methods, no subclass
+        self.states.end_of_init()
         self._step = "restoreState"
         self._raw.restore_into(self._processor)
         self._step = "reading the input"
@@ -141,18 +140,6 @@ class EpochProcessing:
                 f"{type(exc).__name__}: {exc}; mend the processor and start the query again, "
                 "nothing of this epoch was committed"
             ) from exc
-
-    def earliest_timer_ms(self) -> int | None:
-        """Return when the next timer is due, ``None`` if there is none; after :meth:`run`."""
-        return self._states.timers.earliest_ms()
-
-    def changes(self) -> Iterator[Changes]:
-        """Return all writes of the epoch in key order, in frames; called once, last of all."""
-        return self._table.changes()
-
-    def sweep(self, sweep_from: bytes) -> Sweep:
-        """Remove expired entries in the next stretch of stored keys; after :meth:`run`."""
-        return sweep(self._table, self._states.descriptors, self._states.aging, sweep_from)
 
     def run_initial_state(self, initial: InitialRows, parts: Iterable[list[pd.DataFrame]]) -> None:
         """Give the processor an initial state and nothing else.
@@ -198,7 +185,7 @@ class EpochProcessing:
                 yield self._output.take()
             return
         self._step = "handleInputRows"
-        needs_event_time = self._states.ages_in_event_time
+        needs_event_time = self.states.ages_in_event_time
         for position, item in enumerate(items):
             self._key = item.key
             current.key_group, current.key = item.key_group, item.encoded_key
@@ -212,10 +199,10 @@ class EpochProcessing:
 
     def _fire_timers(self) -> Iterator[pd.DataFrame]:
         """Fire due timers in the order of time; those of one time in the order of stored keys."""
-        now_ms = self.clock.timers_now_ms
+        now_ms = self._clock.timers_now_ms
         if now_ms is None:
             return
-        timers = self._states.timers
+        timers = self.states.timers
         current = self._table.current
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])

@@ -74,8 +74,8 @@ class ProcessorHandle:
         migrations: Mapping[str, Migration] | None = None,
     ) -> None:
         self.timers = Timers(table, clock, where)
-        self._table = table
-        self._clock = clock
+        self.table = table
+        self.clock = clock
         self._where = where
         self._schemas = schemas
         self._catalog = StateCatalog(stored, where)
@@ -114,7 +114,7 @@ class ProcessorHandle:
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
         """Return the list state of that name, made if it is new."""
         state_id, codec, aging = self._state(LIST, stateName, schema, ttl=ttlDurationMs)
-        return ListState(self._table, state_id, codec, aging)
+        return ListState(self.table, state_id, codec, aging)
 
     def getMapState(
         self,
@@ -129,7 +129,7 @@ class ProcessorHandle:
         )
         row_type = row_type_of(self._struct_type(valueSchema).names)
         key_codec = self._map_key_codec(stateName, userKeySchema)
-        return MapState(self._table, state_id, key_codec, codec, aging, row_type)
+        return MapState(self.table, state_id, key_codec, codec, aging, row_type)
 
     def getReducingState(
         self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
@@ -171,7 +171,7 @@ class ProcessorHandle:
         state_id, codec, _ = self._state(
             "operator-list", stateName, schema, redistribution=redistribution
         )
-        return OperatorListState(self._table, state_id, codec)
+        return OperatorListState(self.table, state_id, codec)
 
     def getBroadcastState(
         self, stateName: str, keySchema: Schema, valueSchema: Schema
@@ -180,7 +180,7 @@ class ProcessorHandle:
         state_id, codec, _ = self._state("broadcast", stateName, valueSchema, map_key=keySchema)
         row_type = row_type_of(self._struct_type(valueSchema).names)
         key_codec = self._map_key_codec(stateName, keySchema)
-        return BroadcastState(self._table, state_id, key_codec, codec, row_type=row_type)
+        return BroadcastState(self.table, state_id, key_codec, codec, row_type=row_type)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer for the current key, in milliseconds of the operator's time mode."""
@@ -246,7 +246,7 @@ class ProcessorHandle:
     def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
         state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)
         columns = ValueColumns(self._struct_type(schema), f"{self._where}, state {name!r}")
-        return ValueState(self._table, state_id, codec, aging, columns)
+        return ValueState(self.table, state_id, codec, aging, columns)
 
     def _state(
         self,
@@ -267,7 +267,7 @@ class ProcessorHandle:
             kind=kind,
             value_schema=self._struct_type(schema).json(),
             map_key_schema=None if map_key is None else self._struct_type(map_key).json(),
-            ttl=ttl_descriptor(ttl, self._clock, what),
+            ttl=ttl_descriptor(ttl, self.clock, what),
             is_stamped=bool(ttl),
             redistribution=redistribution,
         )
@@ -279,7 +279,7 @@ class ProcessorHandle:
     def _id_of(self, wanted: StateDescriptor) -> int:
         migration = self._migrations.get(wanted.name)
         if migration is not None:
-            migrated = migrate(self._table, self._catalog, wanted, migration, self._where)
+            migrated = migrate(self.table, self._catalog, wanted, migration, self._where)
             if migrated is not None:
                 return migrated
         state_id = self._catalog.find(wanted.name)
@@ -290,20 +290,20 @@ class ProcessorHandle:
 
     def _aging_of(self, state_id: int, state: StateDescriptor, what: str) -> Aging | None:
         if state.ttl is not None:
-            aging = TimeToLive(state.ttl, self._clock, self._table.current, what)
+            aging = TimeToLive(state.ttl, self.clock, self.table.current, what)
             self._aging[state_id] = aging
             return aging
         return SwitchedOff() if state.is_stamped else None
 
     def _aging_unasked(self) -> dict[int, TimeToLive]:
         return {
-            state_id: TimeToLive(state.ttl, self._clock, self._table.current, state.name)
+            state_id: TimeToLive(state.ttl, self.clock, self.table.current, state.name)
             for state_id, state in enumerate(self._catalog.states)
             if state.ttl is not None
             and state.sweeps is None
             and state_id not in self._aging
             # Without a watermark, entries that age in event time stay as old as they are.
-            and (state.ttl.time != TtlTime.EVENT_TIME or self._clock.watermark_ms is not None)
+            and (state.ttl.time != TtlTime.EVENT_TIME or self.clock.watermark_ms is not None)
         }
 
     def _check_in_init(self, what: str) -> None:

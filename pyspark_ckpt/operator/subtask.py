@@ -77,7 +77,9 @@ class SubtaskFunction:
         with open_local_copy(
             epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old
         ) as copy:
-            handle = old or self._function.first_handle(epoch.query_id, epoch.subtask, epoch.number)
+            handle = old or self._descriptor.first_handle(
+                epoch.query_id, epoch.subtask, epoch.number
+            )
             if needs_base(handle):
                 base = make_base(epoch.storage, copy.backend, handle, epoch.number)
                 handle = msgspec.structs.replace(handle, base=base, segments=())
@@ -92,7 +94,7 @@ class SubtaskFunction:
                 handle = end_epoch(
                     epoch.storage,
                     handle,
-                    processing,
+                    processing.states,
                     epoch.number,
                     epoch.runtime.inline_threshold_bytes,
                 )

@@ -13,7 +13,7 @@ class CrashStep(str, Enum):
     AFTER_BASE = "after a new base snapshot, which only an epoch with a long changelog writes"
     BEFORE_INIT = "before init"
     AFTER_INIT = "after init"
-    AFTER_FIRST_KEY = "after the first key or, without rows, the first timer"
+    AFTER_FIRST_KEY = "after the first call with rows or, without rows, of a timer"
     AFTER_ROWS = "after the rows"
     AFTER_TIMERS = "after the due timers and close"
     BEFORE_SEGMENT = "at the barrier, before the segment"

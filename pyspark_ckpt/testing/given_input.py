@@ -39,6 +39,11 @@ class GivenColumns:
         self._keys = keys
         self.key_names = tuple(key_names)
 
+    @property
+    def decode_key(self) -> Callable[[bytes], Key]:
+        """What turns a stored key into the key that the processor sees."""
+        return self._keys.decode
+
     def group_by_key(self, frames: Iterable[pd.DataFrame]) -> dict[Key, tuple[int, list[Row]]]:
         """Return each key's group and rows, from frames of :func:`frame_of_rows`."""
         groups: dict[Key, tuple[int, list[Row]]] = {}
@@ -68,6 +73,23 @@ class GivenColumns:
     def user_key(self, sent_key: Key) -> Key:
         """Return the key as the processor sees it."""
         return self._keys.given(sent_key).key
+
+
+class GivenBroadcast:
+    """Stands where a query has its BroadcastRows.
+
+    Parameters
+    ----------
+    rows
+        Rows or frames, as the processor takes them.
+    """
+
+    def __init__(self, rows: Iterable[Any]) -> None:
+        self._rows = rows
+
+    def rows(self) -> Iterator[Any]:
+        """Return the epoch's broadcast rows."""
+        return iter(self._rows)
 
 
 def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:

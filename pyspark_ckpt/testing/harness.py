@@ -18,6 +18,7 @@ from pyspark_ckpt.configuration import read_settings
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.key_groups import check_max_parallelism
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
@@ -103,8 +104,7 @@ class ProcessorHarness(StateAccess):
         conf: Mapping[str, str] | None = None,
     ) -> None:
         schema = outputStructType
-        if isinstance(schema, str):
-            schema = parse_schema(schema)
+        schema = parse_schema(schema) if isinstance(schema, str) else schema
         arguments = OperatorArguments.checked(
             processor, schema or T.StructType(), outputMode, timeMode, uid, migrations
         )
@@ -112,7 +112,14 @@ class ProcessorHarness(StateAccess):
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
-        subtask = HarnessSubtask(processor, uid, chosen, root, settings, arguments.migrations)
+        descriptor = OperatorDescriptor(
+            uid=uid,
+            parallelism=1,
+            max_parallelism=chosen,
+            key_schema=T.StructType().json(),
+            time_mode=arguments.time_mode.value,
+        )
+        subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
         super().__init__(subtask, GivenKeys(chosen), clock)
         mode: Mode = RowsInput if initialStatePandas is None else PandasInput
@@ -120,7 +127,9 @@ class ProcessorHarness(StateAccess):
             mode = BatchInput
         self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema, eventTimeExtractor)
         subtask.check(clock.now())
-        self._initialize(initialStateRow, initialStatePandas)
+        if initialStateRow is not None and initialStatePandas is not None:
+            raise PlanError(f"{subtask.where}: initialStateRow or initialStatePandas, not both")
+        self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
 
     @classmethod
     def restored(
@@ -219,6 +228,21 @@ class ProcessorHarness(StateAccess):
         output: pd.DataFrame = self._epochs.over_batch(input, keyColumns)
         return output
 
+    def testBroadcast(self, rows: Sequence[Row] | pd.DataFrame) -> Any:
+        """Process rows of the broadcast stream, as an epoch without other rows.
+
+        Parameters
+        ----------
+        rows
+            What ``handleBroadcastRows`` gets, as an iterator over Rows or over the one frame.
+
+        Returns
+        -------
+        list of Row or DataFrame
+            Of the same kind as the input.
+        """
+        return self._epochs.with_broadcast(rows)
+
     def setProcessingTime(self, currentTimeMs: int) -> Any:
         """Move the processing time on, in an epoch without rows.
 
@@ -274,25 +298,3 @@ class ProcessorHarness(StateAccess):
             of another operator; the harness stays as it was.
         """
         put_back(snapshot, self._subtask, self._keys, self._clock)
-
-    def _initialize(
-        self,
-        rows: Sequence[tuple[Any, Row]] | None,
-        frames: Sequence[tuple[Any, pd.DataFrame]] | None,
-    ) -> None:
-        """Have the processor take its initial state, as an epoch."""
-        if rows is not None and frames is not None:
-            raise PlanError(
-                f"{self._subtask.where}: give initialStateRow or initialStatePandas, not both"
-            )
-        initial: Sequence[tuple[Any, Any]] | None = frames if rows is None else rows
-        if initial is None:
-            return
-        clock = self._clock.now()
-        self._subtask.edit(
-            clock,
-            [(self._keys.given(key), one) for key, one in initial],
-            lambda processor, _, key, one: processor.handleInitialState(
-                key.key, one, clock.timer_values
-            ),
-        )

@@ -16,6 +16,7 @@ from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import (
     EventTime,
+    GivenBroadcast,
     GivenColumns,
     GivenInput,
     frame_of_frames,
@@ -93,11 +94,45 @@ class HarnessEpochs:
             return self.without_rows()
         return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
 
+    def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
+        """Have the processor take its initial state, a row or frame of a key at a time."""
+        if not input:
+            return
+        clock = self._clock.now()
+        self._subtask.edit(
+            clock,
+            [(self._keys.given(key), one) for key, one in input],
+            lambda processor, _, key, one: processor.handleInitialState(
+                key.key, one, clock.timer_values
+            ),
+        )
+
+    def with_broadcast(self, input: Any) -> Any:
+        """Process the rows, or the frame, of a broadcast stream."""
+        where, processor = self._subtask.where, self._subtask.processor
+        if not hasattr(processor, "handleBroadcastRows"):
+            raise PlanError(
+                f"{where}: {type(processor).__name__} has no handleBroadcastRows(rows, "
+                "timerValues), which a broadcast stream needs"
+            )
+        in_frames = isinstance(input, pd.DataFrame)
+        if self._mode is BatchInput and not in_frames:
+            raise PlanError(f"{where}: a BatchProcessor gets frames, give one")
+        if self._mode is not BatchInput:
+            self._mode = PandasInput if in_frames else RowsInput
+        rows = [input] if in_frames else list(input)
+        return self._epoch([], broadcast=GivenBroadcast(rows) if len(input) else None)
+
     def without_rows(self) -> Any:
         """Fire what is due."""
         return self._epoch([])
 
-    def _epoch(self, frames: list[pd.DataFrame], key_names: Sequence[str] = ()) -> Any:
+    def _epoch(
+        self,
+        frames: list[pd.DataFrame],
+        key_names: Sequence[str] = (),
+        broadcast: GivenBroadcast | None = None,
+    ) -> Any:
         crash = self._subtask.crash
         columns = GivenColumns(self._keys, key_names)
         output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
@@ -110,5 +145,5 @@ class HarnessEpochs:
         )
         given = GivenInput(mode, output, self._event_time)
         parts = [frames] if frames else []
-        self._subtask.process(parts, given, self._clock.now(), self._keys.decode)
+        self._subtask.process(parts, columns, given, self._clock.now(), broadcast)
         return output.result()

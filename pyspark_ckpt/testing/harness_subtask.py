@@ -14,24 +14,26 @@ from typing import TypeVar
 
 import msgspec
 import pandas as pd
-from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.barrier import make_base, make_segment, needs_base
+from pyspark_ckpt.operator.barrier import make_base, needs_base
 from pyspark_ckpt.operator.declared_states import copy_as_sent
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
+from pyspark_ckpt.operator.epoch_end import end_epoch
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
-from pyspark_ckpt.operator.input_mode import InputMode
 from pyspark_ckpt.operator.local_copy import open_local_copy
-from pyspark_ckpt.operator.processing import DecodeKey, EpochProcessing
+from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import encode_key_group
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
+from pyspark_ckpt.testing.given_input import GivenBroadcast, GivenColumns, GivenInput
 from pyspark_ckpt.testing.given_keys import GivenKey
 from pyspark_ckpt.testing.noted_states import NotedStates
 from pyspark_ckpt.testing.schema_text import ParsedSchemas
@@ -40,8 +42,9 @@ from state_backends import StateBackendError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_WRITES_SHARE = 4
-"""Part of the memory limit that an epoch's writes may take, as in a query."""
+_QUERY_ID = "harness"
+_SUBTASK = 0
+_BEFORE_THE_FIRST_EPOCH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class HarnessSubtask:
     ----------
     processor
         The processor under test; each epoch works with a copy, as in a query.
-    uid, max_parallelism
-        The operator, and its number of key groups.
+    descriptor
+        The operator, of one subtask.
     root
         A directory of its own.
     settings
@@ -76,22 +79,22 @@ class HarnessSubtask:
     def __init__(
         self,
         processor: StatefulProcessor,
-        uid: str,
-        max_parallelism: int,
+        descriptor: OperatorDescriptor,
         root: Path,
         settings: Settings,
         migrations: Mapping[str, Migration],
     ) -> None:
-        self.where = f"operator {uid!r}"
+        self.where = f"operator {descriptor.uid!r}"
         if not isinstance(processor, StatefulProcessor):
             raise PlanError(
                 f"{self.where}: {type(processor).__name__} is no StatefulProcessor: subclass "
                 "pyspark.sql.streaming.StatefulProcessor"
             )
-        self.handle = _first_handle(uid, max_parallelism)
+        self.handle = descriptor.first_handle(_QUERY_ID, _SUBTASK, _BEFORE_THE_FIRST_EPOCH)
         self.storage = Storage(root / "checkpoints")
         self.crash = PlannedCrash(self.where)
-        self._processor = processor
+        self.processor = processor
+        self._descriptor = descriptor
         self._local = root / "local"
         self._settings = settings
         self._migrations = migrations
@@ -100,9 +103,10 @@ class HarnessSubtask:
     def process(
         self,
         parts: Iterable[list[pd.DataFrame]],
-        mode: InputMode,
+        columns: GivenColumns,
+        mode: GivenInput,
         clock: EpochClock,
-        decode_key: DecodeKey,
+        broadcast: GivenBroadcast | None = None,
     ) -> None:
         """Process an epoch's rows and due timers, and commit it.
 
@@ -115,22 +119,22 @@ class HarnessSubtask:
         """
         with self._attempt(clock, self.crash.reach) as attempt:
             self.crash.reach(CrashStep.BEFORE_INIT)
-            states = self._states(attempt, lambda: self.crash.reach(CrashStep.AFTER_INIT))
-            processing = EpochProcessing(
-                copy_as_sent(self._processor, self.handle.uid),
-                attempt.table,
-                states,
-                clock,
+            function = OperatorFunction(
+                copy_as_sent(self.processor, self.handle.uid),
+                self._descriptor,
+                columns,  # type: ignore[arg-type]  # has what is used of it
                 mode,
-                decode_key,
-                f"{self.where}, epoch {attempt.number}",
+                self._schemas,
+                self._migrations,
+                broadcast,  # type: ignore[arg-type]  # has what is used of it
+                initial=None,
             )
-            for _ in processing.run(self._all_rows(parts), attempt.number):
+            processing = function.processing(attempt.handle, attempt.table, clock, attempt.number)
+            for _ in processing.run(self._crashing(parts), attempt.number):
                 pass  # the mode keeps the output
             self.crash.reach(CrashStep.AFTER_TIMERS)
-            swept = processing.sweep(attempt.handle.sweep_from)
             self.crash.reach(CrashStep.BEFORE_SEGMENT)
-            handle = self._barrier(attempt, swept.states, swept.sweep_from)
+            handle = self._ended(attempt, processing.states)
             self.crash.reach(CrashStep.AFTER_SEGMENT)
             self.handle = handle
 
@@ -148,7 +152,7 @@ class HarnessSubtask:
                     _enter(attempt.table, key)
                     work(processor, states, key, item)
                 attempt.table.current.leave()
-            self.handle = self._barrier(attempt, states.descriptors, attempt.handle.sweep_from)
+            self.handle = self._ended(attempt, states)
 
     def look(
         self,
@@ -191,16 +195,14 @@ class HarnessSubtask:
                 base = make_base(self.storage, copy.backend, handle, number)
                 handle = msgspec.structs.replace(handle, base=base, segments=())
                 reach(CrashStep.AFTER_BASE)
-            writes = EpochWrites(settings.memory_limit_bytes // _WRITES_SHARE, copy.scratch)
+            writes = EpochWrites(settings.memory_limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)
             try:
                 yield _Attempt(handle, table, clock, number)
             finally:
                 table.close()
 
-    def _states(
-        self, attempt: _Attempt, after_init: Callable[[], None] = lambda: None
-    ) -> NotedStates:
+    def _states(self, attempt: _Attempt) -> NotedStates:
         return NotedStates(
             attempt.table,
             attempt.clock,
@@ -208,13 +210,12 @@ class HarnessSubtask:
             attempt.handle.states,
             self._schemas,
             self._migrations,
-            after_init=after_init,
         )
 
     @contextmanager
     def _initialized(self, states: NotedStates) -> Iterator[StatefulProcessor]:
         """Yield a copy of the processor between its ``init`` and ``close``."""
-        processor = copy_as_sent(self._processor, self.handle.uid)
+        processor = copy_as_sent(self.processor, self.handle.uid)
         try:
             processor.init(states)  # type: ignore[arg-type]  # same methods, no subclass
             states.end_of_init()
@@ -228,28 +229,15 @@ class HarnessSubtask:
                 "mend the processor, nothing was changed"
             ) from exc
 
-    def _all_rows(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
+    def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
+        """Yield the parts, with the crashes before the first and after the last of them."""
+        self.crash.reach(CrashStep.AFTER_INIT)
         yield from parts
         self.crash.reach(CrashStep.AFTER_ROWS)
 
-    def _barrier(
-        self, attempt: _Attempt, states: tuple[StateDescriptor, ...], sweep_from: bytes
-    ) -> Handle:
-        segment = make_segment(
-            self.storage,
-            attempt.handle,
-            attempt.table.changes(),
-            attempt.number,
-            self._settings.inline_threshold_bytes,
-        )
-        segments = attempt.handle.segments
-        return msgspec.structs.replace(
-            attempt.handle,
-            epoch=attempt.number,
-            segments=segments if segment is None else (*segments, segment),
-            states=states,
-            sweep_from=sweep_from,
-        )
+    def _ended(self, attempt: _Attempt, states: ProcessorHandle) -> Handle:
+        threshold_bytes = self._settings.inline_threshold_bytes
+        return end_epoch(self.storage, attempt.handle, states, attempt.number, threshold_bytes)
 
 
 def _enter(table: StateTable, key: GivenKey) -> None:
@@ -257,15 +245,3 @@ def _enter(table: StateTable, key: GivenKey) -> None:
     table.begin_part([place])
     table.current.key_group, table.current.key = place
     table.current.position = 0
-
-
-def _first_handle(uid: str, max_parallelism: int) -> Handle:
-    return Handle(
-        query_id="harness",
-        uid=uid,
-        subtask=0,
-        parallelism=1,
-        max_parallelism=max_parallelism,
-        epoch=-1,  # the first one is 0
-        key_schema=T.StructType().json(),
-    )

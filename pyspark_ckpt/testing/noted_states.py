@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pyspark_ckpt.errors import PlanError
@@ -22,17 +21,9 @@ State = TypeVar("State")
 class NotedStates(ProcessorHandle):
     """The library's own handle; what it gave out is found again by name."""
 
-    def __init__(
-        self, *arguments: Any, after_init: Callable[[], None] = lambda: None, **named: Any
-    ) -> None:
-        super().__init__(*arguments, **named)
-        self._after_init = after_init
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._noted: dict[str, Any] = {}
-
-    def end_of_init(self) -> None:
-        """As in the library; the step after init is reached."""
-        super().end_of_init()
-        self._after_init()
 
     def noted(self, name: str, *kinds: type) -> Any:
         """Return a state that ``init`` asked for.

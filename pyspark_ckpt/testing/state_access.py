@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
+from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.states import ListState, MapState, Value, ValueState
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
@@ -68,6 +69,13 @@ class StateAccess:
         return self._subtask.look(
             self._clock.now(), lambda states: list(states.listTimers()), given
         )
+
+    def peekRawState(self) -> bytes | None:
+        """Return what ``snapshotState`` wrote last, ``None`` if it never wrote."""
+        streams = self._subtask.look(
+            self._clock.now(), lambda states: RawState(states.table).streams()
+        )
+        return streams[0] if streams else None
 
     def updateValueState(self, stateName: str, key: Any, value: Value) -> None:
         """Set a key's value."""

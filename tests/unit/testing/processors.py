@@ -203,3 +203,35 @@ class BatchCount(BatchProcessor):
         return iter(())
 
     def close(self) -> None: ...
+
+
+class Rules(Processor):
+    """Broadcast rows set limits by name; a key's rows show the limit of that name."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.limits = handle.getBroadcastState("limits", "key string", "n bigint")
+
+    def handleBroadcastRows(self, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.limits.updateValue((row.key,), (row.n,))
+            yield Row(key=row.key, n=row.n, at=timerValues.getCurrentProcessingTimeInMs())
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handle.registerTimer(5)
+        yield Row(key=key[0], n=(self.limits.getValue(key) or (None,))[0], at=-1)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        if at == 5:
+            self.handle.registerTimer(6)
+        yield Row(key=key[0], n=None, at=at)
+
+
+class BatchRules(BatchCount):
+    """Broadcast frames go out as they came."""
+
+    def handleBroadcastRows(self, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield from rows

@@ -17,17 +17,19 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.testing import ProcessorHarness
+from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
     Aging,
     Alarm,
     BatchCount,
+    BatchRules,
     Collect,
     Count,
     Everything,
     PandasCount,
     Processor,
+    Rules,
 )
 
 ATOMIC = st.one_of(
@@ -402,6 +404,54 @@ class TestAsInAQuery:
         del harness
         gc.collect()
         assert not directory.parent.exists()
+
+
+class TestBroadcast:
+    @pytest.mark.parametrize("backend", BACKEND_TYPES)
+    def test_broadcast_rows_reach_the_processor_and_its_state(self, backend: str) -> None:
+        harness = ProcessorHarness(Rules(), timeMode="ProcessingTime", backend=backend)
+        assert harness.test("ada", [Row()]) == [Row(key="ada", n=None, at=-1)]
+        limits = [Row(key="ada", n=1), Row(key="bob", n=2), Row(key="ada", n=3)]
+        assert harness.testBroadcast(limits) == [Row(**row.asDict(), at=0) for row in limits]
+        assert harness.peek("limits") == {("ada",): (3,), ("bob",): (2,)}
+        assert harness.test("ada", [Row()]) == [Row(key="ada", n=3, at=-1)]
+        assert harness.setProcessingTime(5) == [Row(key="ada", n=None, at=5)]
+        assert harness.testBroadcast([]) == []
+
+    def test_due_timers_fire_after_broadcast_rows(self) -> None:
+        harness = ProcessorHarness(Rules(), timeMode="ProcessingTime")
+        harness.test("ada", [Row()])
+        assert harness.setProcessingTime(9) == [Row(key="ada", n=None, at=5)]
+        assert harness.testBroadcast([Row(key="x", n=1)]) == [
+            Row(key="x", n=1, at=9), Row(key="ada", n=None, at=6),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("step", [CrashStep.AFTER_FIRST_KEY, CrashStep.AFTER_SEGMENT])
+    def test_a_crash_loses_broadcast_rows(self, step: CrashStep) -> None:
+        harness = ProcessorHarness(Rules())
+        harness.crashAt(step)
+        with pytest.raises(ckpt.CrashedError):
+            harness.testBroadcast([Row(key="ada", n=1)])
+        assert harness.peek("limits") == {}
+
+    def test_frames(self) -> None:
+        harness = ProcessorHarness(BatchRules())
+        frame = pd.DataFrame({"key": ["a"], "n": [1]})
+        pd.testing.assert_frame_equal(harness.testBroadcast(frame), frame)
+        with pytest.raises(ckpt.PlanError, match="gets frames"):
+            harness.testBroadcast([Row(key="a", n=1)])
+
+    def test_a_processor_must_take_them(self) -> None:
+        with pytest.raises(ckpt.PlanError, match="'harness': Count has no handleBroadcastRows"):
+            ProcessorHarness(Count()).testBroadcast([Row(n=1)])
+
+
+def test_raw_state_can_be_looked_at() -> None:
+    harness = ProcessorHarness(Everything())
+    assert harness.peekRawState() is None
+    for epoch in (b"1", b"2"):
+        harness.test("ada", [])
+        assert harness.peekRawState() == epoch
 
 
 class TestOutput:
