@@ -238,10 +238,10 @@ class ProcessorHandle:
             )
         try:
             for position, time in zip(keys.index.tolist(), times, strict=True):
-                self._table.enter(position)
+                self.table.enter(position)
                 change(int(time))
         finally:
-            self._table.current.leave()
+            self.table.current.leave()
 
     def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
         state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)
