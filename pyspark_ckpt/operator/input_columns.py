@@ -86,6 +86,8 @@ class InputColumns:
             if isinstance(self._transports[index].receive, JsonReader)
         }
 
+        self._keys_as_sent = not any(self._transports[index].receive for index in self._key_indexes)
+
     @property
     def key_schema(self) -> T.StructType:
         """The schema of a key tuple."""
@@ -203,6 +205,8 @@ class InputColumns:
 
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key as the user's processor sees it."""
+        if self._keys_as_sent:
+            return sent_key
         return tuple(
             self._json_keys[index].shown(value)
             if index in self._json_keys

@@ -14,6 +14,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.operator import garbage_collection
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
@@ -108,7 +109,10 @@ class EpochProcessing:
                     self._handle_initial_state(initial, frames)
             self._handle_broadcast_rows()
             for frames in () if first is None else chain([first], remaining):
-                yield from self._process_part(self._mode.keys_of(frames))
+                with garbage_collection.paused():
+                    items = self._mode.keys_of(frames)
+                with garbage_collection.set_aside():
+                    yield from self._process_part(items)
             yield from self._fire_timers()
             if self._output.rows:
                 yield self._output.take()
