@@ -7,10 +7,8 @@ integers; :class:`InputColumns` builds that in the plan and takes it apart on th
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -32,14 +30,13 @@ from pyspark_ckpt.operator.event_time import (
 )
 from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader
 from pyspark_ckpt.operator.key_columns import canonical_column, check_key
+from pyspark_ckpt.operator.null_masks import NullMasks
 from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
 
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
-_MASK = "__ckpt_nulls_"
-_MASK_BITS = 62
 
 _NAN = float("nan")
 
@@ -71,11 +68,13 @@ class InputColumns:
         self.key_names = tuple(key_names)
         self.time_zone = time_zone
         self._transports = [transport_of(field, time_zone) for field in schema.fields]
-        self._nullable = [
-            index
-            for index, field in enumerate(schema.fields)
-            if field.nullable and self._transports[index].filler is not None
-        ]
+        self._masks = NullMasks(
+            [
+                index
+                for index, field in enumerate(schema.fields)
+                if field.nullable and self._transports[index].filler is not None
+            ]
+        )
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self.event_time_index = event_time_index(schema)
         for name in key_names:
@@ -108,13 +107,10 @@ class InputColumns:
             filler = transport.filler
             if index == self.event_time_index:
                 filler = NEVER_LATE
-            if index in self._nullable:
+            if index in self._masks.nullable:
                 column = F.coalesce(column, F.lit(filler).cast(sent_type(field)))
             values.append(self._named(column, index))
-        masks = [
-            _null_mask([_quoted(self.schema.names[index]) for index in part]).alias(_MASK + str(n))
-            for n, part in enumerate(self._mask_parts())
-        ]
+        masks = self._masks.columns([_quoted(name) for name in self.schema.names])
         # An operator emits at a timer's time, which the watermark has passed: no such row is late.
         never_late = [never_late_column()] if self._is_emitted else []
         return values + masks + never_late
@@ -126,12 +122,8 @@ class InputColumns:
             T.StructField(f"c{index}", sent_type(field))
             for index, field in enumerate(self.schema.fields)
         ]
-        masks = [
-            T.StructField(_MASK + str(number), T.LongType())
-            for number in range(len(self._mask_parts()))
-        ]
         key_group = T.StructField(KEY_GROUP, T.IntegerType())
-        return to_arrow_schema(T.StructType([key_group, *fields, *masks]))
+        return to_arrow_schema(T.StructType([key_group, *fields, *self._masks.fields]))
 
     @property
     def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
@@ -161,7 +153,7 @@ class InputColumns:
 
     def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives."""
-        nulls = self._null_flags(frame)
+        nulls = self._masks.flags(frame)
         columns = {
             field.name: pandas_column(
                 field.dataType,
@@ -195,8 +187,7 @@ class InputColumns:
         row_type = row_type_of(self.schema.names)
         groups: dict[Any, tuple[int, list[Row]]] = {}
         for frame in frames:
-            with _no_garbage_collection():
-                self._add_rows(frame, row_type, groups)
+            self._add_rows(frame, row_type, groups)
         return groups
 
     def key_tuple(self, key: Any) -> tuple[Any, ...]:
@@ -243,24 +234,6 @@ class InputColumns:
         index = self.event_time_index
         return index is not None and is_emitted(self.schema.fields[index])
 
-    def _mask_parts(self) -> list[list[int]]:
-        return [
-            self._nullable[start : start + _MASK_BITS]
-            for start in range(0, len(self._nullable), _MASK_BITS)
-        ]
-
-    def _null_flags(self, frame: pd.DataFrame) -> dict[int, np.ndarray[Any, Any]]:
-        """Return, for each column that has nulls, which rows they are in."""
-        flags = {}
-        for number, part in enumerate(self._mask_parts()):
-            mask = frame[_MASK + str(number)].to_numpy()
-            if mask.any():
-                for bit, index in enumerate(part):
-                    column = (mask >> bit & 1).astype(bool)
-                    if column.any():
-                        flags[index] = column
-        return flags
-
     def _sent_values(
         self, frame: pd.DataFrame, indexes: Sequence[int] | None = None
     ) -> list[list[Any]]:
@@ -269,7 +242,7 @@ class InputColumns:
         columns: list[list[Any]] = [[]] * len(self.schema.fields)
         for index in wanted:
             columns[index] = frame[f"c{index}"].tolist()
-        for index, flags in self._null_flags(frame).items():
+        for index, flags in self._masks.flags(frame).items():
             if columns[index]:
                 for row in flags.nonzero()[0].tolist():
                     columns[index][row] = None
@@ -297,30 +270,8 @@ def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _null_mask(columns: list[Column]) -> Column:
-    mask = F.lit(0).cast("long")
-    for bit, column in enumerate(columns):
-        mask = mask + F.when(column.isNull(), F.lit(1 << bit)).otherwise(F.lit(0)).cast("long")
-    return mask
-
-
 def _canonical_key(value: float | None) -> float | None:
     # One NaN object, so that dictionaries find it; -0.0 and 0.0 are the same key.
     if value is None:
         return None
     return _NAN if math.isnan(value) else value + 0.0
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from walking all rows again and again while they are made.
-
-    They hold no cycles; measured, it took as long as making them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_ckpt.operator.states import Value, ValueState
+from pyspark_ckpt.operator.value_state import ValueState
+from pyspark_ckpt.operator.versioned_codec import Value
 
 ReduceFunction = Callable[[Value, Value], Value]
 

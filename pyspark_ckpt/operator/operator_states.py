@@ -8,9 +8,11 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 from pyspark_ckpt.errors import StateError
+from pyspark_ckpt.operator.list_state import ListState
+from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.states import ListState, MapState, Value
 from pyspark_ckpt.operator.stored_keys import OPERATOR_STATE, RAW_STATE
+from pyspark_ckpt.operator.versioned_codec import Value
 
 SPLIT = "split"
 UNION = "union"

@@ -109,41 +109,11 @@ class EpochProcessing:
                     self._handle_initial_state(initial, frames)
             self._handle_broadcast_rows()
             for frames in () if first is None else chain([first], remaining):
-                with garbage_collection.paused():
-                    items = self._mode.keys_of(frames)
-                with garbage_collection.set_aside():
-                    yield from self._process_part(items)
+                yield from self._process_part(frames)
             yield from self._fire_timers()
             if self._output.rows:
                 yield self._output.take()
             self._end(epoch)
-
-    def _begin(self) -> None:
-        self._processor.init(self.states)  # type: ignore[arg-type]  # same methods, no subclass
-        self.states.end_of_init()
-        self._step = "restoreState"
-        self._raw.restore_into(self._processor)
-        self._step = "reading the input"
-
-    def _end(self, epoch: int) -> None:
-        self._leave_key("snapshotState")
-        self._raw.snapshot_of(self._processor, epoch)
-        self._step = "close"
-        self._processor.close()
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Raise what the processor raises as an error that says where and what to do."""
-        try:
-            yield
-        except (CkptError, StateBackendError):
-            raise
-        except Exception as exc:
-            raise ProcessorError(
-                f"{self._where}, {self._place()}: {type(self._processor).__name__} raised "
-                f"{type(exc).__name__}: {exc}; mend the processor and start the query again, "
-                "nothing of this epoch was committed"
-            ) from exc
 
     def run_initial_state(self, initial: InitialRows, parts: Iterable[list[pd.DataFrame]]) -> None:
         """Give the processor an initial state and nothing else.
@@ -158,6 +128,13 @@ class EpochProcessing:
             for frames in parts:
                 self._handle_initial_state(initial, frames)
             self._end(epoch=0)
+
+    def _begin(self) -> None:
+        self._processor.init(self.states)  # type: ignore[arg-type]  # same methods, no subclass
+        self.states.end_of_init()
+        self._step = "restoreState"
+        self._raw.restore_into(self._processor)
+        self._step = "reading the input"
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
         items = initial.mode.keys_of(frames)
@@ -179,16 +156,22 @@ class EpochProcessing:
             handler: Any = self._processor
             self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
 
-    def _process_part(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
-        self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
-        current = self._table.current
-        if self._mode.calls_once_per_part:
-            self._step = "handleInputBatch"
-            self._output.extend(self._mode.process_part(self._processor, self._timer_values))
-            if self._output.rows >= CHUNK_ROWS:
-                yield self._output.take()
+    def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        with garbage_collection.paused():
+            items = self._mode.keys_of(frames)
+            self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
+        if not self._mode.calls_once_per_part:
+            with garbage_collection.set_aside():
+                yield from self._process_keys(items)
             return
+        self._step = "handleInputBatch"
+        self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+        if self._output.rows >= CHUNK_ROWS:
+            yield self._output.take()
+
+    def _process_keys(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._step = "handleInputRows"
+        current = self._table.current
         needs_event_time = self.states.ages_in_event_time
         for position, item in enumerate(items):
             self._key = item.key
@@ -227,10 +210,30 @@ class EpochProcessing:
                     yield self._output.take()
             self._leave_key("handleExpiredTimer")
 
+    def _end(self, epoch: int) -> None:
+        self._leave_key("snapshotState")
+        self._raw.snapshot_of(self._processor, epoch)
+        self._step = "close"
+        self._processor.close()
+
     def _leave_key(self, next_step: str) -> None:
         self._table.current.leave()
         self._key = None
         self._step = next_step
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Raise what the processor raises as an error that says where and what to do."""
+        try:
+            yield
+        except (CkptError, StateBackendError):
+            raise
+        except Exception as exc:
+            raise ProcessorError(
+                f"{self._where}, {self._place()}: {type(self._processor).__name__} raised "
+                f"{type(exc).__name__}: {exc}; mend the processor and start the query again, "
+                "nothing of this epoch was committed"
+            ) from exc
 
     def _place(self) -> str:
         return self._step if self._key is None else f"{self._step}, key {tuple(self._key)!r}"

@@ -13,6 +13,8 @@ from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import LIST
+from pyspark_ckpt.operator.list_state import ListState
+from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import (
     AggregateFunction,
     AggregatingState,
@@ -29,7 +31,6 @@ from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.state_migration import migrate
 from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.states import ListState, MapState, ValueState
 from pyspark_ckpt.operator.time_to_live import (
     Aging,
     StateTtlConfig,
@@ -39,6 +40,7 @@ from pyspark_ckpt.operator.time_to_live import (
 )
 from pyspark_ckpt.operator.timers import Timers
 from pyspark_ckpt.operator.value_columns import ValueColumns
+from pyspark_ckpt.operator.value_state import ValueState
 from pyspark_ckpt.operator.versioned_codec import Codec
 
 Schema = T.StructType | str

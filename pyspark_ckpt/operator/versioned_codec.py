@@ -11,6 +11,9 @@ from typing import Any, Protocol
 
 from pyspark_ckpt.errors import CorruptFileError
 
+Value = tuple[Any, ...]
+"""One value of a state, as users see it."""
+
 _VERSION_MARK = 0xCC
 _PREFIX_BYTES = 2
 MAX_VERSION = 255

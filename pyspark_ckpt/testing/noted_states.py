@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.list_state import ListState
+from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import (
     AggregateFunction,
     AggregatingState,
@@ -13,7 +15,7 @@ from pyspark_ckpt.operator.merging_states import (
 )
 from pyspark_ckpt.operator.operator_states import SPLIT, BroadcastState, OperatorListState
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle, Schema, Ttl
-from pyspark_ckpt.operator.states import ListState, MapState, ValueState
+from pyspark_ckpt.operator.value_state import ValueState
 
 State = TypeVar("State")
 

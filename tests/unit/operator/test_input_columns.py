@@ -18,9 +18,9 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator import input_columns
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.null_masks import MASK
 
 EPOCH = datetime.date(1970, 1, 1)
 DTYPES: dict[type[T.DataType], tuple[Any, Any]] = {
@@ -64,7 +64,7 @@ def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -
     for start in range(0, len(masked), 62):
         bits = zip(*masked[start : start + 62], strict=True)
         masks = [sum(1 << bit for bit, null in enumerate(row) if null) for row in bits]
-        columns[f"{input_columns._MASK}{start // 62}"] = pd.Series(masks, dtype=np.int64)
+        columns[f"{MASK}{start // 62}"] = pd.Series(masks, dtype=np.int64)
     columns[KEY_GROUP] = pd.Series(groups or [0] * len(rows), dtype=np.int32)
     columns[TOKEN] = pd.Series([12] * len(rows), dtype=np.int32)
     return pd.DataFrame(columns)

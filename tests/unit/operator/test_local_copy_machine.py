@@ -168,4 +168,12 @@ def _raise_after(scan: Iterator[tuple[bytes, bytes]]) -> None:
 
 
 TestSubtaskHistory = SubtaskMachine.TestCase
-TestSubtaskHistory.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestSubtaskHistory.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+class LongSubtaskMachine(SubtaskMachine):
+    """The same for long runs."""
+
+
+TestSubtaskForLong = pytest.mark.soak(LongSubtaskMachine.TestCase)
+TestSubtaskForLong.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)

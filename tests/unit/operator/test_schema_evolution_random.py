@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
@@ -207,9 +208,20 @@ def edited(
     return wanted, model
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(SEEDS, st.integers(0, 12))
 def test_converted_values_equal_the_model_after_any_allowed_edits(seed: int, edits: int) -> None:
+    check_converted_values(seed, edits)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000)
+@given(SEEDS, st.integers(0, 12))
+def test_converted_values_equal_the_model_for_long(seed: int, edits: int) -> None:
+    check_converted_values(seed, edits)
+
+
+def check_converted_values(seed: int, edits: int) -> None:
     schemas = Schemas(random.Random(seed))
     stored = schemas.struct(depth=3)
     model = schemas.value(stored, False)
@@ -234,7 +246,7 @@ def test_converted_values_equal_the_model_after_any_allowed_edits(seed: int, edi
         assert names == kind.names
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(SEEDS, st.integers(0, 6))
 def test_steps_of_evolution_give_what_one_gives(seed: int, edits: int) -> None:
     schemas = Schemas(random.Random(seed))
@@ -277,7 +289,7 @@ def spoil(rand: random.Random, kind: T.DataType, path: str) -> tuple[T.DataType,
     return T.DateType(), path
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(SEEDS, st.integers(0, 4))
 def test_one_incompatible_edit_among_allowed_ones_is_refused_with_its_path(
     seed: int, edits: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -426,6 +427,14 @@ class HeapStatesMachine(StatesMachine):
 
 
 TestStatesOnRocksDB = RocksDBStatesMachine.TestCase
-TestStatesOnRocksDB.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestStatesOnRocksDB.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
 TestStatesOnHeap = HeapStatesMachine.TestCase
-TestStatesOnHeap.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStatesOnHeap.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+class LongStatesMachine(HeapStatesMachine):
+    """The same for long runs."""
+
+
+TestStatesForLong = pytest.mark.soak(LongStatesMachine.TestCase)
+TestStatesForLong.settings = settings(max_examples=1000, stateful_step_count=80, deadline=None)

@@ -78,13 +78,21 @@ def new_harness(**named: Any) -> ProcessorHarness:
 class TestHistories:
     @pytest.mark.parametrize("conf", [{}, ALL_IN_FILES], ids=["inline", "in files"])
     @given(history=calls())
+    @settings(max_examples=15)
     def test_on_heap(self, conf: dict[str, str], history: list[Call]) -> None:
         self.check(history, conf=conf)
 
     @given(history=calls())
-    @settings(max_examples=8)
+    @settings(max_examples=5)
     def test_on_rocksdb(self, history: list[Call]) -> None:
         self.check(history, backend="rocksdb", conf=ALL_IN_FILES)
+
+    @pytest.mark.soak
+    @pytest.mark.parametrize("backend", BACKEND_TYPES)
+    @given(history=calls())
+    @settings(max_examples=300)
+    def test_for_long(self, backend: str, history: list[Call]) -> None:
+        self.check(history, backend=backend, conf=ALL_IN_FILES)
 
     def check(self, history: list[Call], **named: Any) -> None:
         calm, crashing = new_harness(), new_harness(**named)

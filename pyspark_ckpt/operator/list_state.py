@@ -1,0 +1,141 @@
+"""List state: PySpark's methods and return types over a :class:`StateTable`, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time_to_live import Aging
+from pyspark_ckpt.operator.versioned_codec import Codec, Value
+
+_chunk_encoder = msgspec.msgpack.Encoder()
+_chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
+_CHUNK_NUMBER_BYTES = 4
+_ITEM_BYTES = 50
+"""What an appended value takes in memory beside its bytes."""
+
+
+class ListState:
+    """A list of tuples per key; the methods of ``pyspark.sql.streaming.ListState``.
+
+    Each epoch's appended values become one chunk at the barrier, so appending never rewrites the
+    list. The entry at the list's own key counts the chunks; the list exists as long as it does.
+    With a time to live, each chunk has its own.
+    """
+
+    def __init__(
+        self, table: StateTable, state_id: bytes, codec: Codec, aging: Aging | None = None
+    ) -> None:
+        self._table = table
+        self._state_id = state_id
+        self._codec = codec
+        self._aging = aging
+        self._appended: dict[bytes, _Chunk] = {}
+        table.before_barrier(self._write_chunks)
+
+    def exists(self) -> bool:
+        """Tell whether the key's list has a value."""
+        data = self._header()
+        if data is None or self._aging is None or self._aging.shown(data) is not None:
+            return data is not None
+        # The header may age in another time than an older chunk does.
+        below = self._table.scan(self._prefix())
+        return any(self._aging.shown(chunk) is not None for _, chunk in below)
+
+    def get(self) -> Iterator[Value]:
+        """Return an iterator over the key's values in order."""
+        return self._values(self._prefix())
+
+    def put(self, newState: list[Value]) -> None:
+        """Replace the key's list; an empty one clears it, which PySpark refuses."""
+        encoded = [self._codec.encode(value) for value in newState]
+        self.clear()
+        self._append(encoded)
+
+    def appendValue(self, newState: Value) -> None:
+        """Append one value."""
+        self._append([self._codec.encode(newState)])
+
+    def appendList(self, newState: list[Value]) -> None:
+        """Append several values; none change nothing, which PySpark refuses."""
+        self._append([self._codec.encode(value) for value in newState])
+
+    def clear(self) -> None:
+        """Remove the key's list."""
+        prefix = self._prefix()
+        self._appended.pop(prefix, None)  # first: a spill in between would write it
+        for key, _ in list(self._table.scan(prefix)):
+            self._table.write_below(prefix, key, None)
+
+    def _prefix(self) -> bytes:
+        return self._table.stored_key(self._state_id)
+
+    def _header(self) -> bytes | None:
+        return self._table.get_prefetched(self._state_id)
+
+    def _values(self, prefix: bytes) -> Iterator[Value]:
+        appended = self._appended.get(prefix)
+        pending = [] if appended is None else list(appended.items)
+        for key, data in self._table.scan(prefix):
+            chunk = data if self._aging is None else self._shown(prefix, key, data)
+            if key != prefix and chunk is not None:
+                for item in _chunk_decoder.decode(chunk):
+                    yield self._codec.decode(item)
+        for item in pending:
+            yield self._codec.decode(item)
+
+    def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
+        assert self._aging is not None
+        shown = self._aging.shown(data)
+        renewed = None if shown is None else self._aging.renewed(data)
+        if renewed is not None:
+            self._table.write_below(prefix, key, renewed)
+        return shown
+
+    def _append(self, encoded: list[bytes]) -> None:
+        if not encoded:
+            return
+        prefix = self._prefix()
+        stamp = b"" if self._aging is None else self._aging.stamp()
+        chunk = self._appended.get(prefix)
+        if chunk is not None and stamp <= chunk.stamp:
+            self._extend(chunk, encoded)
+            return
+        header = self._header()
+        if chunk is None:
+            chunk = self._appended[prefix] = _Chunk(_number_of_chunks(header))
+        chunk.stamp = stamp
+        if self._aging is not None and header is not None:
+            stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
+        self._extend(chunk, encoded)
+        number = (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
+        self._table.write_below(prefix, prefix, stamp + number)
+
+    def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
+        chunk.items.extend(encoded)
+        # Last: a spill takes the chunk away, with what is in it.
+        self._table.hold_back(sum(map(len, encoded)) + _ITEM_BYTES * len(encoded))
+
+    def _write_chunks(self) -> None:
+        appended, self._appended = self._appended, {}
+        for prefix, chunk in appended.items():
+            key = prefix + chunk.number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
+            self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+
+
+def _number_of_chunks(header: bytes | None) -> int:
+    # The number ends the entry, whatever stamp stands before it.
+    return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
+
+
+class _Chunk:
+    """Values appended to a list since the last chunk was written."""
+
+    __slots__ = ("items", "number", "stamp")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.items: list[bytes] = []
+        self.stamp = b""

@@ -1,0 +1,119 @@
+"""Map state: PySpark's methods and return types over a :class:`StateTable`, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time_to_live import Aging
+from pyspark_ckpt.operator.versioned_codec import Codec, Value
+
+
+class MapState:
+    """A map of tuples to tuples per key; the methods of ``pyspark.sql.streaming.MapState``.
+
+    Each entry is stored on its own: one lookup reads one entry, however wide the map.
+
+    Parameters
+    ----------
+    table, state_id
+        The epoch's state, and which one of it this is.
+    key_codec, codec
+        Of the map's keys and values.
+    aging
+        How its entries grow old, ``None`` if they never carried a time.
+    row_type
+        Class of the values that :meth:`getValue` returns.
+    """
+
+    def __init__(
+        self,
+        table: StateTable,
+        state_id: bytes,
+        key_codec: Codec,
+        codec: Codec,
+        aging: Aging | None = None,
+        row_type: type[tuple[Any, ...]] = tuple,
+    ) -> None:
+        self._row_type = row_type
+        self._table = table
+        self._state_id = state_id
+        self._key_codec = key_codec
+        self._codec = codec
+        self._aging = aging
+
+    def exists(self) -> bool:
+        """Tell whether the key's map has an entry."""
+        prefix = self._prefix()
+        if self._aging is None:
+            return self._table.has_any_below(prefix)
+        return any(self._aging.shown(data) is not None for _, data in self._table.scan(prefix))
+
+    def getValue(self, key: Value) -> Value | None:
+        """Return an entry's value, a Row as in PySpark, ``None`` if there is none."""
+        data = self._read(*self._entry_key(key))
+        return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
+
+    def containsKey(self, key: Value) -> bool:
+        """Tell whether the map has an entry."""
+        data = self._table.get(self._entry_key(key)[1])
+        return data is not None and (self._aging is None or self._aging.shown(data) is not None)
+
+    def updateValue(self, key: Value, value: Value) -> None:
+        """Set an entry."""
+        prefix, entry_key = self._entry_key(key)
+        data = self._codec.encode(value)
+        if self._aging is not None:
+            data = self._aging.stamp() + data
+        self._table.write_below(prefix, entry_key, data)
+
+    def iterator(self) -> Iterator[tuple[Value, Value]]:
+        """Return an iterator over all entries."""
+        return self._entries(self._prefix())
+
+    def keys(self) -> Iterator[Value]:
+        """Return an iterator over all entries' keys."""
+        return (key for key, _ in self._entries(self._prefix()))
+
+    def values(self) -> Iterator[Value]:
+        """Return an iterator over all entries' values."""
+        return (value for _, value in self._entries(self._prefix()))
+
+    def removeKey(self, key: Value) -> None:
+        """Remove an entry."""
+        prefix, entry_key = self._entry_key(key)
+        self._table.write_below(prefix, entry_key, None)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        prefix = self._prefix()
+        for key, _ in list(self._table.scan(prefix)):
+            self._table.write_below(prefix, key, None)
+
+    def _entries(self, prefix: bytes) -> Iterator[tuple[Value, Value]]:
+        for key, stored in self._table.scan(prefix):
+            data = stored if self._aging is None else self._shown(prefix, key, stored)
+            if data is not None:
+                yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
+
+    def _read(self, prefix: bytes, entry_key: bytes) -> bytes | None:
+        data = self._table.get(entry_key)
+        if data is None or self._aging is None:
+            return data
+        return self._shown(prefix, entry_key, data)
+
+    def _shown(self, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
+        assert self._aging is not None
+        shown = self._aging.shown(data)
+        renewed = None if shown is None else self._aging.renewed(data)
+        if renewed is not None:
+            self._table.write_below(prefix, entry_key, renewed)
+        return shown
+
+    def _prefix(self) -> bytes:
+        return self._table.stored_key(self._state_id)
+
+    def _entry_key(self, key: Value) -> tuple[bytes, bytes]:
+        prefix = self._prefix()
+        return prefix, prefix + self._key_codec.encode(key)
