@@ -1,7 +1,7 @@
 """Keeps Python's collector from walking an epoch's rows again and again.
 
 Rows hold no cycles, and there are many of them. Measured with 500,000 rows in a subtask, an epoch
-took 4.6 s with the collector walking them and 2.1 s without.
+took 4.6 s with the collector walking them and 1.3 s without.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def paused() -> Iterator[None]:
-    """Collect nothing: for code of our own that makes many objects that stay."""
+def rows_are_made() -> Iterator[None]:
+    """Collect nothing, and leave out for later what was made: it stays, and holds no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 
 
 @contextmanager
-def set_aside() -> Iterator[None]:
-    """Leave out what is there now: cycles that the user's code makes meanwhile are collected."""
-    gc.freeze()
+def rows_are_used() -> Iterator[None]:
+    """Leave the rows out until the end; cycles that the user's code makes are collected."""
     try:
         yield
     finally:

@@ -157,17 +157,18 @@ class EpochProcessing:
             self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
 
     def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        with garbage_collection.paused():
+        with garbage_collection.rows_are_made():
             items = self._mode.keys_of(frames)
             self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
-        if not self._mode.calls_once_per_part:
-            with garbage_collection.set_aside():
+        with garbage_collection.rows_are_used():
+            if self._mode.calls_once_per_part:
+                self._step = "handleInputBatch"
+                self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+                if self._output.rows >= CHUNK_ROWS:
+                    yield self._output.take()
+            else:
                 yield from self._process_keys(items)
-            return
-        self._step = "handleInputBatch"
-        self._output.extend(self._mode.process_part(self._processor, self._timer_values))
-        if self._output.rows >= CHUNK_ROWS:
-            yield self._output.take()
+            items.clear()  # so that nothing is left to walk
 
     def _process_keys(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._step = "handleInputRows"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections import namedtuple
 
 from pyspark.sql import Row
 
@@ -12,9 +12,12 @@ def row_type_of(names: list[str]) -> type[Row]:
 
     A field that shares its name with a method of Row is reached as in PySpark: by ``row["count"]``.
     """
+    # A namedtuple's fields are read in C; itemgetter would go through Row's own __getitem__.
+    places = [f"f{index}" for index in range(len(names))]
+    readers = namedtuple("readers", places)  # type: ignore[misc]  # mypy wants a literal
     by_name = {
-        name: property(itemgetter(index))
-        for index, name in reversed(list(enumerate(names)))
+        name: getattr(readers, place)
+        for name, place in reversed(list(zip(names, places, strict=True)))
         if not hasattr(Row, name)
     }
     return type("Row", (Row,), {**by_name, "__fields__": names, "__slots__": ()})
