@@ -46,7 +46,9 @@ class Storage:
             )
         path = self.root.joinpath(*parts)
         try:
-            inside = path.resolve().is_relative_to(self.root.resolve())
+            resolved = path.resolve()
+            # From Python 3.13 on, links in a circle are what is left of them.
+            inside = resolved.is_relative_to(self.root.resolve()) and not resolved.is_symlink()
         except (OSError, RuntimeError):  # links in a circle
             inside = False
         if not inside:
