@@ -58,18 +58,22 @@ def operators_of(df: DataFrame) -> list[OperatorDescriptor]:
     return ours
 
 
-def number_of_sources(df: DataFrame) -> int:
-    """Return how many streaming sources a query reads, each counted once."""
-    nodes = [
-        node
-        for node in _nodes(df._jdf.queryExecution().analyzed())
-        if node.getClass().getSimpleName() in _SOURCES
-    ]
+def source_ids(df: DataFrame) -> tuple[int, ...]:
+    """Return the id of the source at each place where a query reads one.
+
+    In the order of Spark's source offsets. A DataFrame that the query uses twice is one source,
+    with one log, and has its offset at two places.
+    """
     distinct: list[Any] = []
-    for node in nodes:
-        if not any(node.equals(other) for other in distinct):
+    ids = []
+    for node in _nodes(df._jdf.queryExecution().analyzed()):
+        if node.getClass().getSimpleName() not in _SOURCES:
+            continue
+        known = [number for number, other in enumerate(distinct) if node.equals(other)]
+        if not known:
             distinct.append(node)
-    return len(distinct)
+        ids.append(known[0] if known else len(distinct) - 1)
+    return tuple(ids)
 
 
 def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:

@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.state_check import check_states
 from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.initial_state import initial_state_of
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
@@ -107,32 +108,46 @@ class StartLocation:
         epoch = self._committed_epoch
         if epoch is None:
             return
-        stored_ids = self.storage.list("state")
+        stored = {
+            operator_id: read_handles(spark, str(self.storage.root), epoch, operator_id)
+            for operator_id in self._log.operator_ids()
+        }
         for operator_id, operator in enumerate(self._operators):
-            if str(operator_id) not in stored_ids:
+            self._check_handles(operator, stored.pop(operator_id, None))
+        if stored:
+            uids = sorted({handle.uid for handles in stored.values() for handle in handles})
+            raise IncompatibleStateError(
+                f"{self.storage.root} holds the state of operator {', '.join(map(repr, uids))}, "
+                f"which the query does not have (its uids are "
+                f"{', '.join(repr(operator.uid) for operator in self._operators)}): add it again, "
+                "or start the query at a new checkpointLocation"
+            )
+
+    def _check_handles(self, operator: OperatorDescriptor, handles: list[Handle] | None) -> None:
+        """Check an operator against the handles at its place, ``None`` if it has no place."""
+        if handles is None:
+            raise IncompatibleStateError(
+                f"{self.storage.root} has no place for operator {operator.uid!r}: the query had "
+                "fewer operators; give it those that it had, by their uids, or start it at a new "
+                "checkpointLocation"
+            )
+        stored_uids = {handle.uid for handle in handles}
+        if stored_uids - {operator.uid}:
+            raise IncompatibleStateError(
+                f"{self.storage.root} holds the state of operator "
+                f"{', '.join(map(repr, sorted(stored_uids)))} where the query has "
+                f"{operator.uid!r}: give the operator its old uid back, or start the query at "
+                "a new checkpointLocation"
+            )
+        for handle in handles:
+            if handle.time_mode != operator.time_mode:
                 raise IncompatibleStateError(
-                    f"{self.storage.root} has committed epochs and no state for operator "
-                    f"{operator.uid!r}: it is the location of another query; give this one a "
-                    "fresh checkpointLocation"
+                    f"operator {operator.uid!r}: the state at {self.storage.root} was stored "
+                    f"with timeMode {handle.time_mode!r}, the query has "
+                    f"{operator.time_mode!r}: give it its old timeMode back, or restore a "
+                    "checkpoint into a new checkpointLocation"
                 )
-            handles = read_handles(spark, str(self.storage.root), epoch, operator_id)
-            stored_uids = {handle.uid for handle in handles}
-            if stored_uids - {operator.uid}:
-                raise IncompatibleStateError(
-                    f"{self.storage.root} holds the state of operator "
-                    f"{', '.join(map(repr, sorted(stored_uids)))} where the query has "
-                    f"{operator.uid!r}: give the operator its old uid back, or start the query at "
-                    "a new checkpointLocation"
-                )
-            for handle in handles:
-                if handle.time_mode != operator.time_mode:
-                    raise IncompatibleStateError(
-                        f"operator {operator.uid!r}: the state at {self.storage.root} was stored "
-                        f"with timeMode {handle.time_mode!r}, the query has "
-                        f"{operator.time_mode!r}: give it its old timeMode back, or restore a "
-                        "checkpoint into a new checkpointLocation"
-                    )
-            check_states(operator, handles)
+        check_states(operator, handles)
 
     def check_not_half_seeded(self) -> None:
         """Refuse a location in which a restore was interrupted.
@@ -188,7 +203,7 @@ class StartLocation:
         runtime
             The settings of the query.
         sources
-            How many sources it reads.
+            At how many places it reads a source.
         file_sink_path
             Where Spark's file sink writes, ``None`` for another sink.
 

@@ -19,7 +19,7 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_plan import number_of_sources, operators_of
+from pyspark_ckpt.query_plan import operators_of, source_ids
 from pyspark_ckpt.session_conf import conf_of_start, session_conf
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
@@ -174,7 +174,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
                 location.restore(spark, source, self._file_sink_path(), to_table=to_table)
             else:
                 location.start_from_initial_state(
-                    spark, runtime, number_of_sources(self._stream), self._file_sink_path()
+                    spark, runtime, len(source_ids(self._stream)), self._file_sink_path()
                 )
             query = self._start_with_runtime(start, runtime, operators)
         return self._with_coordinator(query, settings, location, operators)
@@ -216,6 +216,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             query_name=query.name,
             backend_type=settings.backend_type,
             operators=operators,
+            source_ids=source_ids(self._stream),
         )
         coordinator = CheckpointCoordinator(spark, query, files, settings)
         coordinator.start()

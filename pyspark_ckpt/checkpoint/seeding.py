@@ -132,7 +132,7 @@ def seed_initial(
     seeds
         The state of each operator, in the order of their ids.
     sources
-        How many sources the query reads; all from their start.
+        At how many places the query reads a source; all from their start.
     """
     _seed_state_store(spark, location, seeds)
     log = SparkLog(location)

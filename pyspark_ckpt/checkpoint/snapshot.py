@@ -32,7 +32,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class QueryFiles:
-    """Where a running query keeps its files, and what it consists of."""
+    """Where a running query keeps its files, and what it consists of.
+
+    `source_ids` tells of each of Spark's source offsets which source it is of.
+    """
 
     checkpoint_location: str
     spark_log: SparkLog
@@ -41,6 +44,7 @@ class QueryFiles:
     query_name: str | None
     backend_type: str
     operators: tuple[OperatorDescriptor, ...]
+    source_ids: tuple[int, ...]
 
 
 def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:
@@ -86,7 +90,8 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         offsets_entry=offsets.text(),
         commits_entry=query.spark_log.commits_entry(epoch),
         source_logs=tuple(
-            _keep_source_log(query, file) for file in query.spark_log.source_log_files(offsets)
+            _keep_source_log(query, file)
+            for file in query.spark_log.source_log_files(offsets, query.source_ids)
         ),
         operators=operators,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class OffsetsEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceLogFile:
-    """A file in ``sources/<index>/`` that a source needs to go on from an offset."""
+    """A file in ``sources/<id of the source>/`` that a source needs to go on from an offset."""
 
     source_index: int
     log_name: str
@@ -52,11 +53,11 @@ class SparkLog:
 
     def committed_epoch(self) -> int | None:
         """Return the newest committed epoch, ``None`` before the first."""
-        return max(_epochs(self.storage.list("commits")), default=None)
+        return max(_numbers(self.storage.list("commits")), default=None)
 
     def has_started(self) -> bool:
         """Tell whether a query has begun an epoch here, committed or not."""
-        return bool(_epochs(self.storage.list("offsets")))
+        return bool(_numbers(self.storage.list("offsets")))
 
     def query_id(self) -> str | None:
         """Return the id of the query that owns the location, ``None`` before its first start."""
@@ -85,6 +86,10 @@ class SparkLog:
             raise self._corrupt(path, "it is cut short")
         return OffsetsEntry(self._json(path, lines[1]), offsets)
 
+    def operator_ids(self) -> list[int]:
+        """Return the ids of the stateful operators that the location has state of."""
+        return sorted(_numbers(self.storage.list("state")))
+
     def commits_entry(self, epoch: int) -> str:
         """Return the text that Spark wrote when it committed an epoch."""
         return self._entry(f"commits/{epoch}", epoch)
@@ -95,19 +100,33 @@ class SparkLog:
         fields = self._json(path, self._entry(path, epoch).split("\n")[1])
         return int(fields.get("nextBatchWatermarkMs", 0))
 
-    def source_log_files(self, offsets: OffsetsEntry) -> list[SourceLogFile]:
+    def source_log_files(
+        self, offsets: OffsetsEntry, source_ids: Sequence[int]
+    ) -> list[SourceLogFile]:
         """Return what the sources must find to go on from `offsets`, and nothing after it.
 
         A file source takes every file in its log for read, so entries beyond the offset are left
         out; other sources keep what they need from their first start only.
 
+        Parameters
+        ----------
+        offsets
+            Where the sources are.
+        source_ids
+            Which source each of the offsets is of.
+
         Raises
         ------
         CheckpointAbortedError
-            If Spark has already cleaned away an entry.
+            If Spark has already cleaned away an entry, or has another number of offsets.
         """
+        if len(source_ids) != len(offsets.source_offsets):
+            raise CheckpointAbortedError(
+                f"{self.storage.root}: Spark keeps {len(offsets.source_offsets)} offsets, the "
+                f"query reads sources at {len(source_ids)} places; report the query's plan"
+            )
         files: list[SourceLogFile] = []
-        for index, offset in enumerate(offsets.source_offsets):
+        for index, offset in dict(zip(source_ids, offsets.source_offsets, strict=True)).items():
             if offset == NO_OFFSET:
                 continue
             directory = f"sources/{index}"
@@ -165,7 +184,7 @@ _KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
 _LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 
 
-def _epochs(names: list[str]) -> list[int]:
+def _numbers(names: list[str]) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 

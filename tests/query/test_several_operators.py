@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import pandas as pd
@@ -108,22 +109,38 @@ def test_chained(job: Job, number: int) -> None:
     assert in_order(fork.result() + in_pandas(EPOCHS[:2], number)) == job.result()
 
 
+def side_by_side(job: Job, uids: str) -> DataFrame:
+    """An operator for each letter, in a union: by key, and by whether the value is odd."""
+    df = job.stream()
+    even = df.withColumn("even", F.expr("if(v % 2 = 0, 'even', 'odd')"))
+    keyed = {"k": ckpt.key_by(df, "k"), "v": ckpt.key_by(even, "even")}
+    branches = [
+        keyed[uid].transformWithState(Sum(), SUM, "Append", "None", uid=uid) for uid in uids
+    ]
+    return reduce(DataFrame.union, branches)
+
+
 def test_side_by_side(job: Job) -> None:
-    """Two operators over one input, in a union, each with its own state."""
-
-    def plan(job: Job) -> DataFrame:
-        df = job.stream()
-        by_k = ckpt.key_by(df, "k").transformWithState(Sum(), SUM, "Append", "None", uid="k")
-        even = df.withColumn("even", F.expr("if(v % 2 = 0, 'even', 'odd')"))
-        by_v = ckpt.key_by(even, "even").transformWithState(Sum(), SUM, "Append", "None", uid="v")
-        return by_k.union(by_v)
-
-    job = job.but(plan=plan, output=SUM)
-    for files in (EPOCHS[:1], EPOCHS[1:2]):
-        job.feed.add(*files)
-        job.run()
+    """Two operators over one input, each with its own state; none may come or go."""
+    job = job.but(plan=lambda job: side_by_side(job, "kv"), output=SUM)
+    job.feed.add(EPOCHS[0])
+    checkpoint = newest_checkpoint(job.run())
+    job.feed.add(EPOCHS[1])
+    for uids in ("k", "v", "vk"):
+        other = job.but(plan=lambda job, uids=uids: side_by_side(job, uids))
+        with refused(ckpt.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
+            other.start()
+    job.run()
     by_parity = [[("odd" if v % 2 else "even", v) for _, v in file] for file in EPOCHS[:2]]
-    assert job.result() == in_order(in_pandas(EPOCHS[:2], 1) + in_pandas(by_parity, 1))
+    both = in_order(in_pandas(EPOCHS[:2], 1) + in_pandas(by_parity, 1))
+    assert job.result() == both
+    fork = job.but(location="loc3", out="out3")
+    fork.run(restore=checkpoint)
+    assert in_order(fork.result() + in_pandas(EPOCHS[:1], 1) + in_pandas(by_parity[:1], 1)) == both
+    one = job.but(plan=lambda job: side_by_side(job, "k"), location="loc2", out="out2")
+    one.run()
+    with refused(ckpt.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
+        job.but(location="loc2", out="out2").start()
 
 
 def test_operators_of_another_program(job: Job) -> None:

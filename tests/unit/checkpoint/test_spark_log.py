@@ -40,7 +40,7 @@ def put_source_log(put_file: PutFile) -> Callable[..., None]:
 
 
 def needed(log: SparkLog, *offsets: str) -> list[tuple[int, str]]:
-    files = log.source_log_files(OffsetsEntry({}, offsets))
+    files = log.source_log_files(OffsetsEntry({}, offsets), range(len(offsets)))
     assert all(file.path == f"sources/{file.source_index}/{file.log_name}" for file in files)
     return [(file.source_index, file.log_name) for file in files]
 
@@ -105,7 +105,7 @@ def test_offsets_cut_short_are_corrupt_and_never_shorter_offsets(
     for length in range(len(OFFSETS)):
         path = put_file("offsets/3", OFFSETS[:length].encode())
         try:
-            log.source_log_files(log.offsets_entry(3))
+            log.source_log_files(log.offsets_entry(3), (0,))
         except (CorruptFileError, NotBuiltYetError) as exc:
             if isinstance(exc, CorruptFileError) and str(path) in str(exc):
                 continue
@@ -212,8 +212,20 @@ def test_each_source_has_its_own_entries_and_one_without_offset_none(
         put_source_log("0", "1", index=index)
     offsets = ('{"logOffset":1}', "-", '{"logOffset":0}')
     assert needed(log, *offsets) == [(0, "0"), (0, "1"), (2, "0")]
-    first = log.source_log_files(OffsetsEntry({}, offsets))[0]
+    first = log.source_log_files(OffsetsEntry({}, offsets), (0, 1, 2))[0]
     assert first == SourceLogFile(0, "0", "sources/0/0")
+
+
+def test_a_source_that_is_read_twice_has_one_log(
+    log: SparkLog, put_source_log: Callable[..., None]
+) -> None:
+    for index in range(2):
+        put_source_log("0", "1", "2", index=index)
+    offsets = OffsetsEntry({}, ('{"logOffset":1}', '{"logOffset":1}', '{"logOffset":0}'))
+    files = log.source_log_files(offsets, (0, 0, 1))
+    assert [file.path for file in files] == ["sources/0/0", "sources/0/1", "sources/1/0"]
+    with pytest.raises(CheckpointAbortedError, match="3 offsets"):
+        log.source_log_files(offsets, (0, 1))
 
 
 @pytest.mark.parametrize("path", ["offsets/0", "metadata"])
