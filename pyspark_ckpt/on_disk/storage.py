@@ -47,8 +47,9 @@ class Storage:
         path = self.root.joinpath(*parts)
         try:
             resolved = path.resolve()
-            # From Python 3.13 on, links in a circle are what is left of them.
-            inside = resolved.is_relative_to(self.root.resolve()) and not resolved.is_symlink()
+            # Python 3.13 leaves links in a circle as they are.
+            circular = any(part.is_symlink() for part in (resolved, *resolved.parents))
+            inside = not circular and resolved.is_relative_to(self.root.resolve())
         except (OSError, RuntimeError):  # links in a circle
             inside = False
         if not inside:
