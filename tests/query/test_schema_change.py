@@ -12,7 +12,15 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import BACKEND, OFTEN, Job, drop_local_copies, newest_checkpoint, refused
+from tests.query.harness import (
+    BACKEND,
+    OFTEN,
+    RETAINED,
+    Job,
+    drop_local_copies,
+    newest_checkpoint,
+    refused,
+)
 from tests.query.stored import entries_of_states
 
 KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
@@ -101,7 +109,7 @@ MIGRATIONS = {"fruits": ckpt.Migration(value=split, renamed_from="d")}
 
 @pytest.fixture
 def job(job: Job) -> Job:
-    job = job.but(output="k string, run long, told string").using(OFTEN)
+    job = job.but(output="k string, run long, told string").using({**OFTEN, RETAINED: 10})
     return version(job, OLD, WRITES)
 
 
@@ -135,7 +143,7 @@ def test_restart_and_restore(job: Job) -> None:
     assert drop_local_copies(job.spark)
     add(job, 2)  # most keys, and a subtask, still have the old schemas
     query = new.run()
-    expected = {k: NEW_TOLD for k in KEYS} | {KEYS[0]: {**NEW_TOLD, "new": [9]}}
+    expected = dict.fromkeys(KEYS, NEW_TOLD) | {KEYS[0]: {**NEW_TOLD, "new": [9]}}
     assert told(job, 2) == expected
     entries = entries_of_states(newest_checkpoint(query))
     assert len(entries["e"]) == len(KEYS)  # not asked for, and kept
@@ -189,4 +197,4 @@ def test_refused_before_the_start(job: Job) -> None:
     with refused(ckpt.PlanError, "'fruits'", "migration", unchanged=job.base):
         version(job, OLD, migrations=MIGRATIONS).start()
     job.run()
-    assert told(job, 1) == {k: OLD_TOLD for k in KEYS}
+    assert told(job, 1) == dict.fromkeys(KEYS, OLD_TOLD)
