@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row
@@ -59,7 +60,8 @@ def rows_in(path: Path, rows: int) -> pa.Table:
     """Write a file of rows; return what they are to be counted from."""
     numbers = np.arange(rows)
     keys, values = (numbers * 7919) % KEYS, numbers % 1000
-    texts = pa.array(["x" * 300, "y" * 301, "z" * 302]).take(pa.array(numbers % 3))
+    # All different: equal ones would be one object in pandas.
+    texts = pc.binary_join_element_wise(pa.array(numbers).cast(pa.string()), "x" * 400, "-")
     table = pa.table({"k": keys, "v": values, "text": texts})
     path.mkdir()
     pq.write_table(table, path / "rows.parquet", row_group_size=rows // 8)
@@ -72,8 +74,13 @@ def in_pandas(table: pa.Table) -> list[tuple[int, ...]]:
     return [tuple(map(int, row)) for row in counted.reset_index().itertuples(index=False)]
 
 
-def check_growth(job: Job, monkeypatch: pytest.MonkeyPatch, rows: int, small: str) -> None:
-    """Run one epoch under a small and under a large limit; compare output and memory."""
+def check_growth(
+    job: Job, monkeypatch: pytest.MonkeyPatch, rows: int, small: str, share: float
+) -> None:
+    """Run one epoch under a small and under a large limit; compare output and memory.
+
+    What a worker allocates for itself is a good part of its growth in a small epoch.
+    """
     expected = in_pandas(rows_in(job.base / "rows", rows))
 
     def plan(job: Job) -> DataFrame:
@@ -97,15 +104,15 @@ def check_growth(job: Job, monkeypatch: pytest.MonkeyPatch, rows: int, small: st
     print(f"grown by {grown} with a limit of {small}, by {grown_by_all} without one")
     assert spilled > 0
     assert not_spilled == 0
-    assert grown < grown_by_all / 2
+    assert grown < grown_by_all * share
 
 
 def test_an_epoch_beyond_the_limit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """500,000 rows, of which a small part fits into memory."""
-    check_growth(job, monkeypatch, 500_000, "16mb")
+    check_growth(job, monkeypatch, 500_000, "16mb", 0.7)
 
 
 @pytest.mark.soak
 def test_a_large_epoch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000,000 rows."""
-    check_growth(job, monkeypatch, 5_000_000, "64mb")
+    check_growth(job, monkeypatch, 5_000_000, "64mb", 0.35)

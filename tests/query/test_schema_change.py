@@ -12,7 +12,15 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import BACKEND, OFTEN, Job, drop_local_copies, newest_checkpoint, refused
+from tests.query.harness import (
+    BACKEND,
+    OFTEN,
+    RETAINED,
+    Job,
+    drop_local_copies,
+    newest_checkpoint,
+    refused,
+)
 from tests.query.stored import entries_of_states
 
 KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
@@ -101,7 +109,7 @@ MIGRATIONS = {"fruits": ckpt.Migration(value=split, renamed_from="d")}
 
 @pytest.fixture
 def job(job: Job) -> Job:
-    job = job.but(output="k string, run long, told string").using(OFTEN)
+    job = job.but(output="k string, run long, told string").using({**OFTEN, RETAINED: 10})
     return version(job, OLD, WRITES)
 
 
