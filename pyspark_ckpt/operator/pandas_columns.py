@@ -64,7 +64,9 @@ def _in_pandas(data_type: T.DataType, value: Any) -> Any:
     if isinstance(data_type, T.ArrayType):
         items = [_in_pandas(data_type.elementType, item) for item in value]
         is_number = isinstance(data_type.elementType, T.NumericType) and None not in items
-        return np.array(items) if is_number or not items else _object_array(items)
+        if not items and isinstance(data_type.elementType, _NESTED):
+            return np.array([])  # as PySpark gives it
+        return np.array(items) if is_number and items else _object_array(items)
     if isinstance(data_type, T.MapType):
         value_type = data_type.valueType
         return {key: _in_pandas(value_type, item) for key, item in value}
