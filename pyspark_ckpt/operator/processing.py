@@ -191,14 +191,17 @@ class EpochProcessing:
     def _process_part(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
         current = self._table.current
+        needs_event_time = self._states.ages_in_event_time
         if self._mode.calls_once_per_part:
             self._step = "handleInputBatch"
+            if needs_event_time:
+                current.event_time_ms = self._mode.newest_event_time_ms(items[0])
             self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+            current.leave()
             if self._output.rows >= CHUNK_ROWS:
                 yield self._output.take()
             return
         self._step = "handleInputRows"
-        needs_event_time = self._states.ages_in_event_time
         for position, item in enumerate(items):
             self._key = item.key
             current.key_group, current.key = item.key_group, item.encoded_key
