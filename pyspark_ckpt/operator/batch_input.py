@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pyspark_ckpt.operator.pandas_output import PandasOutput
 class BatchProcessor(StatefulProcessor):
     """A processor that handles many keys in one call.
 
+    For a time to live in event time, what a call writes is as old as the newest row of the call.
     Timers are set with ``registerTimers(keys, times)`` of the handle, and handled key by key, in
     ``handleExpiredTimer``.
     """
@@ -69,9 +71,9 @@ class BatchInput:
         self._part: KeyedFrame | None = None
 
     def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys."""
-        self._part = keyed_frame(self._input, frames)
-        return self._part.keys
+        """Return the keys of a part, in the order of their stored keys; the first has all rows."""
+        part = self._part = keyed_frame(self._input, frames)
+        return [replace(part.keys[0], rows=part.frame), *part.keys[1:]]
 
     def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
         """Have the processor handle all keys of the part."""
@@ -91,8 +93,8 @@ class BatchInput:
         raise NotImplementedError
 
     def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Not asked: no key is current while a part is processed."""
-        raise NotImplementedError
+        """Return the newest event time of the part, given its first key."""
+        return self._input.newest_event_time_ms(item.rows)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""

@@ -162,13 +162,20 @@ class EpochProcessing:
             self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
         with garbage_collection.rows_are_used():
             if self._mode.calls_once_per_part:
-                self._step = "handleInputBatch"
-                self._output.extend(self._mode.process_part(self._processor, self._timer_values))
-                if self._output.rows >= CHUNK_ROWS:
-                    yield self._output.take()
+                yield from self._process_batch(items)
             else:
                 yield from self._process_keys(items)
             items.clear()  # so that nothing is left to walk
+
+    def _process_batch(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
+        self._step = "handleInputBatch"
+        current = self._table.current
+        if self.states.ages_in_event_time:
+            current.event_time_ms = self._mode.newest_event_time_ms(items[0])
+        self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+        current.leave()
+        if self._output.rows >= CHUNK_ROWS:
+            yield self._output.take()
 
     def _process_keys(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
         self._step = "handleInputRows"

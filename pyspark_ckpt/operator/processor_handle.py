@@ -238,12 +238,15 @@ class ProcessorHandle:
                 f"{self._where}: {method} got {len(times)} times for {len(keys)} keys: give one "
                 "whole number of milliseconds per key"
             )
+        current = self.table.current
+        event_time_ms = current.event_time_ms
         try:
             for position, time in zip(keys.index.tolist(), times, strict=True):
                 self.table.enter(position)
                 change(int(time))
         finally:
-            self.table.current.leave()
+            current.leave()
+            current.event_time_ms = event_time_ms
 
     def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
         state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)

@@ -125,8 +125,15 @@ class TimeToLive:
         self._hides_expired = descriptor.visibility == TtlVisibility.NEVER_RETURN_EXPIRED
 
     def stamp(self) -> bytes:
-        """Return what an entry that is written now begins with."""
-        return _STAMP.pack(self._mark, max(self._written_ms(), 0))
+        """Return what an entry that is written now begins with.
+
+        That is nothing before the first watermark, where no row tells the time either, as in an
+        initial state: the entry counts from the first watermark on.
+        """
+        written_ms = self._written_ms()
+        if self.is_in_event_time and written_ms <= 0:
+            return b""
+        return _STAMP.pack(self._mark, max(written_ms, 0))
 
     def stamp_over(self, data: bytes) -> bytes:
         """Return :meth:`stamp`, or that of an entry if it is later: nothing becomes older."""

@@ -187,9 +187,12 @@ OPERATOR_STATES = ("log", "rules")
 class BatchCount(BatchProcessor):
     """All keys at once."""
 
+    def __init__(self, ttl: StateTtlConfig | None = None) -> None:
+        self.ttl = ttl
+
     def init(self, handle: Any) -> None:
         self.handle = handle
-        self.count = handle.getValueState("count", "n bigint")
+        self.count = handle.getValueState("count", "n bigint", self.ttl)
 
     def handleInputBatch(
         self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any

@@ -127,6 +127,19 @@ class TestBatches:
         frame = pd.DataFrame({"user": ["ada", "ada"], "n": [1, 2], "at": [5, 6]})
         assert harness.testInBatches(frame, "user")["n"].tolist() == [2]
 
+    def test_what_a_batch_writes_ages_from_its_newest_row(self) -> None:
+        processor = BatchCount(ckpt.StateTtlConfig(10, "event"))
+        harness = ProcessorHarness(
+            processor, timeMode="EventTime", eventTimeExtractor=lambda row: int(row["at"])
+        )
+        harness.testInBatches(pd.DataFrame({"user": ["ada"], "n": [1], "at": [100]}), "user")
+        harness.setWatermark(109)
+        frame = pd.DataFrame({"user": ["ada"], "n": [2], "at": [110]})
+        assert harness.testInBatches(frame, "user")["n"].tolist() == [3]
+        harness.setWatermark(120)
+        frame = pd.DataFrame({"user": ["ada"], "n": [4], "at": [121]})
+        assert harness.testInBatches(frame, "user")["n"].tolist() == [4]
+
     @pytest.mark.parametrize(("columns", "named"), [((), r"\[\]"), (("day",), "day")])
     def test_key_columns_must_be_there(self, columns: tuple[str, ...], named: str) -> None:
         harness = ProcessorHarness(BatchCount())
