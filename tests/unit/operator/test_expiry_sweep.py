@@ -125,23 +125,27 @@ def test_a_lists_first_entry_stays_as_long_as_a_chunk_does(subtask_epochs: Subta
         subtask_epochs.clock = EpochClock(TimeMode.PROCESSING_TIME, 1000, watermark_ms)
         return subtask_epochs.begin().getListState("l", NUMBER, ttl)
 
-    at(0, TTL_MS).appendValue((1,))
+    ahead = at(900)
+    subtask_epochs.to_key(0, event_time_ms=2000)
+    ahead.appendValue((1,))
     subtask_epochs.end()
-    at(0).appendValue((2,))  # the first entry is as old as this one from now on
+    at(900, TTL_MS).appendValue((2,))  # the first entry has a processing time from now on
     subtask_epochs.end()
-    for _ in range(2):  # the first value counts as written at 500, the second as written at 0
-        state = at(500)
+    assert list(at(905).get()) == [(1,), (2,)]  # which counts as 905 in event time
+    subtask_epochs.end()
+    for _ in range(2):
+        state = at(1500)
         assert state.exists()
         assert list(state.get()) == [(1,)]
         subtask_epochs.end()
     assert len(subtask_epochs.entries()) == 2
-    at(505).appendValue((3,))
+    at(1505).appendValue((3,))
     subtask_epochs.end()
-    assert list(at(509).get()) == [(1,), (3,)]
+    assert list(at(1509).get()) == [(1,), (3,)]
     subtask_epochs.end()
-    assert list(at(510).get()) == [(3,)]
+    assert list(at(1515).get()) == [(1,)]
     subtask_epochs.end()
-    assert not at(515).exists()
+    assert not at(2010).exists()
     subtask_epochs.end()
     assert subtask_epochs.entries() == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_expired_entries_are_shown_if_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("watermark_ms", "event_time_ms", "written_ms"),
-    [(500, None, 500), (500, 800, 800), (500, 300, 500), (0, -7, 0)],
+    [(500, None, 500), (500, 800, 800), (500, 300, 500), (0, 7, 7)],
 )
 def test_event_time_of_an_entry_is_that_of_the_newest_row_or_the_watermark(
     watermark_ms: int, event_time_ms: int | None, written_ms: int
@@ -367,3 +368,20 @@ def test_put_and_clear_forget_earlier_times(aged: Aged) -> None:
     assert not aged.list.exists()
     assert list(aged.list.get()) == []
     aged.epochs.drop()
+
+
+def test_what_is_written_before_the_first_watermark_counts_from_that_one(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    """As an initial state is, whose rows have no event time."""
+    config = StateTtlConfig(10, time="event")
+
+    def at(watermark_ms: int) -> Any:
+        subtask_epochs.clock = EpochClock(TimeMode.EVENT_TIME, 1, watermark_ms)
+        return subtask_epochs.begin().getValueState("v", NUMBER, config)
+
+    at(0).update((1,))
+    subtask_epochs.end()
+    for watermark_ms, expected in [(1_000_000, (1,)), (1_000_009, (1,)), (1_000_010, None)]:
+        assert at(watermark_ms).get() == expected
+        subtask_epochs.end()
