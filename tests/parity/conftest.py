@@ -44,3 +44,11 @@ def both(spark: SparkSession, tmp_path: Path) -> Callable[..., Both]:
         return Both(spark, tmp_path, ddl, files, **program)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the pandas variants to ``make soak``: PySpark's operator is slow to start."""
+    for item in items:
+        if "parity" in item.path.parts and "andas" in item.name:
+            item.add_marker(pytest.mark.soak)
