@@ -217,7 +217,11 @@ class CheckpointedStreamWriter(DataStreamWriter):
             backend_type=settings.backend_type,
             operators=operators,
         )
-        coordinator = CheckpointCoordinator(spark, query, files, settings)
+        try:
+            coordinator = CheckpointCoordinator(spark, query, files, settings)
+        except BaseException:
+            query.stop()  # nobody would have a handle on it
+            raise
         coordinator.start()
         return CheckpointedQuery(spark, query, coordinator)
 
