@@ -67,7 +67,7 @@ class CheckpointFiles:
         try:
             self._remove_old({*completed, *uncertain}, completed[-1], retained_from)
             self._delete_garbage(completed[-1], uncertain)
-        except OSError as exc:
+        except (OSError, CkptError) as exc:
             logger.warning("not all old checkpoints could be cleaned up: %s", exc)
 
     def discard_all(self) -> None:

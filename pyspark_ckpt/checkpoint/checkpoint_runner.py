@@ -140,9 +140,7 @@ class CheckpointRunner:
             If it was given up; recorded with its reason.
         """
         with self.exclusive:
-            epoch = committed_epoch()
-            with self._guard:
-                begun = self._machine.trigger(epoch, self._subtasks, periodic=periodic)
+            begun, epoch = self._begin(committed_epoch, periodic=periodic)
             if isinstance(begun, Refusal) or epoch is None:
                 return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
             outcome = self._outcome(_Attempt(begun, epoch, _now_ms()))
@@ -172,6 +170,23 @@ class CheckpointRunner:
         """Remove all checkpoints and the files that only they need; not the state."""
         with self.exclusive:
             self._files.discard_all()
+
+    def _begin(
+        self, committed_epoch: Callable[[], int | None], *, periodic: bool
+    ) -> tuple[int | Refusal, int | None]:
+        try:
+            epoch = committed_epoch()
+        except OSError as exc:
+            with self._guard:
+                # It was due, and is due again after another interval.
+                self._machine.trigger(None, self._subtasks, periodic=periodic)
+            raise CheckpointAbortedError(
+                f"query {self._query_id}: its committed epochs cannot be listed ({exc}); see to "
+                "the checkpointLocation",
+                AbortReason.STORAGE_FAILED,
+            ) from exc
+        with self._guard:
+            return self._machine.trigger(epoch, self._subtasks, periodic=periodic), epoch
 
     def _outcome(self, attempt: _Attempt) -> CompletedCheckpoint | AbortedCheckpoint:
         """Wait for an attempt to end or to expire."""

@@ -197,8 +197,13 @@ class CheckpointCoordinator:
             self._take_quietly(periodic=False)
         self._runner.close()
         if not retains:
+            self._discard()
+
+    def _discard(self) -> None:
+        try:
             self._runner.discard_all()
-            logger.info("query %s: checkpoints discarded, %s", self._files.query_id, retention)
+        except OSError as exc:
+            logger.warning("query %s: its checkpoints stay: %s", self._files.query_id, exc)
 
     def _take(self, *, periodic: bool) -> CompletedCheckpoint | Refusal:
         try:

@@ -170,6 +170,22 @@ def test_what_expires_while_it_is_published_is_uncertain_until_it_is_old(
     assert machine.published(second) == [first]
 
 
+def test_an_uncertain_one_stays_while_there_is_room(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make(num_retained=2)
+    uncertain = begin(machine, 1)
+    publish(machine, uncertain)
+    machine.abort(uncertain, AbortReason.METADATA_UNCERTAIN)
+    assert machine.retained_from() == 0
+    complete(machine, 2)
+    assert machine.state_of(uncertain) is CheckpointState.UNCERTAIN
+    assert machine.retained_from() == 0
+    complete(machine, 3)
+    assert machine.state_of(uncertain) is None
+    assert machine.retained_from() == 2
+
+
 def test_a_collecting_one_that_expires_is_gone(
     make: Callable[..., CheckpointMachine], clock: Clock
 ) -> None:
@@ -238,10 +254,10 @@ def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
     assert complete(machine, 2) == 2
     assert machine.due_in_ms() == 80
     clock.now_ms += 80
-    begun = machine.trigger(3, SUBTASKS, periodic=True)
-    assert begun == 3
-    machine.abort(begun, AbortReason.FAILED)
-    assert machine.due_in_ms() == 100, "after a failure too"
+    assert machine.trigger(3, SUBTASKS, periodic=True) == 3
+    clock.now_ms += 70
+    machine.abort(3, AbortReason.FAILED)
+    assert machine.due_in_ms() == 80, "after a failure too"
 
 
 def test_nothing_begins_without_a_new_epoch_or_after_the_end(

@@ -26,20 +26,23 @@ from pyspark_ckpt.on_disk.storage import Storage
 
 QUERY = "0123456789"
 SUBTASKS = frozenset(Subtask("count", number) for number in range(4))
-TIMEOUT_MS = 150
+TIMEOUT_MS = 700
 
 
 class FaultyStorage(Storage):
-    """Fails the writing of ``_metadata``, before or after it is there."""
+    """Fails or hangs when ``_metadata`` is written, before or after it is there."""
 
-    before: BaseException | None = None
-    after: BaseException | None = None
+    before: Exception | None = None
+    after: Exception | None = None
+    pipe_after: Path | None = None
 
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
         is_metadata = relative.endswith("/_metadata")
         if is_metadata and self.before is not None:
             raise self.before
         written = super().write(relative, chunks)
+        if is_metadata and self.pipe_after is not None:
+            self.pipe_after.read_bytes()
         if is_metadata and self.after is not None:
             raise self.after
         return written
@@ -68,6 +71,7 @@ class Query:
         self.pipe: Path | None = None
         self.error: Exception | None = None
         self.segments: list[FileReference] = []
+        self.gathered: list[int] = []
         self._snapshot = snapshot
 
     def commit(self) -> int:
@@ -80,6 +84,7 @@ class Query:
 
     def snapshot(self, epoch: int) -> CheckpointMetadata:
         """Gather an epoch; hangs as long as nobody writes to the pipe."""
+        self.gathered.append(epoch)
         if self.error is not None:
             raise self.error
         path = source_log_path(0, "0", f"{epoch:016}{0:048}")
@@ -237,6 +242,22 @@ def test_a_failure_has_a_reason_and_the_one_before_stays(
     assert runner.tolerance_is_exceeded
 
 
+def test_epochs_that_cannot_be_listed_are_asked_for_again_after_the_interval(
+    start: Callable[..., CheckpointRunner],
+) -> None:
+    runner = start(interval_ms=1)
+
+    def unreadable() -> int | None:
+        raise PermissionError(13, "Permission denied", "commits")
+
+    while runner.due_in_ms():
+        pass
+    with pytest.raises(CheckpointAbortedError, match="commits") as caught:
+        runner.take(unreadable, periodic=True)
+    assert caught.value.reason is AbortReason.STORAGE_FAILED
+    assert not runner.tolerance_is_exceeded
+
+
 def test_a_missing_subtask_is_no_checkpoint(query: Query) -> None:
     subtasks = SUBTASKS | {Subtask("other", 0)}
     runner = CheckpointRunner(QUERY, subtasks, query.storage, Settings(), query.snapshot)
@@ -268,6 +289,7 @@ def test_a_step_that_hangs_expires_and_cannot_publish_when_it_goes_on(
     assert isinstance(taken, CompletedCheckpoint)
     assert taken.checkpoint_id == 3
     assert directories(query) == ["chk-3"]
+    assert query.gathered == [0, 1], "the second one never began"
     logs = [name for name in query.storage.list("shared") if name.startswith("source")]
     assert len(logs) == 1, "the log that the late one copied is gone"
     assert [outcome.checkpoint_id for outcome in heard.aborted] == [1, 2]
@@ -283,9 +305,13 @@ def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
     assert failed(runner, query).reason is AbortReason.METADATA_UNCERTAIN
     assert start().newest() is None
     query.storage.before = None
+    orphan = query.storage.write(segment_path(0, 0), [b"of a failed attempt"]).path
+    query.commit()
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)
     assert taken.checkpoint_id == 2
+    assert query.storage.exists(query.segments[0].path), "it may still turn up"
+    assert not query.storage.exists(orphan)
 
 
 def test_a_metadata_that_may_have_been_written_is_not_deleted(
@@ -319,20 +345,48 @@ def test_a_metadata_that_may_have_been_written_is_not_deleted(
     assert directories(query) == ["chk-3", "chk-4"]
 
 
+def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_start_only(
+    query: Query, start: Callable[..., CheckpointRunner], tmp_path: Path
+) -> None:
+    runner, heard = start(timeout_ms=TIMEOUT_MS), Heard()
+    runner.listeners.add(heard)
+    query.commit()
+    pipe = query.storage.pipe_after = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    error = failed(runner, query)
+    assert error.reason is AbortReason.EXPIRED
+    assert "_metadata" in str(error)
+    query.storage.pipe_after = None
+    pipe.open("wb").close()
+    query.commit()
+    taken = take(runner, query)
+    assert heard.completed == [taken]
+    assert [aborted.checkpoint_id for aborted in heard.aborted] == [1]
+    assert directories(query) == ["chk-1", "chk-2"]
+    assert query.storage.exists(query.segments[0].path)
+    query.commit()
+    again = start()
+    assert [number for number, _ in again.retained()] == [1, 2]
+    assert isinstance(take(again, query), CompletedCheckpoint)
+    assert directories(query) == ["chk-2", "chk-3"]
+
+
 def test_an_id_that_another_driver_took_is_left_to_it(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
     one, other = start(), start()
     query.commit()
+    take(other, query)
+    query.commit()
     theirs = take(other, query)
     assert isinstance(theirs, CompletedCheckpoint)
     assert failed(one, query).reason is AbortReason.STORAGE_FAILED
     stored = read_metadata(Storage(Path(theirs.path)))
-    assert stored.checkpoint_id == 1
+    assert stored.checkpoint_id == 2
     query.commit()
     ours = take(one, query)
     assert isinstance(ours, CompletedCheckpoint)
-    assert ours.checkpoint_id == 2
+    assert ours.checkpoint_id == 3
     assert read_metadata(Storage(Path(theirs.path))) == stored
 
 

@@ -136,3 +136,26 @@ def test_a_damaged_checkpoint_is_listed_and_says_so_when_it_is_read(
     assert completed.ids() == [1]
     with pytest.raises(CorruptFileError, match=str(path)):
         completed.read(1)
+
+
+def test_an_id_can_be_reserved_once_and_is_no_checkpoint_yet(
+    completed: CompletedCheckpoints, snapshot: CheckpointMetadata
+) -> None:
+    completed.reserve(4)
+    assert (completed.ids(), completed.used_ids(), completed.last_id()) == ([], [4], 4)
+    assert not completed.is_complete(4)
+    with pytest.raises(FileExistsError):
+        completed.reserve(4)
+    completed.add(4, snapshot)
+    assert completed.is_complete(4)
+
+
+def test_all_can_be_removed_but_the_highest_id(
+    completed: CompletedCheckpoints, snapshot: CheckpointMetadata
+) -> None:
+    for number in (1, 2):
+        completed.add(number, snapshot)
+    completed.reserve(3)
+    for _ in range(2):
+        completed.remove_all()
+        assert (completed.ids(), completed.used_ids(), completed.last_id()) == ([], [3], 3)
