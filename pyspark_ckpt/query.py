@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -108,7 +109,11 @@ class CheckpointedQuery(StreamingQuery):
         FailedCheckpointsError
             If the query was stopped since too many checkpoints failed.
         """
-        ended = super().awaitTermination(timeout)
+        try:
+            ended = super().awaitTermination(timeout)
+        except StreamingQueryException:
+            self._coordinator.join()  # its checkpoints may have to go
+            raise
         if timeout is None or ended:
             self._coordinator.join()
             self._raise_failure()
