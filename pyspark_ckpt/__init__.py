@@ -12,6 +12,9 @@
     savepoint = query.triggerSavepoint("savepoints/")
 """
 
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.configuration import read_conf_file
 from pyspark_ckpt.errors import (
@@ -22,6 +25,7 @@ from pyspark_ckpt.errors import (
     ConfigurationError,
     CorruptFileError,
     CrashedError,
+    FailedCheckpointsError,
     IncompatibleStateError,
     NotBuiltYetError,
     PlanError,
@@ -41,17 +45,22 @@ from pyspark_ckpt.version import __version__
 from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream
 
 __all__ = [
+    "AbortReason",
+    "AbortedCheckpoint",
     "AggregateFunction",
     "BatchProcessor",
     "CheckpointAbortedError",
     "CheckpointError",
+    "CheckpointListener",
     "CheckpointNotFoundError",
     "CheckpointedQuery",
     "CheckpointedStreamWriter",
     "CkptError",
+    "CompletedCheckpoint",
     "ConfigurationError",
     "CorruptFileError",
     "CrashedError",
+    "FailedCheckpointsError",
     "IncompatibleStateError",
     "KeyedStream",
     "Migration",

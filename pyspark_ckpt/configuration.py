@@ -28,6 +28,10 @@ _SIZE_UNITS = {
 }  # fmt: skip
 MIN_MEMORY_BYTES = 1024**2
 MAX_INLINE_BYTES = 1024**2
+NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
+DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
+RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+_RETENTIONS = (NO_EXTERNALIZED_CHECKPOINTS, DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Settings:
 
     backend_type: str = "rocksdb"
     interval_ms: int = 30_000
+    min_pause_ms: int = 0
+    timeout_ms: int = 600_000
+    max_concurrent_checkpoints: int = 1
+    tolerable_failed_checkpoints: int = 0
+    retention: str = RETAIN_ON_CANCELLATION
     checkpoints_directory: str | None = None
     savepoints_directory: str | None = None
     num_retained: int = 3
@@ -130,9 +139,24 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def _duration_ms(text: str) -> int:
+def _retention(text: str) -> str:
+    # Flink's documentation writes it in capitals, its programs take both.
+    if text.upper() not in _RETENTIONS:
+        raise ValueError(text)
+    return text.upper()
+
+
+def _pause_ms(text: str) -> int:
+    return 0 if text == "0" else _milliseconds(text)
+
+
+def _milliseconds(text: str) -> int:
     number, unit = _number_and_unit(text)
-    milliseconds = number * _TIME_UNITS_MS[unit]
+    return number * _TIME_UNITS_MS[unit]
+
+
+def _duration_ms(text: str) -> int:
+    milliseconds = _milliseconds(text)
     if milliseconds <= 0:
         raise ValueError(text)
     return milliseconds
@@ -171,6 +195,19 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def _exactly_one(text: str) -> int:
+    if int(text) != 1:
+        raise ValueError(text)
+    return 1
+
+
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def _directory(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -188,6 +225,23 @@ KEYS: Mapping[str, _Key] = {
     ),
     f"{_CHECKPOINTING}interval": _Key(
         "interval_ms", _duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"
+    ),
+    f"{_CHECKPOINTING}min-pause": _Key(
+        "min_pause_ms", _pause_ms, "a duration with its unit, such as 5s, or 0"
+    ),
+    f"{_CHECKPOINTING}timeout": _Key(
+        "timeout_ms", _duration_ms, "a duration above zero with its unit, such as 10min"
+    ),
+    f"{_CHECKPOINTING}max-concurrent-checkpoints": _Key(
+        "max_concurrent_checkpoints",
+        _exactly_one,
+        "1: an epoch is over before its checkpoint begins, so a second one at a time gains nothing",
+    ),
+    f"{_CHECKPOINTING}tolerable-failed-checkpoints": _Key(
+        "tolerable_failed_checkpoints", _not_negative, "a number of at least 0"
+    ),
+    f"{_CHECKPOINTING}externalized-checkpoint-retention": _Key(
+        "retention", _retention, f"one of {', '.join(_RETENTIONS)}"
     ),
     f"{_CHECKPOINTING}dir": _Key("checkpoints_directory", _directory, "a directory"),
     f"{_CHECKPOINTING}savepoint-dir": _Key("savepoints_directory", _directory, "a directory"),

@@ -14,6 +14,7 @@ CkptError
 │   ├── CorruptFileError (OSError)                   a file is missing, cut or changed
 │   ├── UnsafePathError (ValueError)                 a stored path leaves its root
 │   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not made
+│   ├── FailedCheckpointsError (RuntimeError)        too many were not made: the query was stopped
 │   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
 
 Every message says what happened, where (query, operator uid, subtask, path) and what to do next.
@@ -73,7 +74,18 @@ class UnsafePathError(CheckpointError, ValueError):
 
 
 class CheckpointAbortedError(CheckpointError, RuntimeError):
-    """A checkpoint or savepoint was given up; those before it are untouched."""
+    """A checkpoint or savepoint was given up; those before it are untouched.
+
+    `reason` is one of :class:`pyspark_ckpt.AbortReason`.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class FailedCheckpointsError(CheckpointError, RuntimeError):
+    """A query was stopped since more checkpoints in a row failed than are tolerable."""
 
 
 class RestoreError(CheckpointError, ValueError):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.spark_paths import qualified_path
@@ -22,7 +25,8 @@ _SCHEMA = (
 class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
-    Everything that ``StreamingQuery`` has, and :meth:`checkpoints` and :meth:`triggerSavepoint`.
+    Everything that ``StreamingQuery`` has, and :meth:`checkpoints`, :meth:`triggerCheckpoint`,
+    :meth:`triggerSavepoint` and :meth:`addCheckpointListener`.
     """
 
     def __init__(
@@ -45,6 +49,33 @@ class CheckpointedQuery(StreamingQuery):
         """
         rows = self._checkpoint_rows() + self._savepoint_rows() + self._aborted_rows()
         return self._spark.createDataFrame(rows, _SCHEMA)
+
+    def triggerCheckpoint(self) -> CompletedCheckpoint:
+        """Checkpoint the newest committed epoch now, whatever interval and pause.
+
+        Waits for a checkpoint that is under way. A failure counts towards
+        ``tolerable-failed-checkpoints``.
+
+        Returns
+        -------
+        CompletedCheckpoint
+            Durable: checkpoint_id, path, epoch, triggered_at_ms, duration_ms, size_bytes. If no
+            epoch was committed since the newest one, that one.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it was given up; its `reason` says why.
+        """
+        return self._coordinator.trigger_checkpoint()
+
+    def addCheckpointListener(self, listener: CheckpointListener) -> None:
+        """Have a listener hear of every checkpoint that ends from now on, on the driver."""
+        self._coordinator.listeners.add(listener)
+
+    def removeCheckpointListener(self, listener: CheckpointListener) -> None:
+        """Have a listener hear of nothing more."""
+        self._coordinator.listeners.remove(listener)
 
     def triggerSavepoint(self, directory: str | None = None) -> Savepoint:
         """Take a savepoint of the newest committed epoch while the query runs on.
@@ -71,16 +102,51 @@ class CheckpointedQuery(StreamingQuery):
         return self._coordinator.trigger_savepoint(target)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``."""
-        ended = super().awaitTermination(timeout)
+        """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``.
+
+        Raises
+        ------
+        FailedCheckpointsError
+            If the query was stopped since too many checkpoints failed.
+        """
+        try:
+            ended = super().awaitTermination(timeout)
+        except StreamingQueryException:
+            self._coordinator.join()  # its checkpoints may have to go
+            raise
         if timeout is None or ended:
             self._coordinator.join()
+            self._raise_failure()
         return ended
 
+    def processAllAvailable(self) -> None:
+        """Wait until all input that is there was processed; as ``StreamingQuery``.
+
+        Raises
+        ------
+        FailedCheckpointsError
+            If the query was stopped since too many checkpoints failed.
+        """
+        super().processAllAvailable()
+        self._raise_failure()
+
+    def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
+        """Return what ended the query; as ``StreamingQuery``, or a ``FailedCheckpointsError``."""
+        return self._coordinator.failure or super().exception()
+
     def stop(self) -> None:
-        """Stop the query and wait for its last checkpoint."""
+        """Stop the query and wait for its last checkpoint.
+
+        With ``externalized-checkpoint-retention`` other than ``RETAIN_ON_CANCELLATION`` its
+        checkpoints are deleted instead; the query goes on from its ``checkpointLocation`` all the
+        same.
+        """
         super().stop()
         self._coordinator.join()
+
+    def _raise_failure(self) -> None:
+        if self._coordinator.failure is not None:
+            raise self._coordinator.failure
 
     def _checkpoint_rows(self) -> list[Row]:
         rows = []
@@ -126,9 +192,11 @@ class CheckpointedQuery(StreamingQuery):
             _row(
                 aborted.kind,
                 "aborted",
+                aborted.checkpoint_id,
                 epoch=aborted.epoch,
                 triggered_at=_timestamp(aborted.triggered_at_ms),
-                reason=aborted.reason,
+                duration_ms=aborted.duration_ms,
+                reason=f"{aborted.reason.value}: {aborted.message}",
             )
             for aborted in self._coordinator.aborted()
         ]

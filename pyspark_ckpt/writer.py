@@ -218,7 +218,11 @@ class CheckpointedStreamWriter(DataStreamWriter):
             operators=operators,
             source_ids=source_ids(self._stream),
         )
-        coordinator = CheckpointCoordinator(spark, query, files, settings)
+        try:
+            coordinator = CheckpointCoordinator(spark, query, files, settings)
+        except BaseException:
+            query.stop()  # nobody would have a handle on it
+            raise
         coordinator.start()
         return CheckpointedQuery(spark, query, coordinator)
 

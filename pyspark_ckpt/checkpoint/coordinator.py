@@ -1,7 +1,8 @@
 """The coordinator: takes a query's checkpoints and savepoints while the query runs on.
 
-One thread per query on the driver. A checkpoint is made of an epoch that Spark has committed, after
-the fact; one that fails is given up with its reason and leaves those before it as they are.
+One thread per query on the driver, which says when; the runner takes the checkpoints. Each is made
+of an epoch that Spark has committed, after the fact; one that fails is given up with its reason
+and leaves those before it as they are.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,27 +17,25 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.checkpoint.acknowledgement import Subtask
+from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
+from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
-from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
+from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    CkptError,
+    ConfigurationError,
+    FailedCheckpointsError,
+)
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class AbortedCheckpoint:
-    """A checkpoint or savepoint that was given up, and why."""
-
-    kind: str
-    epoch: int | None
-    triggered_at_ms: int
-    reason: str
 
 
 class CheckpointCoordinator:
@@ -52,7 +50,14 @@ class CheckpointCoordinator:
     files
         Its directories and operators.
     settings
-        Interval, retention and savepoints directory.
+        Interval, timeout, retention and savepoints directory.
+
+    `listeners` are called on the driver. `failure` is why the coordinator stopped the query.
+
+    Raises
+    ------
+    OSError
+        If the checkpoints directory cannot be read.
     """
 
     def __init__(
@@ -62,16 +67,24 @@ class CheckpointCoordinator:
         files: QueryFiles,
         settings: Settings,
     ) -> None:
+        self.failure: FailedCheckpointsError | None = None
         self._spark = _session_like(spark)
         self._query = streaming_query
         self._files = files
         self._settings = settings
-        self._completed = CompletedCheckpoints(files.storage)
-        self._metadata: dict[int, CheckpointMetadata] = {}
         self._savepoints: list[Savepoint] = []
-        self._aborted: list[AbortedCheckpoint] = []
-        # One checkpoint, savepoint or cleaning at a time: nothing is cleaned while it is copied.
-        self._lock = threading.Lock()
+        self._runner = CheckpointRunner(
+            files.query_id,
+            frozenset(
+                Subtask(operator.uid, number)
+                for operator in files.operators
+                for number in range(operator.parallelism)
+            ),
+            files.storage,
+            settings,
+            self._snapshot,
+        )
+        self.listeners = self._runner.listeners
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
         )
@@ -81,16 +94,16 @@ class CheckpointCoordinator:
         self._thread.start()
 
     def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the last checkpoint of a query that has ended."""
-        self._thread.join(timeout_seconds)
+        """Wait for the last checkpoint of a query that has ended; not in a listener's call."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_seconds)
 
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
 
         In the place of one that cannot be read stands the reason.
         """
-        with self._lock:
-            return [(number, self._read(number)) for number in self._completed.ids()]
+        return self._runner.retained()
 
     def savepoints(self) -> list[Savepoint]:
         """Return the savepoints taken since the query was started."""
@@ -98,35 +111,36 @@ class CheckpointCoordinator:
 
     def aborted(self) -> list[AbortedCheckpoint]:
         """Return what was given up since the query was started."""
-        return list(self._aborted)
+        return self._runner.aborted()
 
     def path(self, checkpoint_id: int) -> str:
         """Return the directory of a checkpoint."""
-        return self._completed.path(checkpoint_id)
+        return self._runner.path(checkpoint_id)
 
-    def trigger_checkpoint(self) -> int | None:
+    def trigger_checkpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch and clean up behind it.
 
         Returns
         -------
-        int or None
-            The new checkpoint's id; ``None`` if no epoch was committed since the last one.
+        CompletedCheckpoint
+            The newest one there is, if no epoch was committed since.
 
         Raises
         ------
-        CkptError
-            If it was given up; recorded with its reason.
+        CheckpointAbortedError
+            If there is none; its `reason` says why.
         """
-        with self._lock:
-            epoch = self._files.spark_log.committed_epoch()
-            if epoch is None or epoch <= self._newest_epoch():
-                return None
-            triggered_at_ms = _now_ms()
-            try:
-                return self._checkpoint(epoch)
-            except Exception as exc:
-                self._record_abort("checkpoint", epoch, triggered_at_ms, exc)
-                raise
+        taken = self._take(periodic=False)
+        if taken is Refusal.NO_NEW_EPOCH and (newest := self._runner.newest()) is not None:
+            return newest
+        if isinstance(taken, CompletedCheckpoint):
+            return taken
+        if taken is Refusal.QUERY_ENDED:
+            raise CheckpointAbortedError(
+                f"query {self._files.query_id} has ended: start it again to checkpoint it",
+                AbortReason.QUERY_ENDED,
+            )
+        raise self._nothing_committed()
 
     def trigger_savepoint(self, directory: str | None) -> Savepoint:
         """Take a savepoint of the newest committed epoch.
@@ -144,91 +158,106 @@ class CheckpointCoordinator:
                 "triggerSavepoint needs a directory: give one, or set "
                 "spark.ckpt.execution.checkpointing.savepoint-dir"
             )
-        with self._lock:
+        with self._runner.exclusive:
             triggered_at_ms = _now_ms()
             epoch = self._files.spark_log.committed_epoch()
             try:
                 if epoch is None:
-                    raise CheckpointAbortedError(
-                        f"query {self._files.query_id} has no committed epoch yet: try again "
-                        "after its first one"
-                    )
-                snapshot = self._snapshot(epoch, triggered_at_ms)
+                    raise self._nothing_committed()
+                snapshot = msgspec.structs.replace(
+                    self._snapshot(epoch), triggered_at_ms=triggered_at_ms
+                )
                 savepoint = write_savepoint(snapshot, self._files.storage, target)
             except Exception as exc:
-                self._record_abort("savepoint", epoch, triggered_at_ms, exc)
+                self._record_savepoint_abort(epoch, triggered_at_ms, exc)
                 raise
             self._savepoints.append(savepoint)
         logger.info("query %s: savepoint %s, epoch %s", self._files.query_id, savepoint.path, epoch)
         return savepoint
 
     def _run(self) -> None:
-        interval_seconds: Any = self._settings.interval_ms / 1000  # PySpark takes floats too
-        ended = False
-        while not ended:
-            try:
-                ended = bool(self._query.awaitTermination(interval_seconds))
-            except StreamingQueryException:
-                return  # the user hears of it from the query itself
-            try:
-                self.trigger_checkpoint()
-            except Exception as exc:
-                logger.warning("query %s: checkpoint given up: %s", self._files.query_id, exc)
-                logger.debug("where it happened", exc_info=True)
+        has_failed = False
+        try:
+            while not self._query.awaitTermination(self._wait_seconds()):
+                self._take_quietly(periodic=True)
+        except StreamingQueryException:
+            has_failed = True  # the user hears of it from the query itself
+        self._end(has_failed=has_failed or self.failure is not None)
 
-    def _checkpoint(self, epoch: int) -> int:
-        checkpoint_id = self._completed.next_id()
-        snapshot = self._snapshot(epoch, _now_ms())
-        metadata = msgspec.structs.replace(
-            snapshot, checkpoint_id=checkpoint_id, completed_at_ms=_now_ms()
+    def _wait_seconds(self) -> Any:  # PySpark takes floats too
+        return max(self._runner.due_in_ms(), 1) / 1000
+
+    def _end(self, *, has_failed: bool) -> None:
+        """Take the last checkpoint, or drop all, as the settings say."""
+        retention = self._settings.retention
+        retains = retention == RETAIN_ON_CANCELLATION or (
+            retention == DELETE_ON_CANCELLATION and has_failed
         )
-        self._completed.add(checkpoint_id, metadata)
-        self._metadata[checkpoint_id] = metadata
-        logger.info(
-            "query %s: chk-%s completed, epoch %s, %s bytes",
-            self._files.query_id, checkpoint_id, epoch, metadata.size_bytes,
-        )  # fmt: skip
-        self._clean(epoch)
-        return checkpoint_id
+        if retains and not has_failed:
+            self._take_quietly(periodic=False)
+        self._runner.close()
+        if not retains:
+            self._discard()
 
-    def _snapshot(self, epoch: int, triggered_at_ms: int) -> CheckpointMetadata:
+    def _discard(self) -> None:
+        try:
+            self._runner.discard_all()
+        except OSError as exc:
+            logger.warning("query %s: its checkpoints stay: %s", self._files.query_id, exc)
+
+    def _take(self, *, periodic: bool) -> CompletedCheckpoint | Refusal:
+        try:
+            return self._runner.take(self._files.spark_log.committed_epoch, periodic=periodic)
+        except CheckpointAbortedError as exc:
+            self._stop_if_intolerable(exc)
+            raise
+
+    def _take_quietly(self, *, periodic: bool) -> None:
+        try:
+            self._take(periodic=periodic)
+        except Exception as exc:
+            logger.warning("query %s: checkpoint given up: %s", self._files.query_id, exc)
+            logger.debug("where it happened", exc_info=True)
+
+    def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
+        if not self._runner.tolerance_is_exceeded or not self._query.isActive:
+            return
+        tolerable = self._settings.tolerable_failed_checkpoints
+        self.failure = FailedCheckpointsError(
+            f"query {self._files.query_id} was stopped: more than {tolerable} checkpoints in a row "
+            f"failed, the last one is {last}; mend that and start the query again at its "
+            "checkpointLocation, or raise "
+            "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints"
+        )
+        self.failure.__cause__ = last
+        logger.error("%s", self.failure)
+        self._query.stop()
+
+    def _snapshot(self, epoch: int) -> CheckpointMetadata:
         self._spark.sparkContext.setJobDescription(f"pyspark_ckpt: handles of epoch {epoch}")
-        snapshot = take_snapshot(self._spark, self._files, epoch)
-        return msgspec.structs.replace(snapshot, triggered_at_ms=triggered_at_ms)
+        return take_snapshot(self._spark, self._files, epoch)
 
-    def _clean(self, epoch: int) -> None:
-        """Drop checkpoints beyond the retained ones, then files that nobody needs."""
-        ids = self._completed.ids()
-        for checkpoint_id in ids[: -self._settings.num_retained]:
-            self._completed.remove(checkpoint_id)
-            self._metadata.pop(checkpoint_id, None)
-        needed: set[str] = set()
-        for checkpoint_id in ids[-self._settings.num_retained :]:
-            metadata = self._read(checkpoint_id)
-            if isinstance(metadata, CkptError):
-                logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
-                return
-            needed.update(reference.path for reference in metadata.files())
-        self._files.storage.delete(garbage(self._files.storage, needed, epoch))
+    def _nothing_committed(self) -> CheckpointAbortedError:
+        return CheckpointAbortedError(
+            f"query {self._files.query_id} has no committed epoch yet: try again after its first "
+            "one",
+            AbortReason.NO_COMMITTED_EPOCH,
+        )
 
-    def _newest_epoch(self) -> int:
-        ids = self._completed.ids()
-        newest = self._read(ids[-1]) if ids else None
-        return newest.epoch if isinstance(newest, CheckpointMetadata) else -1
-
-    def _read(self, checkpoint_id: int) -> CheckpointMetadata | CkptError:
-        if checkpoint_id not in self._metadata:
-            try:
-                self._metadata[checkpoint_id] = self._completed.read(checkpoint_id)
-            except CkptError as exc:
-                return exc
-        return self._metadata[checkpoint_id]
-
-    def _record_abort(
-        self, kind: str, epoch: int | None, triggered_at_ms: int, exc: Exception
+    def _record_savepoint_abort(
+        self, epoch: int | None, triggered_at_ms: int, error: Exception
     ) -> None:
-        reason = f"{type(exc).__name__}: {exc}"
-        self._aborted.append(AbortedCheckpoint(kind, epoch, triggered_at_ms, reason))
+        self._runner.record_abort(
+            AbortedCheckpoint(
+                kind="savepoint",
+                checkpoint_id=None,
+                epoch=epoch,
+                triggered_at_ms=triggered_at_ms,
+                duration_ms=_now_ms() - triggered_at_ms,
+                reason=reason_of(error),
+                message=f"{type(error).__name__}: {error}",
+            )
+        )
 
 
 def _session_like(spark: SparkSession) -> SparkSession:

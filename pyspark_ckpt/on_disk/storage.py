@@ -85,6 +85,19 @@ class Storage:
         _sync_directory(path.parent)
         return FileReference(path=relative, size_bytes=size_bytes, sha256=digest.hexdigest())
 
+    def make_directory(self, relative: str) -> None:
+        """Make a new directory, which is durable on return.
+
+        Raises
+        ------
+        FileExistsError
+            If there is one of that name.
+        """
+        path = self.path(relative)
+        _make_directories(path.parent)
+        path.mkdir()
+        _sync_directory(path.parent)
+
     def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
         """Copy a file of another storage into this one, checked against its reference."""
         with source.open_verified(reference) as file:

@@ -50,6 +50,8 @@ class EpochProcessing:
         Operator, subtask and epoch, for errors.
     broadcast
         Where the epoch's broadcast rows are, if there is a broadcast stream.
+
+    Set `completed_checkpoint_id` before :meth:`run` to have the processor told of it.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class EpochProcessing:
         self._key: tuple[Any, ...] | None = None
         self._output = mode.new_output()
         self._raw = RawState(table)
+        self.completed_checkpoint_id: int | None = None
 
     def run(
         self,
@@ -134,6 +137,10 @@ class EpochProcessing:
         self.states.end_of_init()
         self._step = "restoreState"
         self._raw.restore_into(self._processor)
+        if self.completed_checkpoint_id is not None:
+            self._step = "notifyCheckpointComplete"
+            notified: Any = self._processor
+            notified.notifyCheckpointComplete(self.completed_checkpoint_id)
         self._step = "reading the input"
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:

@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.barrier import make_base, needs_base
+from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.epoch_end import end_epoch
@@ -90,6 +91,9 @@ class SubtaskFunction:
                     frames = self._function.broadcast.keyed_only(frames)
                 parts = self._function.parts(frames, epoch.subtask, limit_bytes, copy.scratch)
                 processing = self._function.processing(handle, table, epoch.clock, epoch.number)
+                processing.completed_checkpoint_id = checkpoint_to_notify(
+                    self._function.processor, epoch.storage
+                )
                 yield from processing.run(parts, epoch.number)
                 handle = end_epoch(
                     epoch.storage,

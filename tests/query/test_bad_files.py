@@ -15,6 +15,7 @@ import pyspark_ckpt as ckpt
 from tests.query.harness import (
     OFTEN,
     SAVEPOINT_DIR,
+    TOLERABLE,
     Feed,
     Job,
     await_checkpoint,
@@ -207,7 +208,7 @@ def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
 def test_file_under_a_running_query(job: Job) -> None:
     """Checkpoints and savepoints that miss a file are given up, the query goes on."""
     savepoints = job.base / "savepoints"
-    job = job.using({SAVEPOINT_DIR: savepoints, **OFTEN})
+    job = job.using({SAVEPOINT_DIR: savepoints, TOLERABLE: 1000, **OFTEN})
     with job.running() as query:
         job.feed.add(*map(events_of, range(3)))
         query.processAllAvailable()

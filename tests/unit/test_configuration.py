@@ -21,6 +21,11 @@ from pyspark_ckpt.errors import ConfigurationError
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 BACKEND = "spark.ckpt.state.backend.type"
 INTERVAL = f"{CHECKPOINTING}interval"
+PAUSE = f"{CHECKPOINTING}min-pause"
+TIMEOUT = f"{CHECKPOINTING}timeout"
+CONCURRENT = f"{CHECKPOINTING}max-concurrent-checkpoints"
+TOLERABLE = f"{CHECKPOINTING}tolerable-failed-checkpoints"
+RETENTION = f"{CHECKPOINTING}externalized-checkpoint-retention"
 RETAINED = f"{CHECKPOINTING}num-retained"
 INLINE = f"{CHECKPOINTING}data-inline-threshold"
 
@@ -33,6 +38,11 @@ def test_defaults_hold_without_any_key() -> None:
     assert read_settings({}, {}) == Settings(
         backend_type="rocksdb",
         interval_ms=30_000,
+        min_pause_ms=0,
+        timeout_ms=600_000,
+        max_concurrent_checkpoints=1,
+        tolerable_failed_checkpoints=0,
+        retention="RETAIN_ON_CANCELLATION",
         checkpoints_directory=None,
         savepoints_directory=None,
         num_retained=3,
@@ -49,6 +59,11 @@ def test_all_keys_are_read() -> None:
     conf = {
         BACKEND: "heap",
         INTERVAL: "5min",
+        PAUSE: "5s",
+        TIMEOUT: "1h",
+        CONCURRENT: "1",
+        TOLERABLE: "4",
+        RETENTION: "DELETE_ON_CANCELLATION",
         f"{CHECKPOINTING}dir": "/checkpoints",
         f"{CHECKPOINTING}savepoint-dir": "file:///savepoints",
         RETAINED: "7",
@@ -57,7 +72,18 @@ def test_all_keys_are_read() -> None:
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
-        "heap", 300_000, "/checkpoints", "file:///savepoints", 7, 1024, 2 * 1024**2
+        backend_type="heap",
+        interval_ms=300_000,
+        min_pause_ms=5000,
+        timeout_ms=3_600_000,
+        max_concurrent_checkpoints=1,
+        tolerable_failed_checkpoints=4,
+        retention="DELETE_ON_CANCELLATION",
+        checkpoints_directory="/checkpoints",
+        savepoints_directory="file:///savepoints",
+        num_retained=7,
+        inline_threshold_bytes=1024,
+        memory_limit_bytes=2 * 1024**2,
     )
 
 
@@ -94,6 +120,23 @@ def test_a_size_may_go_without_a_unit(text: str, size: int) -> None:
     assert setting(INLINE, text) == size
 
 
+@pytest.mark.parametrize(("text", "milliseconds"), [("0", 0), ("0ms", 0), ("0s", 0), ("2s", 2000)])
+def test_a_pause_may_be_none(text: str, milliseconds: int) -> None:
+    assert setting(PAUSE, text) == milliseconds
+
+
+def test_no_failed_checkpoint_may_be_tolerated_or_any_number() -> None:
+    assert setting(TOLERABLE, "0") == 0
+    assert setting(TOLERABLE, "1000") == 1000
+
+
+@pytest.mark.parametrize(
+    "text", ["NO_EXTERNALIZED_CHECKPOINTS", "DELETE_ON_CANCELLATION", "RETAIN_ON_CANCELLATION"]
+)
+def test_retention_is_named_as_in_flink_in_any_case(text: str) -> None:
+    assert setting(RETENTION, text) == setting(RETENTION, text.lower()) == text
+
+
 @pytest.mark.parametrize("text", ["heap", "HEAP", " heap "])
 def test_a_backend_is_named_in_any_case(text: str) -> None:
     assert setting(BACKEND, text) == "heap"
@@ -105,6 +148,11 @@ def test_a_backend_is_named_in_any_case(text: str) -> None:
         (BACKEND, ""), (BACKEND, "hashmap"), (BACKEND, "rocksdb,heap"),
         (INTERVAL, ""), (INTERVAL, "30"), (INTERVAL, "0s"), (INTERVAL, "-5s"), (INTERVAL, "s"),
         (INTERVAL, "5 weeks"), (INTERVAL, "1.5s"), (INTERVAL, "5s 3s"), (INTERVAL, "1e3ms"),
+        (PAUSE, ""), (PAUSE, "1"), (PAUSE, "-1s"),
+        (TIMEOUT, "0"), (TIMEOUT, "0s"), (TIMEOUT, "-1s"),
+        (CONCURRENT, "0"), (CONCURRENT, "2"), (CONCURRENT, "one"), (CONCURRENT, ""),
+        (TOLERABLE, "-1"), (TOLERABLE, ""), (TOLERABLE, "some"),
+        (RETENTION, ""), (RETENTION, "RETAIN"), (RETENTION, "true"),
         (RETAINED, ""), (RETAINED, "0"), (RETAINED, "-1"), (RETAINED, "many"), (RETAINED, "1.0"),
         (INLINE, ""), (INLINE, "-1"), (INLINE, "2mb"), (INLINE, "1gb"), (INLINE, "1048577"),
         (f"{CHECKPOINTING}dir", ""), (f"{CHECKPOINTING}dir", "  "),

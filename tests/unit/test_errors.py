@@ -26,6 +26,7 @@ TREE = {
     "CorruptFileError": (CheckpointError, OSError),
     "UnsafePathError": (CheckpointError, ValueError),
     "CheckpointAbortedError": (CheckpointError, RuntimeError),
+    "FailedCheckpointsError": (CheckpointError, RuntimeError),
     "RestoreError": (CheckpointError, ValueError),
 }
 """Every error that is raised, below its group and beside the builtin that it is."""

@@ -23,7 +23,7 @@ def completed(storage: Storage) -> CompletedCheckpoints:
 
 def test_a_new_query_has_none_and_starts_with_one(completed: CompletedCheckpoints) -> None:
     assert completed.ids() == []
-    assert completed.next_id() == 1
+    assert completed.last_id() == 0
 
 
 def test_ids_are_in_the_order_of_numbers(
@@ -32,7 +32,7 @@ def test_ids_are_in_the_order_of_numbers(
     for number in (10, 2, 9, 100):
         completed.add(number, snapshot)
     assert completed.ids() == [2, 9, 10, 100]
-    assert completed.next_id() == 101
+    assert completed.last_id() == 100
 
 
 def test_what_was_added_is_read_back(
@@ -52,7 +52,7 @@ def test_a_directory_without_metadata_is_no_checkpoint_but_its_id_is_taken(
     put_file("chk-5/something")
     put_file("chk-6/._metadata.1234.tmp")
     assert completed.ids() == [3]
-    assert completed.next_id() == 7
+    assert completed.last_id() == 6
     with pytest.raises(CheckpointNotFoundError, match="chk-5"):
         completed.read(5)
 
@@ -67,7 +67,7 @@ def test_other_directories_do_not_count(
     completed.add(9, snapshot)
     put_file(f"{name}/_metadata")
     assert completed.ids() == [9]
-    assert completed.next_id() == 10
+    assert completed.last_id() == 9
 
 
 def test_an_id_is_completed_once_only(
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_cannot_be_made_durable_is_none(
         with pytest.raises(OSError, match="No space"):
             completed.add(2, snapshot)
     assert completed.ids() == [1]
-    completed.add(completed.next_id(), snapshot)
+    completed.add(completed.last_id() + 1, snapshot)
     assert completed.read(completed.ids()[-1]) == snapshot
 
 
@@ -108,7 +108,7 @@ def test_a_removed_checkpoint_is_gone_and_the_others_stay(
     assert completed.ids() == [1, 3]
     assert not Path(completed.path(2)).exists()
     assert completed.read(1) == completed.read(3) == snapshot
-    assert completed.next_id() == 4
+    assert completed.last_id() == 3
 
 
 def test_a_removal_cut_short_leaves_no_half_checkpoint(
@@ -136,3 +136,26 @@ def test_a_damaged_checkpoint_is_listed_and_says_so_when_it_is_read(
     assert completed.ids() == [1]
     with pytest.raises(CorruptFileError, match=str(path)):
         completed.read(1)
+
+
+def test_an_id_can_be_reserved_once_and_is_no_checkpoint_yet(
+    completed: CompletedCheckpoints, snapshot: CheckpointMetadata
+) -> None:
+    completed.reserve(4)
+    assert (completed.ids(), completed.used_ids(), completed.last_id()) == ([], [4], 4)
+    assert not completed.is_complete(4)
+    with pytest.raises(FileExistsError):
+        completed.reserve(4)
+    completed.add(4, snapshot)
+    assert completed.is_complete(4)
+
+
+def test_all_can_be_removed_but_the_highest_id(
+    completed: CompletedCheckpoints, snapshot: CheckpointMetadata
+) -> None:
+    for number in (1, 2):
+        completed.add(number, snapshot)
+    completed.reserve(3)
+    for _ in range(2):
+        completed.remove_all()
+        assert (completed.ids(), completed.used_ids(), completed.last_id()) == ([], [3], 3)

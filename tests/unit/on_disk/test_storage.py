@@ -293,3 +293,15 @@ def test_a_path_with_unusual_characters_is_itself(tmp_path: Path, name: str) -> 
 def test_another_file_system_is_refused_by_name(url: str) -> None:
     with pytest.raises(NotBuiltYetError, match=url):
         open_storage(url)
+
+
+def test_a_directory_is_made_once_and_its_entry_is_durable(storage: Storage, disk_log: Log) -> None:
+    storage.make_directory("chk-1")
+    assert storage.path("chk-1").is_dir()
+    assert disk_log[-1] == ("fsync", str(storage.root))
+    disk_log.clear()
+    with pytest.raises(FileExistsError):
+        storage.make_directory("chk-1")
+    assert disk_log == []
+    with pytest.raises(UnsafePathError):
+        storage.make_directory("../chk-1")

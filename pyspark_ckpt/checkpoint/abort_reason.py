@@ -1,0 +1,42 @@
+"""Why a checkpoint or savepoint was given up: the one list of reasons."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+
+
+class AbortReason(str, Enum):
+    """A reason, as ``CheckpointAbortedError.reason`` and ``checkpoints()`` show it."""
+
+    NO_COMMITTED_EPOCH = "no committed epoch"
+    QUERY_ENDED = "query ended"
+    EXPIRED = "expired"
+    NOT_ACKNOWLEDGED = "not acknowledged"
+    CORRUPT_FILE = "corrupt file"
+    STORAGE_FAILED = "storage failed"
+    SUBSUMED = "subsumed"
+    METADATA_UNCERTAIN = "metadata uncertain"
+    FAILED = "failed"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts towards ``tolerable-failed-checkpoints``."""
+        return self not in _HARMLESS
+
+
+_HARMLESS = frozenset(
+    {AbortReason.NO_COMMITTED_EPOCH, AbortReason.QUERY_ENDED, AbortReason.SUBSUMED}
+)
+
+
+def reason_of(error: Exception) -> AbortReason:
+    """Return the reason for which `error` ends a checkpoint."""
+    if isinstance(error, CheckpointAbortedError):
+        return AbortReason(error.reason or AbortReason.NOT_ACKNOWLEDGED)
+    if isinstance(error, CorruptFileError):
+        return AbortReason.CORRUPT_FILE
+    if isinstance(error, OSError):
+        return AbortReason.STORAGE_FAILED
+    return AbortReason.FAILED

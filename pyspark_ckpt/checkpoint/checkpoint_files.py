@@ -1,0 +1,108 @@
+"""The files of a query's checkpoints: read, and cleaned up behind the newest one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence, Set
+
+from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointFiles:
+    """What a query's checkpoints consist of in its checkpoints directory.
+
+    Parameters
+    ----------
+    storage
+        The checkpoints directory.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.store = CompletedCheckpoints(storage)
+        self._storage = storage
+        self._metadata: dict[int, CheckpointMetadata] = {}
+
+    def remember(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
+        """Know what a checkpoint needs from before its ``_metadata`` is written."""
+        self._metadata[checkpoint_id] = metadata
+
+    def read(self, checkpoint_id: int) -> CheckpointMetadata | CkptError:
+        """Return a checkpoint's metadata, or why it cannot be read."""
+        if checkpoint_id not in self._metadata:
+            try:
+                self._metadata[checkpoint_id] = self.store.read(checkpoint_id)
+            except CkptError as exc:
+                return exc
+        return self._metadata[checkpoint_id]
+
+    def epoch_of(self, checkpoint_id: int) -> int | None:
+        """Return a checkpoint's epoch, ``None`` if it cannot be read."""
+        metadata = self.read(checkpoint_id)
+        return metadata.epoch if isinstance(metadata, CheckpointMetadata) else None
+
+    def clean(self, completed: Sequence[int], uncertain: Sequence[int], retained_from: int) -> None:
+        """Remove what is neither retained nor uncertain, then the files that nobody needs.
+
+        Called while no checkpoint is under way. Only directories older than the newest completed
+        checkpoint are removed, so that the highest id is never forgotten. What fails is logged
+        and done the next time.
+
+        Parameters
+        ----------
+        completed
+            The ids of the retained checkpoints, oldest first.
+        uncertain
+            Those that may have been completed; what they need stays.
+        retained_from
+            Complete ones with lower ids are beyond retention, whoever made them.
+        """
+        if not completed:
+            return
+        try:
+            self._remove_old({*completed, *uncertain}, completed[-1], retained_from)
+            self._delete_garbage(completed[-1], uncertain)
+        except (OSError, CkptError) as exc:
+            logger.warning("not all old checkpoints could be cleaned up: %s", exc)
+
+    def discard_all(self) -> None:
+        """Remove all checkpoints and the files that only they need; not the state."""
+        newest = max(self.store.ids(), default=None)
+        metadata = None if newest is None else self.read(newest)
+        self.store.remove_all()
+        self._metadata.clear()
+        if isinstance(metadata, CheckpointMetadata):
+            # Later epochs build on the handles of this one; source logs only serve a restore.
+            needed = {
+                reference.path
+                for operator in metadata.operators
+                for handle in operator.handles
+                for reference in handle.files()
+            }
+            self._storage.delete(garbage(self._storage, needed, metadata.epoch))
+
+    def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
+        for number in self.store.used_ids():
+            # One without _metadata is what a dead attempt left, or the crash of a removal.
+            first_to_stay = retained_from if self.store.is_complete(number) else newest
+            if number < first_to_stay and number not in kept:
+                self.store.remove(number)
+        for number in self._metadata.keys() - kept:
+            del self._metadata[number]
+
+    def _delete_garbage(self, newest: int, uncertain: Sequence[int]) -> None:
+        epoch = self.epoch_of(newest)
+        needed: set[str] = set()
+        for number in {*self.store.ids(), *uncertain}:
+            metadata = self.read(number)
+            if isinstance(metadata, CkptError):
+                logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
+                return
+            needed.update(reference.path for reference in metadata.files())
+        if epoch is not None:
+            self._storage.delete(garbage(self._storage, needed, epoch))

@@ -1,0 +1,34 @@
+"""How a subtask learns that a checkpoint was completed.
+
+The driver cannot reach the tasks of a running query, so they look: a checkpoint is completed when
+its ``_metadata`` is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
+from pyspark_ckpt.on_disk.storage import Storage
+
+
+def checkpoint_to_notify(processor: Any, storage: Storage) -> int | None:
+    """Return the id of the newest completed checkpoint, if the processor wants to know it.
+
+    Called by a task at the start of an epoch; lists the checkpoints directory once, and only for a
+    processor with ``notifyCheckpointComplete``.
+
+    Parameters
+    ----------
+    processor
+        The user's processor.
+    storage
+        The query's checkpoints directory.
+    """
+    if not hasattr(processor, "notifyCheckpointComplete"):
+        return None
+    numbers = (checkpoint_id_of(name) for name in storage.list())
+    for number in sorted((n for n in numbers if n is not None), reverse=True):
+        if storage.exists(f"{checkpoint_name(number)}/{METADATA_NAME}"):
+            return number
+    return None

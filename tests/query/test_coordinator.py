@@ -1,0 +1,289 @@
+"""The life of a query's checkpoints: triggered, expired, failed, told of, retained or discarded."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import (
+    DEADLINE,
+    INLINE,
+    INTERVAL,
+    OFTEN,
+    PAUSE,
+    RETENTION,
+    TIMEOUT,
+    TOLERABLE,
+    Job,
+    await_checkpoint,
+    completed,
+    drop_local_copies,
+    files_below,
+)
+from tests.query.model import OUTPUT, Count, Reveal, events_of, expected, expected_after
+
+SELDOM = {INTERVAL: "1h", INLINE: "0b"}
+
+
+class Heard(ckpt.CheckpointListener):
+    """Keeps what it hears, and raises after that."""
+
+    def __init__(self) -> None:
+        self.completed: list[ckpt.CompletedCheckpoint] = []
+        self.aborted: list[ckpt.AbortedCheckpoint] = []
+
+    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+        self.completed.append(checkpoint)
+        raise RuntimeError("a listener may fail")
+
+    def onCheckpointAborted(self, checkpoint: ckpt.AbortedCheckpoint) -> None:
+        self.aborted.append(checkpoint)
+        raise RuntimeError("a listener may fail")
+
+
+class Notified(Reveal):
+    """Reveal that leaves each id it is notified of as the name of a file."""
+
+    directory: str
+
+    def notifyCheckpointComplete(self, checkpointId: int) -> None:
+        (Path(self.directory) / str(checkpointId)).touch()
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = str(directory)
+
+
+class Failing(Count):
+    """Count that fails on a negative value."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "fail":
+            raise ValueError("told to fail")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+class Pipe:
+    """A named pipe in the place of a file: who reads it hangs until it is let go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.content = path, path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+
+    def let_go(self) -> None:
+        with self.path.open("wb") as pipe:
+            pipe.write(self.content)
+        self.path.unlink()
+        self.path.write_bytes(self.content)
+
+
+def directories(job: Job) -> list[str]:
+    return sorted(path.name for path in job.checkpoint_path.glob("chk-*"))
+
+
+def epoch(job: Job, query: ckpt.CheckpointedQuery, number: int) -> None:
+    job.feed.add(events_of(number))
+    query.processAllAvailable()
+
+
+def test_triggered_by_hand_and_told_to_listeners(job: Job) -> None:
+    """triggerCheckpoint returns what it made; listeners and checkpoints() say the same."""
+    job, heard = job.using(SELDOM), Heard()
+    with job.running() as query:
+        query.addCheckpointListener(heard)
+        with pytest.raises(ckpt.CheckpointAbortedError, match="no committed epoch") as refused:
+            query.triggerCheckpoint()
+        assert refused.value.reason is ckpt.AbortReason.NO_COMMITTED_EPOCH
+        epoch(job, query, 0)
+        first = query.triggerCheckpoint()
+        assert query.triggerCheckpoint() == first
+        epoch(job, query, 1)
+        second = query.triggerCheckpoint()
+        assert [one.checkpoint_id for one in (first, second)] == [1, 2]
+        assert [one.epoch for one in (first, second)] == [0, 1]
+        assert heard.completed == [first, second]
+        assert heard.aborted == []
+        rows = {row.checkpoint_id: row for row in completed(query)}
+        for one in (first, second):
+            row = rows[one.checkpoint_id]
+            assert (row.path, row.epoch) == (one.path, one.epoch)
+            assert (row.size_bytes, row.duration_ms) == (one.size_bytes, one.duration_ms)
+        query.removeCheckpointListener(heard)
+        epoch(job, query, 2)
+    assert len(completed(query)) == 3, "a stopped query gets a last one"
+    assert len(heard.completed) == 2
+    with pytest.raises(ckpt.CheckpointAbortedError, match="ended") as refused:
+        query.triggerCheckpoint()
+    assert refused.value.reason is ckpt.AbortReason.QUERY_ENDED
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=second.path)
+    assert fork.result() == expected_after(job.feed.rows, 40)
+
+
+def test_a_step_that_hangs_expires(job: Job) -> None:
+    """After its timeout a checkpoint is given up; what it does later is of no effect."""
+    job, heard = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1}), Heard()
+    with job.running() as query:
+        query.addCheckpointListener(heard)
+        epoch(job, query, 0)
+        before = query.triggerCheckpoint()
+        epoch(job, query, 1)
+        pipe = Pipe(job.location_path / "sources" / "0" / "1")
+        with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+            query.triggerCheckpoint()
+        assert expired.value.reason is ckpt.AbortReason.EXPIRED
+        assert query.isActive
+        (row,) = [row for row in query.checkpoints().collect() if row.status == "aborted"]
+        assert (row.kind, row.checkpoint_id, row.epoch, row.path) == ("checkpoint", 2, 1, None)
+        assert row.reason.startswith("expired: ")
+        assert row.duration_ms >= 3000
+        assert [outcome.checkpoint_id for outcome in heard.aborted] == [2]
+        pipe.let_go()
+        after = query.triggerCheckpoint()
+        assert (after.checkpoint_id, after.epoch) == (3, 1)
+        assert heard.completed == [before, after]
+    assert directories(job) == ["chk-1", "chk-3"]
+    assert job.result() == expected(job.feed.rows)
+
+
+def test_too_many_failures_stop_the_query(job: Job) -> None:
+    """One failure is tolerated here, the second in a row is not; a success in between counts."""
+    job = job.using(SELDOM).using({TOLERABLE: 1})
+    with job.running() as query:
+        epoch(job, query, 0)
+        first = query.triggerCheckpoint()
+        damaged = files_below(job.checkpoint_path / "taskowned")[0]
+        whole = damaged.read_bytes()
+
+        def fails(number: int) -> None:
+            epoch(job, query, number)
+            damaged.write_bytes(whole[:-1])
+            with pytest.raises(ckpt.CheckpointAbortedError, match=damaged.name) as failed:
+                query.triggerCheckpoint()
+            assert failed.value.reason is ckpt.AbortReason.CORRUPT_FILE
+            damaged.write_bytes(whole)
+
+        fails(1)
+        assert query.triggerCheckpoint().checkpoint_id == 3
+        fails(2)
+        assert query.isActive
+        assert query.exception() is None
+        fails(3)
+        assert not query.isActive
+        with pytest.raises(ckpt.FailedCheckpointsError) as stopped:
+            query.awaitTermination(DEADLINE)
+        for mention in (query.id, TOLERABLE, damaged.name, "corrupt"):
+            assert mention in str(stopped.value).lower()
+        assert query.exception() is stopped.value
+        with pytest.raises(ckpt.FailedCheckpointsError):
+            query.processAllAvailable()
+    assert [row.checkpoint_id for row in completed(query)] == [1, 3]
+    assert Path(first.path).exists()
+    drop_local_copies(job.spark)
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+def test_by_default_no_failure_is_tolerated(job: Job) -> None:
+    """A periodic checkpoint that cannot be written stops the query too, and says where."""
+    job = job.using(OFTEN)
+    with job.running() as query:
+        job.checkpoint_path.mkdir(exist_ok=True)
+        blocked = job.checkpoint_path / "chk-1"
+        blocked.write_text("a file where a directory should be")
+        job.feed.add(events_of(0))
+        with pytest.raises(ckpt.FailedCheckpointsError, match=re.escape(str(blocked))):
+            query.awaitTermination(DEADLINE)
+    blocked.unlink()
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+def test_the_pause_holds_back_periodic_checkpoints_only(job: Job) -> None:
+    """Due every 100 ms, with a pause of an hour: one periodic checkpoint, the rest by hand."""
+    job = job.using({INTERVAL: "100ms", PAUSE: "1h"})
+    with job.running() as query:
+        epoch(job, query, 0)
+        await_checkpoint(query, 0)
+        for number in (1, 2):
+            epoch(job, query, number)
+            assert query.triggerCheckpoint().epoch == number
+    assert [row.epoch for row in completed(query)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("retention", "after_stop", "after_failure"),
+    [
+        ("RETAIN_ON_CANCELLATION", True, True),
+        ("DELETE_ON_CANCELLATION", False, True),
+        ("NO_EXTERNALIZED_CHECKPOINTS", False, False),
+    ],
+)
+def test_what_stays_when_a_query_ends(
+    job: Job, retention: str, after_stop: bool, after_failure: bool
+) -> None:
+    """Stopped or failed, checkpoints stay or go; the state stays, and ids go on."""
+    job = (
+        job.using(SELDOM)
+        .using({RETENTION: retention})
+        .but(processor=Failing, output="k string, n long")
+    )
+    with job.running() as query:
+        epoch(job, query, 0)
+        first = query.triggerCheckpoint()
+        epoch(job, query, 1)
+    assert [row.checkpoint_id for row in completed(query)] == [1, 2] * after_stop
+    assert Path(first.path).joinpath("_metadata").exists() == after_stop
+    drop_local_copies(job.spark)
+    query = job.start()
+    epoch(job, query, 2)
+    second = query.triggerCheckpoint()
+    assert second.checkpoint_id == (3 if after_stop else 2)
+    job.feed.add([("fail", -1)])
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination()
+    assert bool(completed(query)) == after_failure
+    assert Path(second.path).joinpath("_metadata").exists() == after_failure
+
+
+def test_ids_after_a_crash(job: Job) -> None:
+    """An id that left only a directory is not used again, and the directory goes in time."""
+    job = job.using(SELDOM)
+    with job.running() as query:
+        epoch(job, query, 0)
+        assert query.triggerCheckpoint().checkpoint_id == 1
+    (job.checkpoint_path / "chk-5").mkdir()
+    (job.checkpoint_path / "chk-5" / "._metadata.0123abcd.tmp").write_bytes(b"half")
+    with job.running() as query:
+        epoch(job, query, 1)
+        assert directories(job) == ["chk-1", "chk-5"]
+        assert query.triggerCheckpoint().checkpoint_id == 6
+        assert directories(job) == ["chk-1", "chk-6"]
+    assert [row.checkpoint_id for row in completed(query)] == [1, 6]
+
+
+def test_processors_are_notified_at_the_next_epoch(job: Job) -> None:
+    """Of the newest completed checkpoint, and of none that is not there."""
+    notes = job.base / "notes"
+    notes.mkdir()
+    job = job.using(SELDOM).but(processor=lambda: Notified(notes), output=OUTPUT)
+    with job.running() as query:
+        epoch(job, query, 0)
+        epoch(job, query, 1)
+        assert files_below(notes) == []
+        assert query.triggerCheckpoint().checkpoint_id == 1
+        assert files_below(notes) == []
+        epoch(job, query, 2)
+        assert [path.name for path in files_below(notes)] == ["1"]
+        assert query.triggerCheckpoint().checkpoint_id == 2
+        epoch(job, query, 3)
+        assert [path.name for path in files_below(notes)] == ["1", "2"]
+    assert job.result() == expected(job.feed.rows)

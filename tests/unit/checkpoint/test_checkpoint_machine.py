@@ -1,0 +1,472 @@
+"""The machine of checkpoints: every transition, and random histories against a plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.acknowledgement import Acknowledgement, Reception, Subtask
+from pyspark_ckpt.checkpoint.checkpoint_machine import (
+    TRANSITIONS,
+    CheckpointEvent,
+    CheckpointMachine,
+    CheckpointState,
+    Refusal,
+)
+from pyspark_ckpt.configuration import Settings
+
+A, B = Subtask("op", 0), Subtask("op", 1)
+SUBTASKS = frozenset({A, B})
+HARMLESS = {AbortReason.NO_COMMITTED_EPOCH, AbortReason.QUERY_ENDED, AbortReason.SUBSUMED}
+ENDED = {CheckpointState.ABORTED, CheckpointState.SUBSUMED}
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(clock: Clock) -> Callable[..., CheckpointMachine]:
+    """Makes a machine that retains two, with some of the settings changed."""
+
+    def make(
+        last_id: int = 0, completed: dict[int, int | None] | None = None, **changed: Any
+    ) -> CheckpointMachine:
+        given = Settings(**{"num_retained": 2, "interval_ms": 100, "timeout_ms": 50, **changed})
+        return CheckpointMachine("q", given, clock, last_id, completed)
+
+    return make
+
+
+def begin(machine: CheckpointMachine, epoch: int) -> int:
+    begun = machine.trigger(epoch, SUBTASKS, periodic=False)
+    assert isinstance(begun, int)
+    return begun
+
+
+def ack(number: int, subtask: Subtask, *files: str, query: str = "q") -> Acknowledgement:
+    return Acknowledgement(number, query, subtask, frozenset(files))
+
+
+def publish(machine: CheckpointMachine, number: int) -> None:
+    for subtask in SUBTASKS:
+        machine.acknowledge(ack(number, subtask))
+    assert machine.publish(number)
+
+
+def complete(machine: CheckpointMachine, epoch: int) -> int:
+    number = begin(machine, epoch)
+    publish(machine, number)
+    assert machine.published(number) is not None
+    return number
+
+
+def test_the_table_never_leaves_an_end_and_never_takes_a_metadata_for_failed() -> None:
+    assert not [state for state, _ in TRANSITIONS if state in ENDED]
+    aborted = [start for start, end in TRANSITIONS.items() if end is CheckpointState.ABORTED]
+    assert aborted == [(CheckpointState.COLLECTING, CheckpointEvent.ABORT)]
+    completed = [start for start, end in TRANSITIONS.items() if end is CheckpointState.COMPLETED]
+    assert completed == [(CheckpointState.PUBLISHING, CheckpointEvent.PUBLISHED)]
+
+
+def test_a_checkpoint_is_published_once_every_subtask_has_acknowledged(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make()
+    number = begin(machine, 7)
+    assert not machine.publish(number)
+    assert machine.acknowledge(ack(number, B)) is Reception.ACCEPTED
+    assert machine.missing(number) == [A]
+    assert not machine.publish(number)
+    assert machine.acknowledge(ack(number, A)) is Reception.ACCEPTED
+    assert machine.newest_completed() is None
+    assert machine.publish(number)
+    assert machine.published(number) == []
+    assert machine.newest_completed() == number == 1
+    assert machine.published(number) is None
+
+
+def test_acknowledgements_that_do_not_count_are_released_unless_they_are_foreign(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make()
+    number = begin(machine, 1)
+    assert machine.acknowledge(ack(number, A, "a")) is Reception.ACCEPTED
+    assert machine.acknowledge(ack(number, A, "a")) is Reception.REPEATED
+    assert machine.take_released() == frozenset()
+    assert machine.acknowledge(ack(number, A, "twin")) is Reception.UNKNOWN
+    assert machine.acknowledge(ack(number, Subtask("op", 2), "third")) is Reception.UNKNOWN
+    assert machine.acknowledge(ack(number + 1, A, "future")) is Reception.UNKNOWN
+    assert machine.acknowledge(ack(number, B, "theirs", query="p")) is Reception.FOREIGN
+    assert machine.take_released() == {"twin", "third", "future"}
+    assert machine.take_released() == frozenset()
+    assert machine.missing(number) == [B]
+
+
+def test_an_aborted_checkpoint_releases_what_it_had_and_what_comes_late(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make()
+    number = begin(machine, 1)
+    machine.acknowledge(ack(number, A, "a"))
+    assert machine.abort(number, AbortReason.CORRUPT_FILE)
+    assert not machine.abort(number, AbortReason.EXPIRED)
+    assert machine.acknowledge(ack(number, B, "b")) is Reception.LATE
+    assert not machine.publish(number, ["log"])
+    assert machine.published(number) is None
+    assert machine.take_released() == {"a", "b", "log"}
+    assert machine.state_of(number) is None
+    assert machine.consecutive_failures == 1
+
+
+def test_an_acknowledgement_after_completion_releases_only_what_is_not_in_use(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make()
+    number = begin(machine, 1)
+    for subtask in SUBTASKS:
+        machine.acknowledge(ack(number, subtask, "in use"))
+    assert machine.publish(number)
+    machine.published(number)
+    assert machine.acknowledge(ack(number, A, "in use")) is Reception.REPEATED
+    assert machine.acknowledge(ack(number, A, "twin")) is Reception.LATE
+    assert machine.take_released() == {"twin"}
+
+
+def test_what_expires_while_it_is_published_is_uncertain_until_it_is_old(
+    make: Callable[..., CheckpointMachine], clock: Clock
+) -> None:
+    machine = make(num_retained=1)
+    first = begin(machine, 1)
+    publish(machine, first)
+    clock.now_ms += 49
+    assert machine.expire() == []
+    assert machine.expires_in_ms(first) == 1
+    clock.now_ms += 1
+    assert machine.expire() == [first]
+    assert machine.state_of(first) is CheckpointState.UNCERTAIN
+    assert machine.published(first) is None, "nobody hears of it twice"
+    assert machine.newest_completed() is None
+    assert machine.take_released() == frozenset()
+    second = begin(machine, 1)
+    publish(machine, second)
+    assert machine.published(second) == [first]
+
+
+def test_an_uncertain_one_stays_while_there_is_room(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make(num_retained=2)
+    uncertain = begin(machine, 1)
+    publish(machine, uncertain)
+    machine.abort(uncertain, AbortReason.METADATA_UNCERTAIN)
+    assert machine.retained_from() == 0
+    complete(machine, 2)
+    assert machine.state_of(uncertain) is CheckpointState.UNCERTAIN
+    assert machine.retained_from() == 0
+    complete(machine, 3)
+    assert machine.state_of(uncertain) is None
+    assert machine.retained_from() == 2
+
+
+def test_a_collecting_one_that_expires_is_gone(
+    make: Callable[..., CheckpointMachine], clock: Clock
+) -> None:
+    machine = make()
+    number = begin(machine, 1)
+    clock.now_ms += 50
+    assert machine.expire() == [number]
+    assert machine.expire() == []
+    assert machine.state_of(number) is None
+    assert machine.expires_in_ms(number) == 0
+    assert begin(machine, 1) == number + 1
+
+
+def test_a_newer_checkpoint_subsumes_the_oldest_and_all_older_ones_under_way(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make(max_concurrent_checkpoints=5)
+    one, two, collecting, publishing, last = (begin(machine, epoch) for epoch in range(5))
+    for number in (one, two, publishing, last):
+        publish(machine, number)
+    assert machine.published(one) == []
+    assert machine.published(two) == []
+    assert machine.published(last) == [one]
+    assert machine.state_of(collecting) is None
+    assert machine.state_of(publishing) is CheckpointState.UNCERTAIN
+    assert machine.published(publishing) is None, "out of order"
+    assert machine.consecutive_failures == 0, "to be overtaken is no failure"
+    assert machine.ids(CheckpointState.COMPLETED) == [two, last]
+
+
+def test_ids_go_on_above_everything_that_was_ever_there(
+    make: Callable[..., CheckpointMachine],
+) -> None:
+    machine = make(last_id=9, completed={4: 1, 7: 2})
+    assert machine.newest_completed() == 7
+    assert begin(machine, 3) == 10
+    machine.abort(10, AbortReason.STORAGE_FAILED)
+    machine.note_used_id(20)
+    machine.note_used_id(15)
+    assert begin(machine, 3) == 21
+    assert make(last_id=0, completed={30: 5}).last_id == 30
+
+
+def test_what_cannot_be_read_hides_no_epoch(make: Callable[..., CheckpointMachine]) -> None:
+    machine = make(completed={1: 5, 2: None})
+    assert complete(machine, 5) == 3
+    assert machine.ids(CheckpointState.COMPLETED) == [2, 3]
+
+
+def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
+    make: Callable[..., CheckpointMachine], clock: Clock
+) -> None:
+    machine = make(interval_ms=100, min_pause_ms=80, timeout_ms=1000)
+    assert machine.due_in_ms() == 100
+    assert machine.trigger(1, SUBTASKS, periodic=True) is Refusal.TOO_EARLY
+    clock.now_ms += 100
+    assert machine.due_in_ms() == 0
+    assert machine.trigger(1, SUBTASKS, periodic=True) == 1
+    assert machine.trigger(2, SUBTASKS, periodic=False) is Refusal.TOO_MANY_PENDING
+    clock.now_ms += 70  # it takes that long
+    publish(machine, 1)
+    machine.published(1)
+    assert machine.due_in_ms() == 80, "the pause ends after the interval"
+    clock.now_ms += 79
+    assert machine.trigger(2, SUBTASKS, periodic=True) is Refusal.TOO_EARLY
+    assert complete(machine, 2) == 2
+    assert machine.due_in_ms() == 80
+    clock.now_ms += 80
+    assert machine.trigger(3, SUBTASKS, periodic=True) == 3
+    clock.now_ms += 70
+    machine.abort(3, AbortReason.FAILED)
+    assert machine.due_in_ms() == 80, "after a failure too"
+
+
+def test_nothing_begins_without_a_new_epoch_or_after_the_end(
+    make: Callable[..., CheckpointMachine], clock: Clock
+) -> None:
+    machine = make()
+    assert machine.trigger(None, SUBTASKS, periodic=False) is Refusal.NO_COMMITTED_EPOCH
+    complete(machine, 3)
+    assert machine.trigger(3, SUBTASKS, periodic=False) is Refusal.NO_NEW_EPOCH
+    clock.now_ms += 100
+    assert machine.trigger(3, SUBTASKS, periodic=True) is Refusal.NO_NEW_EPOCH
+    assert machine.due_in_ms() == 100, "the interval begins anew"
+    number = begin(machine, 4)
+    assert machine.shut_down() == [number]
+    assert machine.consecutive_failures == 0
+    assert machine.trigger(5, SUBTASKS, periodic=False) is Refusal.QUERY_ENDED
+    assert machine.shut_down() == []
+
+
+@pytest.mark.parametrize("tolerable", [0, 1, 3])
+def test_failures_in_a_row_are_tolerated_up_to_the_limit(
+    make: Callable[..., CheckpointMachine], tolerable: int
+) -> None:
+    machine = make(tolerable_failed_checkpoints=tolerable)
+    for _ in range(2):
+        for _ in range(tolerable):
+            machine.abort(begin(machine, machine.last_id), AbortReason.EXPIRED)
+            assert not machine.tolerance_is_exceeded
+        complete(machine, machine.last_id)
+    for reason in HARMLESS:
+        machine.abort(begin(machine, machine.last_id), reason)
+    assert not machine.tolerance_is_exceeded
+    for _ in range(tolerable + 1):
+        assert not machine.tolerance_is_exceeded
+        machine.abort(begin(machine, machine.last_id), AbortReason.STORAGE_FAILED)
+    assert machine.tolerance_is_exceeded
+
+
+@pytest.mark.parametrize("reason", AbortReason)
+def test_every_reason_counts_but_the_harmless_ones(reason: AbortReason) -> None:
+    assert reason.counts == (reason not in HARMLESS)
+
+
+class History(RuleBasedStateMachine):
+    """Any order of events; the model is a dict from id to what must be known of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.model: dict[int, dict[str, Any]] = {}
+        self.completed_once: list[int] = []
+        self.last_id = 0
+        self.failures = 0
+        self.disk: dict[int, int] = {}
+
+    @initialize(
+        concurrent=st.sampled_from([1, 2, 5]), retained=st.integers(1, 3), timeout=st.integers(1, 9)
+    )
+    def start(self, concurrent: int, retained: int, timeout: int) -> None:
+        self.settings = Settings(
+            max_concurrent_checkpoints=concurrent,
+            num_retained=retained,
+            timeout_ms=timeout,
+            interval_ms=3,
+            tolerable_failed_checkpoints=2,
+        )
+        self.machine = CheckpointMachine("q", self.settings, self.clock)
+
+    def in_state(self, *states: str) -> list[int]:
+        return sorted(n for n, found in self.model.items() if found["state"] in states)
+
+    def give_up(self, number: int, *, counts: bool) -> None:
+        found = self.model[number]
+        found["state"] = "uncertain" if found["state"] == "publishing" else "aborted"
+        self.failures += counts
+
+    def an_id(self, data: st.DataObject) -> int:
+        return data.draw(st.integers(1, self.last_id + 1))
+
+    @rule(step=st.integers(0, 6))
+    def time_passes(self, step: int) -> None:
+        self.clock.now_ms += step
+        expected = [
+            n
+            for n in self.in_state("collecting", "publishing")
+            if self.model[n]["begun"] + self.settings.timeout_ms <= self.clock.now_ms
+        ]
+        for number in expected:
+            self.give_up(number, counts=True)
+        assert self.machine.expire() == expected
+
+    @rule(epoch=st.integers(0, 30), periodic=st.booleans())
+    def trigger(self, epoch: int, periodic: bool) -> None:
+        begun = self.machine.trigger(epoch, SUBTASKS, periodic=periodic)
+        pending = self.in_state("collecting", "publishing")
+        completed = self.in_state("completed")
+        newest = self.model[completed[-1]]["epoch"] if completed else -1
+        if len(pending) >= self.settings.max_concurrent_checkpoints:
+            assert begun is Refusal.TOO_MANY_PENDING
+        elif not (periodic and begun is Refusal.TOO_EARLY):
+            assert isinstance(begun, int) == (epoch > newest)
+        if isinstance(begun, int):
+            assert begun == self.last_id + 1
+            self.last_id = begun
+            self.model[begun] = {
+                "state": "collecting", "epoch": epoch, "missing": set(SUBTASKS),
+                "begun": self.clock.now_ms,
+            }  # fmt: skip
+
+    @rule(data=st.data(), subtask=st.sampled_from([A, B, Subtask("other", 0)]))
+    def acknowledge(self, data: st.DataObject, subtask: Subtask) -> None:
+        number = self.an_id(data)
+        query = data.draw(st.sampled_from(["q", "q", "p"]))
+        file = f"{number}-{subtask.uid}-{subtask.number}"
+        reception = self.machine.acknowledge(ack(number, subtask, file, query=query))
+        found = self.model.get(number)
+        counts = (
+            query == "q"
+            and found is not None
+            and found["state"] == "collecting"
+            and subtask in found["missing"]
+        )
+        assert (reception is Reception.ACCEPTED) == counts
+        if counts:
+            found["missing"].discard(subtask)
+        elif query == "p":
+            assert file not in self.machine.take_released()
+        elif reception is not Reception.REPEATED:
+            assert file in self.machine.take_released()
+
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        number = self.an_id(data)
+        found = self.model.get(number, {"state": "unknown"})
+        may = found["state"] == "collecting" and not found["missing"]
+        assert self.machine.publish(number) == may
+        if may:
+            found["state"] = "publishing"
+
+    @rule(data=st.data())
+    def acknowledge_all_and_publish(self, data: st.DataObject) -> None:
+        collecting = self.in_state("collecting")
+        if collecting:
+            number = data.draw(st.sampled_from(collecting))
+            for subtask in sorted(self.model[number]["missing"]):
+                assert self.machine.acknowledge(ack(number, subtask)) is Reception.ACCEPTED
+            self.model[number].update(state="publishing", missing=set())
+            assert self.machine.publish(number)
+
+    @rule(data=st.data())
+    def published(self, data: st.DataObject) -> None:
+        number = self.an_id(data)
+        found = self.model.get(number, {"state": "unknown"})
+        subsumed = self.machine.published(number)
+        assert (subsumed is not None) == (found["state"] == "publishing")
+        if subsumed is None:
+            return
+        self.completed_once.append(number)
+        self.failures = 0
+        found["state"] = "completed"
+        for older in self.in_state("collecting", "publishing"):
+            if older < number:
+                self.give_up(older, counts=False)
+        completed, room = self.in_state("completed"), self.settings.num_retained
+        oldest = completed[-room] if len(completed) >= room else 0
+        expected = [n for n in self.in_state("completed", "uncertain") if n < oldest]
+        assert subsumed == expected
+        for gone in expected:
+            self.model[gone]["state"] = "subsumed"
+
+    @rule(data=st.data(), reason=st.sampled_from(AbortReason))
+    def abort(self, data: st.DataObject, reason: AbortReason) -> None:
+        number = self.an_id(data)
+        under_way = number in self.in_state("collecting", "publishing")
+        if under_way:
+            self.give_up(number, counts=reason not in HARMLESS)
+        assert self.machine.abort(number, reason) == under_way
+
+    @precondition(lambda self: self.last_id)
+    @rule(data=st.data())
+    def crash_and_start_again(self, data: st.DataObject) -> None:
+        """What is uncertain or being published may be on disk; what collects is not."""
+        maybe = self.in_state("publishing", "uncertain")
+        there = {n for n in maybe if data.draw(st.booleans())} | set(self.in_state("completed"))
+        completed = {n: self.model[n]["epoch"] for n in there}
+        self.model = {
+            n: {**self.model[n], "state": "completed", "missing": set()} for n in completed
+        }
+        self.completed_once = []
+        self.failures = 0
+        self.machine = CheckpointMachine(
+            "q", self.settings, self.clock, self.last_id, dict(completed)
+        )
+
+    @invariant()
+    def the_machine_is_where_the_model_is(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        for number in range(1, self.last_id + 2):
+            state = self.machine.state_of(number)
+            wanted = self.model.get(number, {"state": None})["state"]
+            known = None if wanted in ("aborted", "subsumed") else wanted
+            assert (None if state is None else state.name.lower()) == known
+        assert self.machine.last_id == self.last_id
+        assert self.machine.consecutive_failures == self.failures
+        assert self.machine.tolerance_is_exceeded == (self.failures > 2)
+        assert len(self.machine.pending()) <= self.settings.max_concurrent_checkpoints
+        assert self.completed_once == sorted(set(self.completed_once)), "in order, once each"
+
+
+TestHistory = History.TestCase
+TestHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
