@@ -30,7 +30,13 @@ from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME, Origin
 from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.handle import FileReference, Handle, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.handle import (
+    BaseFile,
+    FileReference,
+    Handle,
+    decode_handle,
+    encode_handle,
+)
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -171,8 +177,11 @@ def _adopt(
 
     base = handle.base
     if base is not None:
-        file = copy(base.file, base_path(handle.subtask, SEEDED_EPOCH))
-        base = msgspec.structs.replace(base, file=file)
+        files = tuple(
+            BaseFile(each.name, copy(each.file, base_path(handle.subtask, SEEDED_EPOCH)))
+            for each in base.files
+        )
+        base = msgspec.structs.replace(base, files=files)
     segments = tuple(
         segment
         if segment.file is None

@@ -37,13 +37,30 @@ class Segment(msgspec.Struct, frozen=True):
     file: FileReference | None = None
 
 
+class BaseFile(msgspec.Struct, frozen=True):
+    """A file of a base snapshot under the name that it has inside the snapshot."""
+
+    name: str
+    file: FileReference
+
+
+CHANGES_FORMAT = "changes"
+"""Format of a base snapshot that is one change file, which every backend can load."""
+
+
 class BaseSnapshot(msgspec.Struct, frozen=True):
-    """A full copy of a subtask's state at `version`."""
+    """A full copy of a subtask's state at `version`, in files of a `format`."""
 
     version: str
     epoch: int
     entries: int
-    file: FileReference
+    files: tuple[BaseFile, ...]
+    format: str = CHANGES_FORMAT
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all its files, shared ones included."""
+        return sum(each.file.size_bytes for each in self.files)
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -115,7 +132,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     def files(self) -> list[FileReference]:
         """Return every file that this version of the state needs."""
-        base = [] if self.base is None else [self.base.file]
+        base = [] if self.base is None else [each.file for each in self.base.files]
         return base + [segment.file for segment in self.segments if segment.file is not None]
 
 

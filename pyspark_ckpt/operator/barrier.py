@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from pyspark_ckpt.on_disk.change_file import encode_changes
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle, Segment, new_version
-from pyspark_ckpt.on_disk.layout import base_path, segment_path
+from pyspark_ckpt.on_disk.handle import Handle, Segment, new_version
+from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.epoch_writes import in_frames
-from state_backends import Changes, StateBackend
+from state_backends import Changes
 
 BASE_AFTER_BYTES = 1 << 20
 """Smallest changelog for which a base snapshot is worth its file."""
@@ -84,25 +83,8 @@ def needs_base(handle: Handle) -> bool:
     factor of all changes written.
     """
     changelog_bytes = sum(segment.size_bytes for segment in handle.segments)
-    base_bytes = 0 if handle.base is None else handle.base.file.size_bytes
+    base_bytes = 0 if handle.base is None else handle.base.size_bytes
     return (
         changelog_bytes > max(base_bytes, BASE_AFTER_BYTES)
         or len(handle.segments) >= BASE_AFTER_SEGMENTS
     )
-
-
-def make_base(storage: Storage, backend: StateBackend, handle: Handle, epoch: int) -> BaseSnapshot:
-    """Write all state of a backend, which is at the handle's version, as a new base snapshot.
-
-    The file is durable on return and works for every backend.
-    """
-    entries = 0
-
-    def frames() -> Iterator[Changes]:
-        nonlocal entries
-        for part in in_frames(iter(backend.scan())):
-            entries += len(part)
-            yield part
-
-    file = storage.write(base_path(handle.subtask, epoch), encode_changes(frames()))
-    return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, file=file)

@@ -22,6 +22,7 @@ from pathlib import Path
 from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, Segment
 from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.base_snapshot import read_base
 from state_backends import Changes, StateBackend, StateBackendError, open_backend
 
 _LOCK = "lock"
@@ -192,8 +193,7 @@ def _rebuild(
 
 def _all_changes(storage: Storage, handle: Handle) -> Iterator[Changes]:
     if handle.base is not None:
-        with storage.open_verified(handle.base.file) as file:
-            yield from decode_changes(file, handle.base.file.path)
+        yield from read_base(storage, handle.base)
     yield from _segment_changes(storage, handle.segments)
 
 

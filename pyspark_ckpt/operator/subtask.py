@@ -20,7 +20,8 @@ from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
-from pyspark_ckpt.operator.barrier import make_base, needs_base
+from pyspark_ckpt.operator.barrier import needs_base
+from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode

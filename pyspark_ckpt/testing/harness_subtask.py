@@ -21,7 +21,8 @@ from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.barrier import make_base, needs_base
+from pyspark_ckpt.operator.barrier import needs_base
+from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.declared_states import copy_as_sent
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock

@@ -42,7 +42,7 @@ def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:
 def _entries(storage: Storage, handle: Handle) -> Entries:
     """Base snapshot and segments of a subtask, in order, deletes applied."""
     entries: dict[bytes, bytes | None] = {}
-    files = [] if handle.base is None else [(handle.base.file, None)]
+    files = [] if handle.base is None else [(each.file, None) for each in handle.base.files]
     files += [(segment.file, segment.inline) for segment in handle.segments]
     for reference, inline in files:
         content = inline if reference is None else storage.read(reference.path)

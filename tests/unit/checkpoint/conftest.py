@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle, Segment
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
 
@@ -13,7 +13,9 @@ from pyspark_ckpt.on_disk.storage import Storage
 @pytest.fixture
 def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
     """Two subtasks that share a base file, a segment and a source log; all files are there."""
-    base = BaseSnapshot("4-b", 4, 9, storage.write("shared/base", [b"base" * 100]))
+    base = BaseSnapshot(
+        "4-b", 4, 9, (BaseFile("state.chg", storage.write("shared/base", [b"base" * 100])),)
+    )
     segment = Segment("5-s", 5, 1, 7, file=storage.write("taskowned/segment", [b"segment"]))
     handles = (
         msgspec.structs.replace(handle, base=base, segments=(segment,)),

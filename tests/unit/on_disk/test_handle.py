@@ -11,6 +11,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
+    BaseFile,
     BaseSnapshot,
     FileReference,
     Handle,
@@ -21,7 +22,9 @@ from pyspark_ckpt.on_disk.handle import (
     new_version,
 )
 
-BASE = BaseSnapshot("4-b", 5, 9, FileReference("shared/base", 90, "b" * 64))
+BASE = BaseSnapshot(
+    "4-b", 5, 9, (BaseFile("state.chg", FileReference("shared/base", 90, "b" * 64)),)
+)
 INLINE = Segment("5-i", 5, 1, 3, inline=b"abc")
 FILED = Segment("6-f", 6, 2, 7, file=FileReference("taskowned/segment", 7, "f" * 64))
 
@@ -31,6 +34,7 @@ _files = st.builds(FileReference, _texts, _numbers, _texts)
 _segments = st.builds(
     Segment, _texts, _numbers, _numbers, _numbers, st.none() | st.binary(), st.none() | _files
 )
+_base_files = st.lists(st.builds(BaseFile, _texts, _files), max_size=3).map(tuple)
 _states = st.builds(StateDescriptor, _texts, _texts, _texts, st.none() | _texts)
 HANDLES = st.builds(
     Handle,
@@ -42,7 +46,7 @@ HANDLES = st.builds(
     epoch=_numbers,
     key_schema=_texts,
     states=st.lists(_states, max_size=3).map(tuple),
-    base=st.none() | st.builds(BaseSnapshot, _texts, _numbers, _numbers, _files),
+    base=st.none() | st.builds(BaseSnapshot, _texts, _numbers, _numbers, _base_files, _texts),
     segments=st.lists(_segments, max_size=3).map(tuple),
 )
 
@@ -70,7 +74,7 @@ def test_the_lineage_of_a_handle_with_a_base_starts_there(handle: Handle) -> Non
 
 
 def test_files_are_those_of_base_and_segments_but_not_the_inline_ones(handle: Handle) -> None:
-    assert with_parts(handle, BASE, INLINE, FILED).files() == [BASE.file, FILED.file]
+    assert with_parts(handle, BASE, INLINE, FILED).files() == [BASE.files[0].file, FILED.file]
 
 
 def test_two_attempts_of_an_epoch_never_share_a_version() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import (
     MAGIC,
     MAX_METADATA_BYTES,
@@ -40,7 +40,7 @@ def metadata(handle: Handle) -> CheckpointMetadata:
         Segment("5-a", 5, 2, 200, file=SEGMENT),
         Segment("6-b", 6, 1, 4, inline=b"\x00\xff12"),
     )
-    base = BaseSnapshot("4-c", 4, 9, BASE)
+    base = BaseSnapshot("4-c", 4, 9, (BaseFile("state.chg", BASE),))
     handles = (
         msgspec.structs.replace(handle, base=base, segments=segments),
         msgspec.structs.replace(handle, subtask=2, base=base),

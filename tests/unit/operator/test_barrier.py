@@ -11,18 +11,17 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
 from pyspark_ckpt.on_disk.layout import epoch_of
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import (
     BASE_AFTER_BYTES,
     BASE_AFTER_SEGMENTS,
-    make_base,
     make_segment,
     needs_base,
 )
 from pyspark_ckpt.operator.epoch_writes import in_frames
-from state_backends import Changes, StateBackend
+from state_backends import Changes
 
 Entries = list[tuple[bytes, bytes | None]]
 
@@ -162,28 +161,6 @@ def test_a_base_is_due_when_the_changelog_has_outgrown_the_last_one(
     grown = with_segments(handle, *sizes, inline=inline)
     if base_bytes is not None:
         file = FileReference("shared/x", base_bytes, "0" * 64)
-        grown = msgspec.structs.replace(grown, base=BaseSnapshot("b", 1, 1, file))
+        base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
+        grown = msgspec.structs.replace(grown, base=base)
     assert needs_base(grown) is expected
-
-
-def test_a_base_holds_all_state_at_the_version_of_the_handle(
-    storage: Storage, handle: Handle, backend: StateBackend
-) -> None:
-    keys = [b"%06d" % number for number in range(25_000)]
-    backend.apply([Changes(keys, [b"v" + key for key in keys])], "here")
-    grown = with_segments(handle, 1, 1, inline=True)
-    base = make_base(storage, backend, grown, 9)
-    assert base.version == grown.version
-    assert (base.epoch, base.entries) == (9, 25_000)
-    assert base.file.path.startswith("shared/base-3-9-")
-    storage.verify_size(base.file)
-    assert content(storage, base.file) == [(key, b"v" + key) for key in keys]
-    assert backend.version() == "here"
-
-
-def test_a_base_of_no_state_is_whole_too(
-    storage: Storage, handle: Handle, backend: StateBackend
-) -> None:
-    base = make_base(storage, backend, handle, 9)
-    assert base.entries == 0
-    assert content(storage, base.file) == []

@@ -18,7 +18,8 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.barrier import make_base, make_segment
+from pyspark_ckpt.operator.barrier import make_segment
+from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import (
     executor_local_root,
     open_local_copy,
