@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.input_mode import KeyRows
-from pyspark_ckpt.operator.keyed_frame import KeyedFrame, keyed_frame
+from pyspark_ckpt.operator.keyed_rows import keyed_rows
 from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_output import PandasOutput
 
@@ -54,6 +52,52 @@ class BatchProcessor(StatefulProcessor):
         raise NotImplementedError("a BatchProcessor gets its rows in handleInputBatch")
 
 
+class BatchPart:
+    """A part of an epoch that the processor gets in one call.
+
+    Parameters
+    ----------
+    columns
+        How the rows travel.
+    frames
+        The rows as they were sent.
+    """
+
+    def __init__(self, columns: InputColumns, frames: list[pd.DataFrame]) -> None:
+        keyed = keyed_rows(columns, frames)
+        self.stored = keyed.stored
+        self.keys = keyed.keys
+        self._bounds = keyed.bounds
+        self._columns = columns
+        self._frame = columns.pandas_frame(keyed.frame)
+
+    def process(
+        self,
+        processor: Any,
+        position: int,  # noqa: ARG002
+        timer_values: TimerValues,
+    ) -> Iterable[Any] | None:
+        """Have the processor handle all keys of the part, whatever the position."""
+        rows = self._frame
+        rows.index = pd.Index(np.repeat(np.arange(len(self.keys)), np.diff(self._bounds)))
+        first_rows = rows[list(self._columns.key_names)].iloc[self._bounds[:-1]]
+        keys = first_rows.reset_index(drop=True)
+        output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
+        return output
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Not called: an initial state comes in frames by key."""
+        raise NotImplementedError
+
+    def newest_event_time_ms(self, position: int) -> int | None:
+        """Return the newest event time of all rows of the part, whatever the position."""
+        return self._columns.newest_event_time_ms(self.rows(position))
+
+    def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
+        """Return all rows of the part, whatever the position."""
+        return self._frame
+
+
 class BatchInput:
     """All keys of a part in one call, frames out.
 
@@ -68,33 +112,10 @@ class BatchInput:
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
         self._input = input_columns
         self._output = output_rows
-        self._part: KeyedFrame | None = None
 
-    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys; the first has all rows."""
-        part = self._part = keyed_frame(self._input, frames)
-        return [replace(part.keys[0], rows=part.frame), *part.keys[1:]]
-
-    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
-        """Have the processor handle all keys of the part."""
-        part, self._part = self._part, None
-        assert part is not None  # keys_of comes first
-        counts = np.diff(part.bounds)
-        rows = part.frame
-        rows.index = pd.Index(np.repeat(np.arange(len(counts)), counts))
-        keys = rows[list(self._input.key_names)].iloc[part.bounds[:-1]].reset_index(drop=True)
-        output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
-        return output
-
-    def process(
-        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
-    ) -> Iterable[Any] | None:
-        """Not called: the part is processed as one."""
-        raise NotImplementedError
-
-    def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Return the newest event time of the part, given its first key."""
-        return self._input.newest_event_time_ms(item.rows)
+    def part(self, frames: list[pd.DataFrame]) -> BatchPart:
+        """Return a part of an epoch's rows by their keys."""
+        return BatchPart(self._input, frames)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""

@@ -139,13 +139,15 @@ class EpochWrites:
     def all_in_order(self) -> Iterator[Changes]:
         """Yield all writes in key order, in frames."""
         self.hand_over_pending()
-        entries: Iterator[tuple[bytes, Write]] = iter(
-            [(key, self._memory[key]) for key in sorted(self._memory)]
-        )
+        keys = sorted(self._memory)
         if self._spilled is not None:
             spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
-            entries = overlaid(spilled, entries)
-        yield from in_frames(entries)
+            entries = overlaid(spilled, ((key, self._memory[key]) for key in keys))
+            yield from in_frames(entries)
+            return
+        for start in range(0, len(keys), FRAME_ENTRIES):
+            frame_keys = keys[start : start + FRAME_ENTRIES]
+            yield Changes(frame_keys, [self._memory[key] for key in frame_keys])
 
     def close(self) -> None:
         """Remove what lies on disk; safe to call twice."""

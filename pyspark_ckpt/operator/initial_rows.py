@@ -8,7 +8,7 @@ import pandas as pd
 from pyspark.sql import DataFrame
 
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.input_mode import InitialMode
+from pyspark_ckpt.operator.input_mode import InputMode
 from pyspark_ckpt.operator.side_rows import SideRows
 
 
@@ -23,7 +23,7 @@ class InitialRows:
         How the processor receives its rows.
     """
 
-    def __init__(self, columns: InputColumns, mode: InitialMode) -> None:
+    def __init__(self, columns: InputColumns, mode: InputMode) -> None:
         self.columns = columns
         self.mode = mode
         self._side = SideRows("initial")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -29,6 +30,13 @@ from pyspark_ckpt.operator.event_time import (
     never_late_column,
 )
 from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader
+from pyspark_ckpt.operator.key_codes import (
+    Codes,
+    codes_of_numbers,
+    codes_of_objects,
+    codes_of_texts,
+    combined,
+)
 from pyspark_ckpt.operator.key_columns import canonical_column, check_key
 from pyspark_ckpt.operator.null_masks import NullMasks
 from pyspark_ckpt.operator.pandas_columns import pandas_column
@@ -85,6 +93,11 @@ class InputColumns:
             if isinstance(self._transports[index].receive, JsonReader)
         }
 
+        self._arrow_types = to_arrow_schema(
+            T.StructType(
+                [T.StructField(f"c{n}", sent_type(field)) for n, field in enumerate(schema.fields)]
+            )
+        ).types
         self._keys_as_sent = not any(self._transports[index].receive for index in self._key_indexes)
 
     @property
@@ -139,13 +152,28 @@ class InputColumns:
 
     def rows(self, frame: pd.DataFrame) -> Iterator[Row]:
         """Return sent rows as the user's Rows, in their order."""
-        row_type = row_type_of(self.schema.names)
-        columns = self._received_values(self._sent_values(frame))
-        return (tuple.__new__(row_type, values) for values in zip(*columns, strict=True))
+        return self.row_slices(frame)(0, len(frame))
 
-    def sent_keys(self, frame: pd.DataFrame) -> Sequence[Any]:
+    def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
+        """Return what makes the Rows between two places of a sent frame, as they are asked for.
+
+        Rows that are made late are gone early: holding those of an epoch took as long as using
+        them.
+        """
+        columns = self._received_values(self._sent_values(frame))
+        make_row, row_type = tuple.__new__, row_type_of(self.schema.names)
+
+        def rows(start: int, stop: int) -> Iterator[Row]:
+            values = zip(*[column[start:stop] for column in columns], strict=True)
+            return map(make_row, repeat(row_type), values)
+
+        return rows
+
+    def sent_keys(self, frame: pd.DataFrame) -> Sequence[tuple[Any, ...]]:
         """Return the key of each row in its shuffle form."""
-        return self._keys(self._sent_values(frame, self._key_indexes))
+        sent = self._sent_values(frame, self._key_indexes)
+        columns = [self._canonical_keys(index, sent[index]) for index in self._key_indexes]
+        return list(zip(*columns, strict=True))
 
     def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
         """Return the key group of each row."""
@@ -176,23 +204,16 @@ class InputColumns:
         zoned = newest.tz_localize(self.time_zone, ambiguous=False, nonexistent="shift_forward")
         return int(zoned.timestamp() * 1000)
 
-    def group_by_key(self, frames: Iterator[pd.DataFrame]) -> dict[Any, tuple[int, list[Row]]]:
-        """Collect all rows of an epoch by key, in the order of their arrival.
+    def key_codes(self, frame: pd.DataFrame) -> Codes:
+        """Return a number for each row; equal keys have equal ones, and none is left out."""
+        nulls = self._masks.flags(frame)
+        return combined(
+            [self._codes(index, frame, nulls.get(index)) for index in self._key_indexes]
+        )
 
-        Returns
-        -------
-        dict
-            For each key, in its shuffle form: its key group and its rows.
-        """
-        row_type = row_type_of(self.schema.names)
-        groups: dict[Any, tuple[int, list[Row]]] = {}
-        for frame in frames:
-            self._add_rows(frame, row_type, groups)
-        return groups
-
-    def key_tuple(self, key: Any) -> tuple[Any, ...]:
-        """Return the shuffle form of a key as a tuple."""
-        return key if len(self._key_indexes) > 1 else (key,)
+    def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+        """Return keys as the user's processor sees them."""
+        return sent_keys if self._keys_as_sent else list(map(self.user_key, sent_keys))
 
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key as the user's processor sees it."""
@@ -205,20 +226,14 @@ class InputColumns:
             for index, value in zip(self._key_indexes, sent_key, strict=True)
         )
 
-    def _add_rows(
-        self, frame: pd.DataFrame, row_type: type[Row], groups: dict[Any, tuple[int, list[Row]]]
-    ) -> None:
-        make_row = tuple.__new__
-        sent = self._sent_values(frame)
-        keys = self._keys(sent)
-        key_groups = frame[KEY_GROUP].tolist()
-        rows = zip(*self._received_values(sent), strict=True)
-        for key, key_group, values in zip(keys, key_groups, rows, strict=True):
-            group = groups.get(key)
-            if group is None:
-                groups[key] = (key_group, [make_row(row_type, values)])
-            else:
-                group[1].append(make_row(row_type, values))
+    def _codes(self, index: int, frame: pd.DataFrame, nulls: np.ndarray[Any, Any] | None) -> Codes:
+        column = frame[f"c{index}"]
+        if column.dtype.kind in "iufb":
+            return codes_of_numbers(column.to_numpy(), nulls)
+        arrow_type = self._arrow_types[index]
+        if index not in self._json_keys and arrow_type in (pa.string(), pa.binary()):
+            return codes_of_texts(column.to_numpy(), arrow_type)
+        return codes_of_objects(self._canonical_keys(index, column.tolist()))
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
@@ -253,10 +268,6 @@ class InputColumns:
             [received(transport, value) for value in values] if transport.receive else values
             for transport, values in zip(self._transports, sent, strict=True)
         ]
-
-    def _keys(self, sent: list[list[Any]]) -> Sequence[Any]:
-        columns = [self._canonical_keys(index, sent[index]) for index in self._key_indexes]
-        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
     def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
         if index in self._json_keys:

@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRows:
-    """The rows of one key in one part of an epoch, in the form that its input mode has."""
+class Part(Protocol):
+    """The rows of a part of an epoch; its keys are in the order of their stored form."""
 
-    key_group: bytes
-    encoded_key: bytes
-    key: tuple[Any, ...]
-    rows: Any
+    @property
+    def stored(self) -> Sequence[tuple[bytes, bytes]]:
+        """Key group and encoded key of each key."""
+
+    @property
+    def keys(self) -> Sequence[tuple[Any, ...]]:
+        """The keys as the processor sees them."""
+
+    def process(
+        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+    ) -> Iterable[Any] | None:
+        """Have the processor handle the key at a position; in batches, all keys at once."""
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key, one after the other."""
+
+    def newest_event_time_ms(self, position: int) -> int | None:
+        """Return the newest event time of a key's rows, ``None`` if they have none."""
 
 
 class InputMode(Protocol):
     """How rows come to the processor, and how its output goes back."""
 
     calls_once_per_part: bool
-    """Whether the processor gets all keys of a part at once."""
+    """Whether the processor gets all keys of a part at once, as if they were one key."""
 
-    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys."""
-
-    def process(
-        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
-    ) -> Iterable[Any] | None:
-        """Have the processor handle one key."""
-
-    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
-        """Have the processor handle the part that :meth:`keys_of` was given last."""
-
-    def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
+    def part(self, frames: list[pd.DataFrame]) -> Part:
+        """Return a part of an epoch's rows by their keys."""
 
     def new_output(self) -> Output:
         """Return an empty buffer for the epoch's output."""
-
-
-class InitialMode(InputMode, Protocol):
-    """An input mode that an initial state can come in."""
-
-    def initial_states(self, item: KeyRows) -> Iterator[Any]:
-        """Return what ``handleInitialState`` gets for a key, one after the other."""
 
 
 class Output(Protocol):

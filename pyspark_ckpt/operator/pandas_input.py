@@ -9,13 +9,51 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.input_mode import KeyRows
-from pyspark_ckpt.operator.keyed_frame import keyed_frame
+from pyspark_ckpt.operator.keyed_rows import keyed_rows
 from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_output import PandasOutput
 
 FRAME_ROWS = 10_000
 """Rows of a key's frame at most; Spark's default for an Arrow batch, which cuts PySpark's own."""
+
+
+class PandasPart:
+    """A part of an epoch, whose rows are one frame that is cut by key.
+
+    Parameters
+    ----------
+    columns
+        How the rows travel.
+    frames
+        The rows as they were sent.
+    """
+
+    def __init__(self, columns: InputColumns, frames: list[pd.DataFrame]) -> None:
+        keyed = keyed_rows(columns, frames)
+        self.stored = keyed.stored
+        self.keys = keyed.keys
+        self._bounds = keyed.bounds
+        self._columns = columns
+        self._frame = columns.pandas_frame(keyed.frame)
+
+    def process(
+        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+    ) -> Iterable[Any] | None:
+        """Have the processor handle one key."""
+        frames = _in_frames(self.rows(position))
+        return processor.handleInputRows(self.keys[position], frames, timer_values)
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key: its rows in frames."""
+        return _in_frames(self.rows(position))
+
+    def newest_event_time_ms(self, position: int) -> int | None:
+        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        return self._columns.newest_event_time_ms(self.rows(position))
+
+    def rows(self, position: int) -> pd.DataFrame:
+        """Return the rows of a key."""
+        return self._frame.iloc[self._bounds[position] : self._bounds[position + 1]]
 
 
 class PandasInput:
@@ -33,31 +71,9 @@ class PandasInput:
         self._input = input_columns
         self._output = output_rows
 
-    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys."""
-        keyed = keyed_frame(self._input, frames)
-        return [
-            KeyRows(key.key_group, key.encoded_key, key.key, keyed.frame.iloc[start:stop])
-            for key, start, stop in zip(keyed.keys, keyed.bounds, keyed.bounds[1:], strict=False)
-        ]
-
-    def process(
-        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
-    ) -> Iterable[Any] | None:
-        """Have the processor handle one key."""
-        return processor.handleInputRows(item.key, _in_frames(item.rows), timer_values)
-
-    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
-        """Not called: keys are processed one by one."""
-        raise NotImplementedError
-
-    def initial_states(self, item: KeyRows) -> Iterator[Any]:
-        """Return what ``handleInitialState`` gets for a key: its rows in frames."""
-        return _in_frames(item.rows)
-
-    def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
-        return self._input.newest_event_time_ms(item.rows)
+    def part(self, frames: list[pd.DataFrame]) -> PandasPart:
+        """Return a part of an epoch's rows by their keys."""
+        return PandasPart(self._input, frames)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""

@@ -1,6 +1,6 @@
 """An epoch of one subtask, from its rows to the barrier, whatever calls it.
 
-``init -> broadcast rows -> rows, key by key -> due timers -> expired entries -> close``
+``init -> broadcast rows -> rows, key by key -> due timers -> close``
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_ckpt.operator import garbage_collection
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
-from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
+from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
@@ -91,7 +91,7 @@ class EpochProcessing:
         Parameters
         ----------
         parts
-            The keyed rows; asking for the first part reads all of the input.
+            The keyed rows; asking for the first part reads all of the input. Lists are emptied.
         epoch
             Its number.
         initial
@@ -144,16 +144,16 @@ class EpochProcessing:
         self._step = "reading the input"
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
-        items = initial.mode.keys_of(frames)
-        self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
-        self._step = "handleInitialState"
-        current = self._table.current
-        for position, item in enumerate(items):
-            self._key = item.key
-            current.key_group, current.key = item.key_group, item.encoded_key
-            current.position = position
-            for state in initial.mode.initial_states(item):
-                self._processor.handleInitialState(item.key, state, self._timer_values)
+        with garbage_collection.rows_are_made():
+            part = initial.mode.part(frames)
+            self._table.begin_part(part.stored)
+        with garbage_collection.rows_are_used():
+            self._step = "handleInitialState"
+            for position, key in enumerate(part.keys):
+                self._key = key
+                self._table.enter(position)
+                for state in part.initial_states(position):
+                    self._processor.handleInitialState(key, state, self._timer_values)
         self._leave_key("handleInputRows")
 
     def _handle_broadcast_rows(self) -> None:
@@ -165,38 +165,37 @@ class EpochProcessing:
 
     def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         with garbage_collection.rows_are_made():
-            items = self._mode.keys_of(frames)
-            self._table.begin_part([(item.key_group, item.encoded_key) for item in items])
+            part = self._mode.part(frames)
+            frames.clear()  # the part has them now
+            self._table.begin_part(part.stored)
         with garbage_collection.rows_are_used():
             if self._mode.calls_once_per_part:
-                yield from self._process_batch(items)
+                yield from self._process_batch(part)
             else:
-                yield from self._process_keys(items)
-            items.clear()  # so that nothing is left to walk
+                yield from self._process_keys(part)
 
-    def _process_batch(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
+    def _process_batch(self, part: Part) -> Iterator[pd.DataFrame]:
         self._step = "handleInputBatch"
         current = self._table.current
         if self.states.ages_in_event_time:
-            current.event_time_ms = self._mode.newest_event_time_ms(items[0])
-        self._output.extend(self._mode.process_part(self._processor, self._timer_values))
+            current.event_time_ms = part.newest_event_time_ms(0)
+        self._output.extend(part.process(self._processor, 0, self._timer_values))
         current.leave()
         if self._output.rows >= CHUNK_ROWS:
             yield self._output.take()
 
-    def _process_keys(self, items: list[KeyRows]) -> Iterator[pd.DataFrame]:
+    def _process_keys(self, part: Part) -> Iterator[pd.DataFrame]:
         self._step = "handleInputRows"
-        current = self._table.current
+        table, output, timer_values = self._table, self._output, self._timer_values
         needs_event_time = self.states.ages_in_event_time
-        for position, item in enumerate(items):
-            self._key = item.key
-            current.key_group, current.key = item.key_group, item.encoded_key
-            current.position = position
+        for position, key in enumerate(part.keys):
+            self._key = key
+            table.enter(position)
             if needs_event_time:
-                current.event_time_ms = self._mode.newest_event_time_ms(item)
-            self._output.extend(self._mode.process(self._processor, item, self._timer_values))
-            if self._output.rows >= CHUNK_ROWS:
-                yield self._output.take()
+                table.current.event_time_ms = part.newest_event_time_ms(position)
+            output.extend(part.process(self._processor, position, timer_values))
+            if output.rows >= CHUNK_ROWS:
+                yield output.take()
         self._leave_key("handleInputRows")
 
     def _fire_timers(self) -> Iterator[pd.DataFrame]:
@@ -205,14 +204,12 @@ class EpochProcessing:
         if now_ms is None:
             return
         timers = self.states.timers
-        current = self._table.current
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
             self._step = "handleExpiredTimer"
             for position, timer in enumerate(due):
                 key = self._key = self._decode_key(timer.encoded_key)
-                current.key_group, current.key = timer.key_group, timer.encoded_key
-                current.position = position
+                self._table.enter(position)
                 self._output.extend(
                     self._processor.handleExpiredTimer(
                         key=key,

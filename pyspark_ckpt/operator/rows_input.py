@@ -9,11 +9,53 @@ from typing import Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.input_mode import KeyRows
+from pyspark_ckpt.operator.keyed_rows import keyed_rows
 from pyspark_ckpt.operator.output_rows import OutputRows
-from pyspark_ckpt.operator.stored_keys import encode_key_group
+
+
+class RowsPart:
+    """A part of an epoch whose Rows are made as the processor asks for them.
+
+    Parameters
+    ----------
+    columns
+        How the rows travel.
+    frames
+        The rows as they were sent.
+    """
+
+    def __init__(self, columns: InputColumns, frames: list[pd.DataFrame]) -> None:
+        keyed = keyed_rows(columns, frames)
+        self.stored = keyed.stored
+        self.keys = keyed.keys
+        self._bounds = keyed.bounds
+        self._rows = columns.row_slices(keyed.frame)
+        self._event_time = columns.event_time_index
+
+    def process(
+        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+    ) -> Iterable[Any] | None:
+        """Have the processor handle one key."""
+        return processor.handleInputRows(self.keys[position], self.rows(position), timer_values)
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key: each of its rows."""
+        return self.rows(position)
+
+    def newest_event_time_ms(self, position: int) -> int | None:
+        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        index = self._event_time
+        if index is None:
+            return None
+        times: list[datetime] = [
+            row[index] for row in self.rows(position) if row[index] is not None
+        ]
+        return int(max(times).timestamp() * 1000) if times else None
+
+    def rows(self, position: int) -> Iterator[Any]:
+        """Return the rows of a key."""
+        return self._rows(self._bounds[position], self._bounds[position + 1])
 
 
 class RowsInput:
@@ -30,42 +72,10 @@ class RowsInput:
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
         self._input = input_columns
         self._output = output_rows
-        self._event_time = input_columns.event_time_index
 
-    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys."""
-        encode = key_encoder()
-        items = []
-        for sent_key, (key_group, rows) in self._input.group_by_key(iter(frames)).items():
-            sent = self._input.key_tuple(sent_key)
-            items.append(
-                KeyRows(encode_key_group(key_group), encode(sent), self._input.user_key(sent), rows)
-            )
-        items.sort(key=lambda item: (item.key_group, item.encoded_key))
-        return items
-
-    def process(
-        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
-    ) -> Iterable[Any] | None:
-        """Have the processor handle one key."""
-        return processor.handleInputRows(item.key, iter(item.rows), timer_values)
-
-    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
-        """Not called: keys are processed one by one."""
-        raise NotImplementedError
-
-    def initial_states(self, item: KeyRows) -> Iterator[Any]:
-        """Return what ``handleInitialState`` gets for a key: each of its rows."""
-        return iter(item.rows)
-
-    def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
-        if self._event_time is None:
-            return None
-        times: list[datetime] = [
-            row[self._event_time] for row in item.rows if row[self._event_time] is not None
-        ]
-        return int(max(times).timestamp() * 1000) if times else None
+    def part(self, frames: list[pd.DataFrame]) -> RowsPart:
+        """Return a part of an epoch's rows by their keys."""
+        return RowsPart(self._input, frames)
 
     def new_output(self) -> RowsOutput:
         """Return an empty buffer for the epoch's output."""

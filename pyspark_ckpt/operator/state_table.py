@@ -33,6 +33,15 @@ class CurrentKey:
         self.key_group, self.key, self.event_time_ms = None, b"", None
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadAhead:
+    """A state's stored entries for the keys from position `start` on."""
+
+    start: int
+    keys: list[bytes]
+    values: list[bytes | None]
+
+
 class StateTable:
     """Reads through and buffers writes until the barrier.
 
@@ -56,12 +65,12 @@ class StateTable:
         self._backend = backend
         self._keys = keys
         self._writes = EpochWrites() if writes is None else writes
-        self._prefetched: dict[bytes, tuple[range, dict[bytes, bytes | None]]] = {}
+        self._ahead: dict[bytes, _ReadAhead] = {}
 
     def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Go on with another part of the epoch's keys."""
         self._keys = keys
-        self._prefetched.clear()
+        self._ahead.clear()
 
     def enter(self, position: int) -> None:
         """Make one of the part's keys the current one."""
@@ -101,18 +110,20 @@ class StateTable:
 
     def get_prefetched(self, state_id: bytes) -> bytes | None:
         """Return a state's entry of the current key, read together with those of the next keys."""
-        key = self.stored_key(state_id)
-        write: Write = self._writes.find(key)
-        if write is not NOT_WRITTEN:
-            return write
+        if self.current.key_group is None:
+            return self.get(self.stored_key(state_id))  # which says what is wrong
         position = self.current.position
-        window, values = self._prefetched.get(state_id, (range(0), {}))
-        if position not in window:
-            window = range(position, min(position + PREFETCH_KEYS, len(self._keys)))
-            wanted = self.stored_keys(state_id, window)
-            values = dict(zip(wanted, self._backend.get_many(wanted), strict=True))
-            self._prefetched[state_id] = (window, values)
-        return values[key]
+        ahead = self._ahead.get(state_id)
+        if ahead is None or not ahead.start <= position < ahead.start + len(ahead.keys):
+            ahead = self._ahead[state_id] = self._read_ahead(state_id, position)
+        place = position - ahead.start
+        write: Write = self._writes.find(ahead.keys[place])
+        return ahead.values[place] if write is NOT_WRITTEN else write
+
+    def _read_ahead(self, state_id: bytes, start: int) -> _ReadAhead:
+        stop = min(start + PREFETCH_KEYS, len(self._keys))
+        keys = self.stored_keys(state_id, range(start, stop))
+        return _ReadAhead(start, keys, self._backend.get_many(keys))
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write an entry that no scan looks for."""

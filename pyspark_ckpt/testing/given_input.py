@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pyspark.sql import Row
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import KEY_GROUP
-from pyspark_ckpt.operator.input_mode import InputMode, KeyRows
+from pyspark_ckpt.operator.input_mode import InputMode, Part
+from pyspark_ckpt.operator.key_codes import Codes, codes_of_objects
 from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput
 
@@ -44,15 +44,14 @@ class GivenColumns:
         """What turns a stored key into the key that the processor sees."""
         return self._keys.decode
 
-    def group_by_key(self, frames: Iterable[pd.DataFrame]) -> dict[Key, tuple[int, list[Row]]]:
-        """Return each key's group and rows, from frames of :func:`frame_of_rows`."""
-        groups: dict[Key, tuple[int, list[Row]]] = {}
-        for frame in frames:
-            for key, key_group, row in zip(
-                frame[_KEY], frame[KEY_GROUP].tolist(), frame[_ROW], strict=True
-            ):
-                groups.setdefault(key, (key_group, []))[1].append(row)
-        return groups
+    def key_codes(self, frame: pd.DataFrame) -> Codes:
+        """Return a number for each row; equal keys have equal ones."""
+        return codes_of_objects(self.sent_keys(frame))
+
+    def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
+        """Return what gives the rows between two places of a frame of :func:`frame_of_rows`."""
+        rows = frame[_ROW].tolist()
+        return lambda start, stop: iter(rows[start:stop])
 
     def sent_keys(self, frame: pd.DataFrame) -> list[Key]:
         """Return the key of each row in its shuffle form."""
@@ -66,13 +65,9 @@ class GivenColumns:
         """Return rows in the columns that were given."""
         return frame.drop(columns=[_KEY, KEY_GROUP]).reset_index(drop=True)
 
-    def key_tuple(self, sent_key: Key) -> Key:
-        """Return the shuffle form of a key as a tuple."""
-        return sent_key
-
-    def user_key(self, sent_key: Key) -> Key:
-        """Return the key as the processor sees it."""
-        return self._keys.given(sent_key).key
+    def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
+        """Return keys as the processor sees them."""
+        return [self._keys.given(key).key for key in sent_keys]
 
 
 class GivenBroadcast:
@@ -142,33 +137,42 @@ class GivenInput:
         self._output = output
         self._event_time = event_time
 
-    def keys_of(self, frames: list[pd.DataFrame]) -> list[KeyRows]:
-        """Return the keys of a part, in the order of their stored keys."""
-        return self._mode.keys_of(frames)
-
-    def process(
-        self, processor: StatefulProcessor, item: KeyRows, timer_values: TimerValues
-    ) -> Iterable[Any] | None:
-        """Have the processor handle one key."""
-        return self._mode.process(processor, item, timer_values)
-
-    def process_part(self, processor: Any, timer_values: TimerValues) -> Iterable[Any] | None:
-        """Have the processor handle the part that :meth:`keys_of` was given last."""
-        return self._mode.process_part(processor, timer_values)
-
-    def newest_event_time_ms(self, item: KeyRows) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
-        if self._event_time is None:
-            return None
-        times = map(self._event_time, each_row(item.rows))
-        return max((time for time in times if time is not None), default=None)
+    def part(self, frames: list[pd.DataFrame]) -> Part:
+        """Return a part of an epoch's rows by their keys."""
+        part = self._mode.part(frames)
+        return part if self._event_time is None else GivenPart(part, self._event_time)
 
     def new_output(self) -> KeptOutput:
         """Return the empty buffer for the epoch's output."""
         return self._output
 
 
-def each_row(rows: Sequence[Row] | pd.DataFrame) -> Iterator[Any]:
+class GivenPart:
+    """A part whose event times the test tells.
+
+    Parameters
+    ----------
+    part
+        One of the library's.
+    event_time
+        The test's ``eventTimeExtractor``.
+    """
+
+    def __init__(self, part: Any, event_time: EventTime) -> None:
+        self.stored = part.stored
+        self.keys = part.keys
+        self.process = part.process
+        self.initial_states = part.initial_states
+        self._rows = part.rows
+        self._event_time = event_time
+
+    def newest_event_time_ms(self, position: int) -> int | None:
+        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        times = map(self._event_time, each_row(self._rows(position)))
+        return max((time for time in times if time is not None), default=None)
+
+
+def each_row(rows: Iterable[Row] | pd.DataFrame) -> Iterator[Any]:
     """Return an iterator over rows as an ``eventTimeExtractor`` takes them."""
     if isinstance(rows, pd.DataFrame):
         return (row for _, row in rows.iterrows())

@@ -18,9 +18,9 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.null_masks import MASK
+from pyspark_ckpt.operator.rows_input import RowsPart
 
 EPOCH = datetime.date(1970, 1, 1)
 DTYPES: dict[type[T.DataType], tuple[Any, Any]] = {
@@ -70,10 +70,21 @@ def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -
     return pd.DataFrame(columns)
 
 
+def grouped(columns: InputColumns, *frames: pd.DataFrame) -> dict[Any, tuple[int, list[Row]]]:
+    """Key group and rows of each key, in the order in which the keys first came."""
+    part = RowsPart(columns, list(frames))
+    found = {
+        key: (int.from_bytes(group, "big"), list(part.rows(place)))
+        for place, (key, (group, _)) in enumerate(zip(part.keys, part.stored, strict=True))
+    }
+    assert len(found) == len(part.keys)
+    return found
+
+
 def received(schema: T.StructType, *rows: tuple[Any, ...]) -> list[Row]:
     """All rows as the processor gets them, keyed by the first column."""
-    groups = InputColumns(schema, [schema.names[0]]).group_by_key(iter([frame(schema, rows)]))
-    return [row for _, rows in groups.values() for row in rows]
+    part = RowsPart(InputColumns(schema, [schema.names[0]]), [frame(schema, rows)])
+    return [row for place in range(len(part.keys)) for row in part.rows(place)]
 
 
 naive = datetime.datetime.fromisoformat
@@ -154,11 +165,11 @@ def test_rows_of_a_key_keep_their_order_over_all_frames() -> None:
         frame(schema, []),
         frame(schema, [("b", 4), ("a", 5), ("c", 6)], 6, 5, 7),
     ]
-    groups = InputColumns(schema, ["f0"]).group_by_key(iter(frames))
+    groups = grouped(InputColumns(schema, ["f0"]), *frames)
     assert {key: (group, [row.f1 for row in rows]) for key, (group, rows) in groups.items()} == {
-        "a": (5, [1, 3, 5]),
-        "b": (6, [2, 4]),
-        "c": (7, [6]),
+        ("a",): (5, [1, 3, 5]),
+        ("b",): (6, [2, 4]),
+        ("c",): (7, [6]),
     }
 
 
@@ -166,20 +177,13 @@ def test_a_key_of_several_columns_is_a_tuple_in_the_order_of_key_by() -> None:
     schema = schema_of(T.StringType(), T.LongType(), T.BooleanType())
     columns = InputColumns(schema, ["f2", "f0"])
     rows = [("a", 1, True), ("a", 2, True), ("a", 3, None), (None, 4, True)]
-    groups = columns.group_by_key(iter([frame(schema, rows)]))
+    groups = grouped(columns, frame(schema, rows))
     assert {key: [row.f1 for row in rows] for key, (_, rows) in groups.items()} == {
         (True, "a"): [1, 2],
         (None, "a"): [3],
         (True, None): [4],
     }
     assert columns.key_schema.names == ["f2", "f0"]
-    assert columns.key_tuple((True, "a")) == (True, "a")
-
-
-def test_a_key_of_one_column_becomes_a_tuple_of_one() -> None:
-    columns = InputColumns(schema_of(T.StringType()), ["f0"])
-    assert columns.key_tuple("a") == ("a",)
-    assert columns.key_tuple(None) == (None,)
 
 
 @pytest.mark.parametrize("other_columns", [0, 1])
@@ -190,8 +194,8 @@ def test_all_nans_are_one_key_and_so_are_both_zeros(kind: T.DataType, other_colu
     frames = [frame(schema, [(value, 7)]) for value in values]
     names = ["f0", "f1"][: 1 + other_columns]
     columns = InputColumns(schema, names)
-    groups = columns.group_by_key(iter(frames))
-    found = {repr(columns.key_tuple(key)[0]): len(rows) for key, (_, rows) in groups.items()}
+    groups = grouped(columns, *frames)
+    found = {repr(key[0]): len(rows) for key, (_, rows) in groups.items()}
     assert found == {"nan": 3, "0.0": 2, "None": 2, "1.5": 1}
 
 
@@ -201,8 +205,8 @@ def test_the_users_key_has_the_type_of_the_users_column(
 ) -> None:
     schema = schema_of(kind, T.LongType())
     columns = InputColumns(schema, ["f0"])
-    groups = columns.group_by_key(iter([frame(schema, [(value, 1) for value in values])]))
-    keys = [columns.user_key(columns.key_tuple(key)) for key in groups]
+    groups = list(range(len(values)))  # keys come in their order
+    keys = list(grouped(columns, frame(schema, [(value, 1) for value in values], *groups)))
     assert keys == [(value,) for value in values]
     assert [type(key) for (key,) in keys] == [type(value) for value in values]
 
@@ -213,12 +217,13 @@ def test_the_key_of_a_timer_is_a_row_of_the_same_values(
 ) -> None:
     columns = InputColumns(schema_of(T.StringType(), kind), ["f1", "f0"])
     rows = [("x", value) for value in values]
-    for sent_key in columns.group_by_key(iter([frame(columns.schema, rows)])):
-        sent = columns.key_tuple(sent_key)
-        key = columns.decode_key(key_encoder()(sent))
+    part = RowsPart(columns, [frame(columns.schema, rows)])
+    assert len(part.keys) == len(values)
+    for shown, (_, encoded) in zip(part.keys, part.stored, strict=True):
+        key = columns.decode_key(encoded)
         assert isinstance(key, Row)
         assert key.asDict() == {"f1": key[0], "f0": "x"}
-        assert repr(tuple(key)) == repr(columns.user_key(sent))
+        assert repr(tuple(key)) == repr(shown)
 
 
 @pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.ArrayType(T.GeometryType(4326))])

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.operator import input_parts
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.input_parts import InputParts
+from pyspark_ckpt.operator.rows_input import RowsPart
 from tests.unit.operator.test_input_columns import frame, schema_of
 
 UTC = datetime.timezone.utc
@@ -71,8 +72,8 @@ def parts_of(directory: Path, limit_bytes: int, groups: range = GROUPS) -> Input
 
 def rows_of(frames: list[pd.DataFrame]) -> list[str]:
     """Rows as the processor sees them, in order, told apart to the last bit."""
-    groups = COLUMNS.group_by_key(iter(frames))
-    return [repr(tuple(row)) for _, rows in groups.values() for row in rows]
+    part = RowsPart(COLUMNS, frames)
+    return [repr(tuple(row)) for place in range(len(part.keys)) for row in part.rows(place)]
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 50_000, 1 << 30])
@@ -222,9 +223,10 @@ def test_any_rows_come_back(
     parts = InputParts(columns.sent_schema, range(10), limit_bytes, directory)
     found: dict[int, list[str]] = {}
     for part in parts.split(iter(frames)):
-        for key, (_, values) in columns.group_by_key(iter(part)).items():
+        keyed = RowsPart(columns, part)
+        for place, (key,) in enumerate(keyed.keys):
             assert key not in found
-            found[key] = [repr(row.f1) for row in values]
+            found[key] = [repr(row.f1) for row in keyed.rows(place)]
     expected: dict[int, list[str]] = {}
     for key, value in rows:
         expected.setdefault(key, []).append(repr(value))

@@ -296,18 +296,17 @@ def test_entries_age_by_the_newest_row_of_their_key(subtask: Subtask) -> None:
     frames = [frame_of([("a", 1), ("b", 1), (None, 1)], 1000), frame_of([("a", 1)], 1050),
               frame_of([("a", 1), ("c", 1)], 900), frame_of([("ab", 1)], None)]  # fmt: skip
     subtask.epochs.set_time(0, TimeMode.EVENT_TIME)
-    subtask.run(Aged(), [frames])
+    subtask.run(Aged(), [list(frames)])
     alive = {}
     for watermark_ms in (99, 100, 999, 1000, 1099, 1100, 1149, 1150):
         subtask.epochs.set_time(watermark_ms, TimeMode.EVENT_TIME)
         handle = subtask.epochs.begin()
         state = handle.getValueState("aged", NUMBER, StateTtlConfig(100, time="event"))
-        keys = {key: item for item in RowsInput(COLUMNS, None).keys_of(frames) for key in item.key}
+        part = RowsInput(COLUMNS, None).part(list(frames))
+        subtask.epochs.table.begin_part(part.stored)
         found = []
-        for key, item in keys.items():
-            subtask.epochs.table.begin_part([(item.key_group, item.encoded_key)])
-            current = subtask.epochs.table.current
-            current.key_group, current.key = item.key_group, item.encoded_key
+        for position, (key,) in enumerate(part.keys):
+            subtask.epochs.table.enter(position)
             if state.exists():
                 found.append(key)
         alive[watermark_ms] = set(found)
