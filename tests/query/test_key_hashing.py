@@ -191,5 +191,12 @@ def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[i
 
 @pytest.mark.parametrize("ddl", KEYS)
 def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
-    """Hash and bytes are those of the first version, whatever the platform and the hash seed."""
+    """Hash and bytes are those of the first version, whatever the platform and the hash seed.
+
+    Also whether Spark compiles its expressions or not.
+    """
     assert found(spark, ddl, list(KEYS[ddl])) == KEYS[ddl]
+    compiled = spark.newSession()
+    compiled.conf.set("spark.sql.codegen.wholeStage", "true")
+    compiled.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY")
+    assert found(compiled, ddl, list(KEYS[ddl])) == KEYS[ddl]
