@@ -22,7 +22,7 @@ from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanEr
 from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class StartLocation:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: LocalStorage,
         checkpoints_directory: str | None,
         operators: tuple[OperatorDescriptor, ...],
     ) -> None:
@@ -61,13 +61,13 @@ class StartLocation:
     def checkpoints_root(self) -> str:
         """The checkpoints directory, without the query's own subdirectory."""
         if self._checkpoints_directory is not None:
-            return str(open_storage(self._checkpoints_directory).root)
-        return str(self.storage.path(CHECKPOINTS_DIRECTORY))
+            return open_storage(self._checkpoints_directory).url
+        return self.storage.url_of(CHECKPOINTS_DIRECTORY)
 
     def checkpoints(self, query_id: str) -> Storage:
         """Return the query's checkpoints directory."""
         root = open_storage(self.checkpoints_root)
-        return root if self._checkpoints_directory is None else Storage(root.path(query_id))
+        return root if self._checkpoints_directory is None else root.child(query_id)
 
     def check_parallelism(self, spark: SparkSession) -> None:
         """Check that the query's parallelism is the session's and the location's.
@@ -258,7 +258,7 @@ def _fresh_sink_log(path: str) -> Storage:
     RestoreError
         If one has: the sink skips epochs it has seen, so output would be lost.
     """
-    log = Storage(open_storage(path).root / _SINK_LOG)
+    log = open_storage(path).child(_SINK_LOG)
     entries = [name for name in log.list() if not name.startswith(".")]
     if entries and not (entries == ["0"] and log.read("0") == _EMPTY_SINK_LOG_ENTRY):
         raise RestoreError(

@@ -16,7 +16,7 @@ from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import RUNTIME_KEY, Settings, is_ckpt_option, read_settings
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import operators_of, source_ids
@@ -226,16 +226,16 @@ class CheckpointedStreamWriter(DataStreamWriter):
         coordinator.start()
         return CheckpointedQuery(spark, query, coordinator)
 
-    def _location(self) -> Storage:
+    def _location(self) -> LocalStorage:
         """Return the query's checkpointLocation, from its option or Spark's own default."""
         spark = self._stream.sparkSession
         given = self._sink_options.get("checkpointlocation")
         if given:
-            return open_storage(qualified_path(spark, str(given)), "checkpointLocation")
+            return open_local_storage(qualified_path(spark, str(given)), "checkpointLocation")
         root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
         name = self._sink_options.get("queryName")
         if root and name:
-            return open_storage(qualified_path(spark, f"{root}/{name}"), "checkpointLocation")
+            return open_local_storage(qualified_path(spark, f"{root}/{name}"), "checkpointLocation")
         raise ConfigurationError(
             "the query has no checkpointLocation, where its state is kept: set "
             ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "
@@ -253,7 +253,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
 
 def _qualified(spark: SparkSession, path: str | None) -> str | None:
-    return None if path is None else str(open_storage(qualified_path(spark, path)).root)
+    return None if path is None else open_storage(qualified_path(spark, path)).url
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

@@ -50,7 +50,7 @@ class CompletedCheckpoints:
 
     def path(self, checkpoint_id: int) -> str:
         """Return the absolute path of one, to restore from."""
-        return str(self._storage.path(checkpoint_name(checkpoint_id)))
+        return self._storage.url_of(checkpoint_name(checkpoint_id))
 
     def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
         """Complete a checkpoint: its ``_metadata`` is written exclusively and durable on return.

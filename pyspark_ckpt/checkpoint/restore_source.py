@@ -31,7 +31,7 @@ class RestoreSource:
 
     def __init__(self, path: str) -> None:
         directory = open_storage(path)
-        self.path = str(directory.root)
+        self.path = directory.url
         self.metadata: CheckpointMetadata = read_metadata(directory)
         self.storage = self._root(directory)
         for operator in self.metadata.operators:
@@ -67,7 +67,7 @@ class RestoreSource:
         if root == ".":
             return directory
         if root == "..":
-            return Storage(directory.root.resolve().parent)
+            return directory.parent()
         raise UnsafePathError(
             f"{self.path}: its files start from {root!r}, which is neither its own directory nor "
             "the one above; do not use it"

@@ -45,7 +45,7 @@ def write_savepoint(
     """
     parent = open_storage(savepoints_directory)
     name = savepoint_name(snapshot.query_id)
-    target = Storage(parent.path(name))
+    target = parent.child(name)
     try:
         files = {reference.path: reference for reference in snapshot.files()}
         for reference in files.values():
@@ -62,7 +62,7 @@ def write_savepoint(
         parent.delete_directory(name)
         raise
     return Savepoint(
-        path=str(target.root),
+        path=target.url,
         epoch=completed.epoch,
         query_id=completed.query_id,
         triggered_at_ms=completed.triggered_at_ms,

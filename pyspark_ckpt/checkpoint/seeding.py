@@ -38,7 +38,7 @@ from pyspark_ckpt.on_disk.handle import (
     encode_handle,
 )
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.event_time import never_late_column
@@ -54,7 +54,7 @@ SEEDED_EPOCH = 0
 _SEED_DIRECTORY = "_seed"
 
 
-def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
+def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) -> None:
     """Remove what an interrupted seeding left behind; the marker goes last."""
     query_id = SparkLog(location).query_id()
     if checkpoints_directory is not None and query_id is not None:
@@ -69,7 +69,7 @@ def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> No
     location.delete([SEEDING_MARKER])
 
 
-def begin_seeding(location: Storage) -> str:
+def begin_seeding(location: LocalStorage) -> str:
     """Mark an empty location as being seeded and give its query an id; both durable on return."""
     location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
     query_id = str(uuid.uuid4())
@@ -79,7 +79,7 @@ def begin_seeding(location: Storage) -> str:
 
 def seed(
     spark: SparkSession,
-    location: Storage,
+    location: LocalStorage,
     checkpoints: Storage,
     source: RestoreSource,
     operators: Sequence[OperatorDescriptor],
@@ -123,7 +123,7 @@ def seed(
 
 def seed_initial(
     spark: SparkSession,
-    location: Storage,
+    location: LocalStorage,
     seeds: Sequence[Seed],
     sources: int,
 ) -> None:
@@ -149,7 +149,7 @@ def seed_initial(
     shutil.rmtree(location.path(_SEED_DIRECTORY))
 
 
-def finish_seeding(location: Storage, source: str) -> None:
+def finish_seeding(location: LocalStorage, source: str) -> None:
     """Remove the marker: from here on the location is a query's like any other."""
     location.delete([SEEDING_MARKER])
     logger.info("seeded %s from %s", location.root, source)
@@ -201,7 +201,7 @@ def _adopt(
     )
 
 
-def _seed_state_store(spark: SparkSession, location: Storage, seeds: Sequence[Seed]) -> None:
+def _seed_state_store(spark: SparkSession, location: LocalStorage, seeds: Sequence[Seed]) -> None:
     """Run one query with as many operators as the user's, in the same order and time modes."""
     directory = location.path(_SEED_DIRECTORY)
     branches = []
@@ -259,7 +259,7 @@ def _put_handle(
     yield pd.DataFrame({"token": [int(token[0])]})
 
 
-def _replace_offsets(location: Storage, source: RestoreSource) -> None:
+def _replace_offsets(location: LocalStorage, source: RestoreSource) -> None:
     """Give epoch 0 the snapshot's source offsets, source logs and watermark."""
     log = SparkLog(location)
     metadata = source.metadata

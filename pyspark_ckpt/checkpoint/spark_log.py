@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage
 
 NO_OFFSET = "-"
 
@@ -48,7 +48,7 @@ class SourceLogFile:
 class SparkLog:
     """The log files of one ``checkpointLocation``."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: LocalStorage) -> None:
         self.storage = storage
 
     def committed_epoch(self) -> int | None:

@@ -143,15 +143,17 @@ def read_metadata(storage: Storage, directory: str | None = None) -> CheckpointM
         If it cannot be trusted.
     """
     relative = METADATA_NAME if directory is None else f"{directory}/{METADATA_NAME}"
-    path = storage.path(relative)
-    if not path.is_file():
+    name = storage.url_of(relative)
+    size_bytes = storage.size_bytes(relative)
+    if size_bytes is None:
         raise CheckpointNotFoundError(
-            f"{path.parent} holds no complete checkpoint or savepoint (no {METADATA_NAME}): give "
-            "the path of a savepoint-... or chk-... directory"
+            f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "
+            f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
+            "chk-... directory"
         )
-    if path.stat().st_size > MAX_METADATA_BYTES + _HEADER.size:
-        raise _corrupt(str(path), f"it is larger than {MAX_METADATA_BYTES} bytes")
-    return decode_metadata(path.read_bytes(), str(path))
+    if size_bytes > MAX_METADATA_BYTES + _HEADER.size:
+        raise _corrupt(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
+    return decode_metadata(storage.read(relative), name)
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:

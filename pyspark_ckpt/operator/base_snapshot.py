@@ -43,7 +43,7 @@ def read_base(storage: Storage, base: BaseSnapshot) -> Iterator[Changes]:
     """
     if base.format != CHANGES_FORMAT:
         raise CorruptFileError(
-            f"base snapshot {base.version} below {storage.root} has the format {base.format!r}, "
+            f"base snapshot {base.version} below {storage.url} has the format {base.format!r}, "
             "which this library does not know: upgrade pyspark_ckpt"
         )
     for each in base.files:

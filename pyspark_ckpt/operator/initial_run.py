@@ -93,5 +93,5 @@ class InitialStateFunction:
     def _storage(self) -> Storage:
         storage = open_storage(self._runtime.checkpoints_directory)
         if self._runtime.query_subdirectory:
-            return Storage(storage.path(self._query_id))
+            return storage.child(self._query_id)
         return storage

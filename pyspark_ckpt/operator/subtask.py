@@ -118,7 +118,7 @@ class SubtaskFunction:
         subtask = subtask_tokens(self._descriptor.parallelism).index(token)
         storage = open_storage(runtime.checkpoints_directory)
         if runtime.query_subdirectory:
-            storage = Storage(storage.path(query_id))
+            storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
         return _Epoch(query_id, subtask, number, runtime, storage, local, self._clock(state))
 

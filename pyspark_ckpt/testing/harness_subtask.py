@@ -20,7 +20,7 @@ from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.barrier import needs_base
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.declared_states import copy_as_sent
@@ -92,7 +92,7 @@ class HarnessSubtask:
                 "pyspark.sql.streaming.StatefulProcessor"
             )
         self.handle = descriptor.first_handle(_QUERY_ID, _SUBTASK, _BEFORE_THE_FIRST_EPOCH)
-        self.storage = Storage(root / "checkpoints")
+        self.storage = LocalStorage(root / "checkpoints")
         self.crash = PlannedCrash(self.where)
         self.processor = processor
         self._descriptor = descriptor

@@ -74,7 +74,7 @@ def put_back(
                 "use ProcessorHarness.restored"
             )
     for path, content in snapshot.files.items():
-        if not subtask.storage.path(path).exists():
+        if not subtask.storage.exists(path):
             subtask.storage.write(path, [content])
     keys.remember(snapshot.keys)
     with clock.kept_if_well():

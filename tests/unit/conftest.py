@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.state_table import StateTable
 from state_backends import StateBackend, open_backend
 
@@ -22,7 +22,7 @@ settings.load_profile("unit")
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     """An empty checkpoints directory that is not there yet."""
-    return Storage(tmp_path / "checkpoints")
+    return LocalStorage(tmp_path / "checkpoints")
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_only_storage_makes_things_durable() -> None:
         return {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
 
     durable = {name for name, path in MODULES.items() if {"fsync", "link"} & calls(path)}
-    assert durable == {"pyspark_ckpt.on_disk.storage"}
+    assert durable == {"pyspark_ckpt.on_disk.local_storage"}
 
 
 def _is_private(name: str) -> bool:

@@ -22,14 +22,14 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import segment_path, source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 QUERY = "0123456789"
 SUBTASKS = frozenset(Subtask("count", number) for number in range(4))
 TIMEOUT_MS = 700
 
 
-class FaultyStorage(Storage):
+class FaultyStorage(LocalStorage):
     """Fails or hangs when ``_metadata`` is written, before or after it is there."""
 
     before: Exception | None = None
@@ -166,7 +166,7 @@ def test_a_checkpoint_is_durable_told_of_and_returned(
     query.commit()
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)
-    stored = read_metadata(Storage(Path(taken.path)))
+    stored = read_metadata(LocalStorage(Path(taken.path)))
     assert (taken.checkpoint_id, taken.epoch) == (1, 0) == (stored.checkpoint_id, stored.epoch)
     assert taken.size_bytes == stored.size_bytes > 0
     assert taken.duration_ms == stored.completed_at_ms - stored.triggered_at_ms >= 0
@@ -381,13 +381,13 @@ def test_an_id_that_another_driver_took_is_left_to_it(
     theirs = take(other, query)
     assert isinstance(theirs, CompletedCheckpoint)
     assert failed(one, query).reason is AbortReason.STORAGE_FAILED
-    stored = read_metadata(Storage(Path(theirs.path)))
+    stored = read_metadata(LocalStorage(Path(theirs.path)))
     assert stored.checkpoint_id == 2
     query.commit()
     ours = take(one, query)
     assert isinstance(ours, CompletedCheckpoint)
     assert ours.checkpoint_id == 3
-    assert read_metadata(Storage(Path(theirs.path))) == stored
+    assert read_metadata(LocalStorage(Path(theirs.path))) == stored
 
 
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.on_disk.layout import base_path, segment_path, source_log_path
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 FOREIGN = [
     "notes.txt", "shared/notes.txt", "shared/base-1.chg", "taskowned/segment-x-1.chg",
@@ -24,11 +24,11 @@ FOREIGN = [
 _KILLED_WRITE = """
 import os, signal, sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage
 def chunks():
     yield b"x" * 100_000
     os.kill(os.getpid(), signal.SIGKILL)
-Storage(Path(sys.argv[1])).write(sys.argv[2], chunks())
+LocalStorage(Path(sys.argv[1])).write(sys.argv[2], chunks())
 """
 
 
@@ -102,7 +102,7 @@ def test_what_stays_and_what_goes_is_decided_file_by_file(
     files: list[tuple[Callable[[int, int], str], int]],
     data: st.DataObject,
 ) -> None:
-    storage = Storage(tmp_path_factory.mktemp("checkpoints"))
+    storage = LocalStorage(tmp_path_factory.mktemp("checkpoints"))
     epochs = {make(0, epoch): epoch for make, epoch in files}
     for path in epochs:
         _touch(storage.root / path)

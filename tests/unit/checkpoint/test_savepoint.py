@@ -12,7 +12,7 @@ from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 FILES = ["shared/base", "shared/log", "taskowned/segment"]
 
@@ -46,7 +46,7 @@ def test_a_savepoint_describes_itself(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
     made = write_savepoint(snapshot, storage, str(savepoints))
-    stored = read_metadata(Storage(Path(made.path)))
+    stored = read_metadata(LocalStorage(Path(made.path)))
     assert stored == msgspec.structs.replace(
         snapshot,
         kind="savepoint",
@@ -74,7 +74,7 @@ def test_a_savepoint_needs_neither_its_query_nor_its_place(
 ) -> None:
     made = write_savepoint(snapshot, storage, str(savepoints))
     shutil.rmtree(storage.root)
-    moved = Storage(Path(shutil.move(made.path, tmp_path / "somewhere else")))
+    moved = LocalStorage(Path(shutil.move(made.path, tmp_path / "somewhere else")))
     for reference in read_metadata(moved).files():
         with moved.open_verified(reference) as file:
             assert len(file.read()) == reference.size_bytes

@@ -25,7 +25,7 @@ from pyspark_ckpt.on_disk.metadata import (
     encode_metadata,
     read_metadata,
 )
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 BASE = FileReference("shared/base", 1000, "b" * 64)
 SEGMENT = FileReference("taskowned/segment", 200, "c" * 64)
@@ -159,7 +159,7 @@ def test_a_checkpoint_is_read_from_its_directory_and_from_inside(
 ) -> None:
     storage.write("chk-7/_metadata", [encode_metadata(metadata)])
     assert read_metadata(storage, "chk-7") == metadata
-    assert read_metadata(Storage(storage.root / "chk-7")) == metadata
+    assert read_metadata(LocalStorage(storage.root / "chk-7")) == metadata
 
 
 @pytest.mark.parametrize("present", [None, "chk-7/other", "chk-7/_metadata/directory", "chk-7"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 
 Log = list[tuple[str, str]]
 
@@ -74,7 +74,7 @@ def test_a_path_out_of_the_root_is_unsafe(storage: Storage, relative: str) -> No
 def test_no_path_at_all_leaves_the_root(relative: str) -> None:
     root = Path("/nowhere/checkpoints")
     try:
-        path = Storage(root).path(relative)
+        path = LocalStorage(root).path(relative)
     except UnsafePathError:
         return
     assert Path(os.path.normpath(path)).is_relative_to(root)
@@ -108,7 +108,7 @@ def test_a_link_inside_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
     (tmp_path / "real" / "a").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "real")
     (tmp_path / "real" / "b").symlink_to("a")
-    storage = Storage(tmp_path / "linked")
+    storage = LocalStorage(tmp_path / "linked")
     storage.write("b/file", [b"x"])
     assert storage.read("a/file") == b"x"
 
@@ -229,7 +229,7 @@ def test_a_verified_file_is_open_at_its_start_and_closed_afterwards(storage: Sto
 
 def test_a_copy_is_checked_and_durable(storage: Storage, tmp_path: Path) -> None:
     reference = storage.write("shared/file", [b"abc" * 1_000_000])
-    target = Storage(tmp_path / "target")
+    target = LocalStorage(tmp_path / "target")
     copied = target.copy_in(storage, reference, "other/name")
     assert copied == msgspec.structs.replace(reference, path="other/name")
     assert target.read("other/name") == b"abc" * 1_000_000
@@ -238,7 +238,7 @@ def test_a_copy_is_checked_and_durable(storage: Storage, tmp_path: Path) -> None
 def test_a_copy_of_a_changed_file_leaves_nothing(storage: Storage, tmp_path: Path) -> None:
     reference = storage.write("shared/file", [b"abc"])
     storage.path("shared/file").write_bytes(b"abd")
-    target = Storage(tmp_path / "target")
+    target = LocalStorage(tmp_path / "target")
     with pytest.raises(CorruptFileError):
         target.copy_in(storage, reference, "file")
     assert target.list() == []

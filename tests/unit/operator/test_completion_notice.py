@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 
 
@@ -28,7 +28,7 @@ def test_the_newest_complete_checkpoint_is_noticed(
 
 
 def test_nothing_is_listed_for_a_processor_that_does_not_ask(tmp_path: Path) -> None:
-    class Unlisted(Storage):
+    class Unlisted(LocalStorage):
         def list(self, directory: str | None = None) -> list[str]:
             raise AssertionError("listed")
 

@@ -32,9 +32,9 @@ State = dict[bytes, bytes]
 _HOLD = """
 import sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
-with open_local_copy(Path(sys.argv[1]), sys.argv[2], Storage(Path(sys.argv[3])), None):
+with open_local_copy(Path(sys.argv[1]), sys.argv[2], LocalStorage(Path(sys.argv[3])), None):
     print("open", flush=True)
     sys.stdin.read()
 """

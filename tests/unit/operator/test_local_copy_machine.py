@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import LocalCopy, open_local_copy
@@ -49,7 +49,7 @@ class SubtaskMachine(RuleBasedStateMachine):
         super().__init__()
         self.temporary = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.root = Path(self.temporary.name)
-        self.storage = Storage(self.root / "checkpoints")
+        self.storage = LocalStorage(self.root / "checkpoints")
         self.directory = self.root / "local"
         self.backend_type = BACKEND_TYPES[0]
         self.epoch = 0

@@ -1,0 +1,168 @@
+"""What every storage does, wherever its files are.
+
+A storage is a root and the files below it. Relative paths are checked to stay inside the root,
+since most are read from files. Correctness rests on one promise: :meth:`Storage.write` creates a
+whole file of a name that was free, durably, or none. No storage has to rename, and what a listing
+says is never what decides (docs/design/0014-storages.md).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.handle import FileReference
+
+CHUNK_BYTES = 1 << 20
+
+
+class Storage(ABC):
+    """Files below one root.
+
+    `url` is the root as a user would write it; :func:`open_storage` takes it.
+    """
+
+    url: str
+
+    @abstractmethod
+    def child(self, relative: str) -> Storage:
+        """Return the storage whose root is the directory `relative`; nothing is created.
+
+        Raises
+        ------
+        UnsafePathError
+            If the path is absolute or leaves the root.
+        """
+
+    @abstractmethod
+    def parent(self) -> Storage:
+        """Return the storage whose root is the directory above."""
+
+    @abstractmethod
+    def url_of(self, relative: str) -> str:
+        """Return the full name of a file or directory, for users and :func:`open_storage`.
+
+        Raises
+        ------
+        UnsafePathError
+            If the path is absolute or leaves the root.
+        """
+
+    @abstractmethod
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        """Write a new file, which is durable on return; its name must not exist yet.
+
+        Of several writers of one name, also in other processes, exactly one succeeds.
+
+        Raises
+        ------
+        FileExistsError
+            If there is a file of that name; it is left as it is.
+        OSError
+            If it was not written, or may have been: read it to know.
+        """
+
+    @abstractmethod
+    def make_directory(self, relative: str) -> None:
+        """Make a new directory, which is durable on return.
+
+        Raises
+        ------
+        FileExistsError
+            If there is one of that name.
+        """
+
+    @abstractmethod
+    def open_verified(self, reference: FileReference) -> AbstractContextManager[BinaryIO]:
+        """Open a file whose size and digest were checked first.
+
+        Raises
+        ------
+        CorruptFileError
+            If it is missing or differs from `reference`.
+        """
+
+    @abstractmethod
+    def read(self, relative: str) -> bytes:
+        """Return the content of a file.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is none.
+        """
+
+    @abstractmethod
+    def size_bytes(self, relative: str) -> int | None:
+        """Return the size of a file, ``None`` if there is no file of that name."""
+
+    @abstractmethod
+    def exists(self, relative: str) -> bool:
+        """Tell whether there is a file or directory of that name."""
+
+    @abstractmethod
+    def list(self, directory: str | None = None) -> list[str]:
+        """Return the names in a directory, by default the root; none if it does not exist."""
+
+    @abstractmethod
+    def delete(self, relatives: Iterable[str]) -> None:
+        """Delete the files that are there; durable on return."""
+
+    @abstractmethod
+    def delete_directory(self, relative: str) -> None:
+        """Delete a directory and what is in it, as far as that is possible."""
+
+    def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
+        """Copy a file of another storage into this one, checked against its reference."""
+        with source.open_verified(reference) as file:
+            return self.write(relative, iter(lambda: file.read(CHUNK_BYTES), b""))
+
+    def verify_size(self, reference: FileReference) -> None:
+        """Check that a file exists with the size that was written.
+
+        Raises
+        ------
+        CorruptFileError
+            If it is missing or has another size.
+        """
+        size_bytes = self.size_bytes(reference.path)
+        if size_bytes is None:
+            raise CorruptFileError(
+                f"{self.url_of(reference.path)} is missing; restore from another checkpoint"
+            )
+        if size_bytes != reference.size_bytes:
+            raise CorruptFileError(
+                f"{self.url_of(reference.path)} has {size_bytes} bytes, {reference.size_bytes} "
+                "were written; restore from another checkpoint"
+            )
+
+
+def path_parts(relative: str, root: str) -> tuple[str, ...]:
+    """Return the parts of a path below the storage `root`.
+
+    Raises
+    ------
+    UnsafePathError
+        If it is empty, absolute or a URL, or steps upwards.
+    """
+    parts = PurePosixPath(relative).parts
+    if (
+        not parts
+        or relative.startswith("/")
+        or ".." in parts
+        or "\0" in relative
+        or _URL.search(relative)
+    ):
+        raise UnsafePathError(
+            f"path {relative!r} does not stay inside {root}: the file it was read from "
+            "is damaged or hostile; do not use it"
+        )
+    return parts
+
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/|://")

@@ -1,0 +1,161 @@
+"""The local file system as a storage: durable by fsync, exclusive by hard links.
+
+A mounted file system that has both works the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES, Storage, path_parts
+from pyspark_ckpt.on_disk.handle import FileReference
+
+
+class LocalStorage(Storage):
+    """Files below one root directory on the local file system.
+
+    What a write leaves is durable when it returns: file fsync, then directory fsync.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = str(root)
+
+    def path(self, relative: str) -> Path:
+        """Return the absolute path of `relative`.
+
+        Raises
+        ------
+        UnsafePathError
+            If the path is absolute or leaves the root, also through a symbolic link.
+        """
+        path = self.root.joinpath(*path_parts(relative, self.url))
+        try:
+            resolved = path.resolve()
+            # Python 3.13 leaves links in a circle as they are.
+            circular = any(part.is_symlink() for part in (resolved, *resolved.parents))
+            inside = not circular and resolved.is_relative_to(self.root.resolve())
+        except (OSError, RuntimeError):  # links in a circle
+            inside = False
+        if not inside:
+            raise UnsafePathError(
+                f"path {relative!r} leaves {self.root} through a symbolic link; do not use it"
+            )
+        return path
+
+    def child(self, relative: str) -> LocalStorage:
+        return LocalStorage(self.path(relative))
+
+    def parent(self) -> LocalStorage:
+        return LocalStorage(self.root.resolve().parent)
+
+    def url_of(self, relative: str) -> str:
+        return str(self.path(relative))
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        path = self.path(relative)
+        _make_directories(path.parent)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        digest = hashlib.sha256()
+        size_bytes = 0
+        try:
+            with temporary.open("xb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+                    size_bytes += len(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)  # unlike a rename, never replaces a file
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(path.parent)
+        return FileReference(path=relative, size_bytes=size_bytes, sha256=digest.hexdigest())
+
+    def make_directory(self, relative: str) -> None:
+        path = self.path(relative)
+        _make_directories(path.parent)
+        path.mkdir()
+        _sync_directory(path.parent)
+
+    @contextmanager
+    def open_verified(self, reference: FileReference) -> Iterator[BinaryIO]:
+        self.verify_size(reference)
+        path = self.path(reference.path)
+        with path.open("rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+            if digest.hexdigest() != reference.sha256:
+                raise CorruptFileError(
+                    f"{path}: SHA-256 is {digest.hexdigest()}, {reference.sha256} was written; "
+                    "restore from another checkpoint"
+                )
+            file.seek(0)
+            yield file
+
+    def size_bytes(self, relative: str) -> int | None:
+        try:
+            status = self.path(relative).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, relative: str) -> bytes:
+        return self.path(relative).read_bytes()
+
+    def exists(self, relative: str) -> bool:
+        try:
+            self.path(relative).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def list(self, directory: str | None = None) -> list[str]:
+        path = self.root if directory is None else self.path(directory)
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208  # only names are wanted
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        directories = set()
+        for relative in relatives:
+            path = self.path(relative)
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108  # seen by tests of durability on every Python
+            directories.add(path.parent)
+        for directory in directories:
+            if directory.is_dir():
+                _sync_directory(directory)
+
+    def delete_directory(self, relative: str) -> None:
+        shutil.rmtree(self.path(relative), ignore_errors=True)
+
+
+def _make_directories(directory: Path) -> None:
+    """Create a directory whose own entry is durable, parents included."""
+    missing = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
