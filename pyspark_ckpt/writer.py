@@ -253,7 +253,15 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
 
 def _qualified(spark: SparkSession, path: str | None) -> str | None:
-    return None if path is None else open_storage(qualified_path(spark, path)).url
+    if path is None:
+        return None
+    storage = open_storage(qualified_path(spark, path))
+    if not storage.is_shared:
+        raise ConfigurationError(
+            f"{storage.url} is the memory of one process, which the tasks of a query do not see: "
+            "use a local or mounted path, or s3://bucket/prefix"
+        )
+    return storage.url
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

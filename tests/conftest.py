@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 
+import fsspec
 import pytest
 from pyspark.sql import SparkSession
+
+from tests.servers.s3 import BUCKET, s3_server
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -39,3 +43,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_environment() -> Iterator[dict[str, str]]:
+    """What a process needs to reach the S3 server, which has one bucket; set in this one."""
+    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3", use_listings_cache=False).mkdir(BUCKET)
+        yield environment
+
+
+@pytest.fixture
+def s3_url(s3_environment: dict[str, str]) -> str:
+    """A directory of the test's own in the bucket."""
+    return f"s3://{BUCKET}/{secrets.token_hex(8)}"

@@ -24,10 +24,12 @@ CHUNK_BYTES = 1 << 20
 class Storage(ABC):
     """Files below one root.
 
-    `url` is the root as a user would write it; :func:`open_storage` takes it.
+    `url` is the root as a user would write it; :func:`open_storage` takes it. `is_shared` tells
+    whether other processes see the files.
     """
 
     url: str
+    is_shared = True
 
     @abstractmethod
     def child(self, relative: str) -> Storage:

@@ -8,6 +8,8 @@ from pathlib import Path
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.on_disk.abstract_storage import Storage
 from pyspark_ckpt.on_disk.local_storage import LocalStorage
+from pyspark_ckpt.on_disk.memory_storage import MEMORY_SCHEME, MemoryStorage
+from pyspark_ckpt.on_disk.s3_storage import S3_SCHEMES, S3Storage
 
 __all__ = ["LocalStorage", "Storage", "open_local_storage", "open_storage"]
 
@@ -19,7 +21,21 @@ def open_storage(url: str, what: str = "path") -> Storage:
     ------
     NotBuiltYetError
         If there is no storage for such a URL.
+    ConfigurationError
+        If its library is not installed.
     """
+    scheme = _scheme(url)
+    rest = url[len(scheme) :].removeprefix("://")
+    if scheme in S3_SCHEMES:
+        bucket, _, prefix = rest.partition("/")
+        return S3Storage(bucket, prefix)
+    if scheme == MEMORY_SCHEME:
+        return MemoryStorage(rest)
+    if scheme not in ("", "file"):
+        raise NotBuiltYetError(
+            f"{what} {url}: there is no storage for {scheme}:// that is known to create files "
+            "exclusively; use a local or mounted path, or s3://bucket/prefix"
+        )
     return open_local_storage(url, what)
 
 
@@ -34,7 +50,8 @@ def open_local_storage(url: str, what: str = "path") -> LocalStorage:
     scheme = _scheme(url)
     if scheme not in ("", "file"):
         raise NotBuiltYetError(
-            f"{what} {url}: this file system is not built yet; use a local or mounted path"
+            f"{what} {url}: Spark keeps its own files there, {scheme}:// is not built yet; use a "
+            "local or mounted path"
         )
     # Spark writes local paths as file:/x or file:///x.
     path = re.sub(r"^file:/+", "/", url) if scheme else url
@@ -42,5 +59,5 @@ def open_local_storage(url: str, what: str = "path") -> LocalStorage:
 
 
 def _scheme(url: str) -> str:
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):/", url)
+    match = re.match(r"([^/]+):/", url)  # also of chained URLs: cache::s3://
     return match[1] if match else ""

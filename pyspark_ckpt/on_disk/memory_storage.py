@@ -1,0 +1,41 @@
+"""The memory of one process as a storage, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
+from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage
+
+MEMORY_SCHEME = "memory"
+_lock = threading.Lock()
+
+
+class MemoryStorage(FsspecStorage):
+    """Files in this process's memory: they end with it, and no other process sees them.
+
+    Parameters
+    ----------
+    path
+        A name that storages with the same files share.
+    """
+
+    is_shared = False
+
+    def __init__(self, path: str) -> None:
+        name = "/".join(path_parts(path.strip("/"), "memory://"))
+        super().__init__(f"memory://{name}", f"/{name}", MemoryFileSystem())
+
+    def _at(self, root: str) -> Storage:
+        return MemoryStorage(root)
+
+    def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
+        path = self._path(relative)
+        content = b"".join(chunks)
+        with _lock, self._errors_named(relative):
+            if self._file_system.exists(path):
+                raise FileExistsError("there is a file of that name")
+            self._file_system.pipe_file(path, content)

@@ -1,0 +1,148 @@
+"""A bucket of S3 as a storage, through s3fs.
+
+A file gets its name by one request that fails if the name is taken (``If-None-Match: *``), with all
+of its content: a put, or for a large file the end of a multi-part upload. Credentials, region and
+endpoint come from the environment, as botocore reads it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
+from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage
+
+S3_SCHEMES = ("s3", "s3a")
+PART_BYTES = 8 << 20
+"""Size of the first parts of a multi-part upload; S3 wants at least 5 MiB."""
+
+_PARTS_BEFORE_DOUBLING = 1000
+"""Parts grow, since S3 takes no more than 10,000 of them, and 5 TiB in all."""
+
+_WRITER = "writer"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+class S3Storage(FsspecStorage):
+    """Objects of one bucket whose keys start with a prefix.
+
+    Parameters
+    ----------
+    bucket
+        The bucket, which exists.
+    prefix
+        Below which all keys are; may be empty.
+
+    Raises
+    ------
+    ConfigurationError
+        If s3fs is not installed, or the bucket's name is none.
+    UnsafePathError
+        If the prefix steps upwards.
+    """
+
+    def __init__(self, bucket: str, prefix: str = "") -> None:
+        if _BUCKET.fullmatch(bucket) is None:
+            raise ConfigurationError(
+                f"s3://{bucket.rpartition('@')[2]}/...: this is no bucket's name; write "
+                "s3://bucket/prefix, and keep credentials in the environment"
+            )
+        prefix = prefix.strip("/")
+        parts = path_parts(prefix, f"s3://{bucket}") if prefix else ()
+        root = "/".join((bucket, *parts))
+        super().__init__(f"s3://{root}", root, _file_system())
+        from botocore.exceptions import BotoCoreError  # comes with s3fs only
+
+        self._failures = (*self._failures, BotoCoreError)
+
+    def _at(self, root: str) -> Storage:
+        bucket, _, prefix = root.partition("/")
+        return S3Storage(bucket, prefix)
+
+    def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
+        # A request that is repeated after a lost answer finds the name taken, by itself.
+        writer = {_WRITER: secrets.token_hex(16)}
+        parts = _in_parts(chunks)
+        first = next(parts, b"")
+        second = next(parts, None)
+        try:
+            if second is None:
+                self._call("put_object", relative, Body=first, IfNoneMatch="*", Metadata=writer)
+            else:
+                self._upload(relative, writer, chain([first, second], parts))
+        except FileExistsError:
+            if self._call("head_object", relative).get("Metadata") != writer:
+                raise
+
+    def _upload(self, relative: str, writer: dict[str, str], parts: Iterable[bytes]) -> None:
+        upload = self._call("create_multipart_upload", relative, Metadata=writer)["UploadId"]
+        tags = []
+        try:
+            for number, part in enumerate(parts, start=1):
+                sent = self._call(
+                    "upload_part", relative, UploadId=upload, PartNumber=number, Body=part
+                )
+                tags.append({"PartNumber": number, "ETag": sent["ETag"]})
+            self._call(
+                "complete_multipart_upload",
+                relative,
+                UploadId=upload,
+                MultipartUpload={"Parts": tags},
+                IfNoneMatch="*",
+            )
+        except BaseException:
+            with suppress(Exception):  # it is not the failure that the caller must hear of
+                self._call("abort_multipart_upload", relative, UploadId=upload)
+            raise
+
+    def _call(self, method: str, relative: str, **arguments: Any) -> dict[str, Any]:
+        bucket, _, key = self._path(relative).partition("/")
+        with self._errors_named(relative):
+            try:
+                answer: dict[str, Any] = self._file_system.call_s3(
+                    method, Bucket=bucket, Key=key, **arguments
+                )
+            except OSError as exc:
+                if _is_taken(exc):
+                    raise FileExistsError("there is an object of that name") from exc
+                raise
+        return answer
+
+
+def _file_system() -> AbstractFileSystem:
+    try:
+        # One file system per process; listings must be what the bucket has now.
+        return fsspec.filesystem("s3", use_listings_cache=False)
+    except ImportError as exc:
+        raise ConfigurationError(
+            "s3:// needs s3fs: install pyspark_ckpt[s3] for the driver and the executors"
+        ) from exc
+
+
+def _in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    part = bytearray()
+    number = 0
+    for chunk in chunks:
+        part += chunk
+        size_bytes = PART_BYTES << (number // _PARTS_BEFORE_DOUBLING)
+        while len(part) >= size_bytes:
+            yield bytes(part[:size_bytes])
+            del part[:size_bytes]
+            number += 1
+    if part:
+        yield bytes(part)
+
+
+def _is_taken(error: OSError) -> bool:
+    """Tell whether a name was refused since it is taken; not all servers say which condition."""
+    response = getattr(error.__cause__, "response", {})
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)

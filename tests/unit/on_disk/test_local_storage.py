@@ -1,0 +1,150 @@
+"""Storage: paths stay inside, writes are whole and durable, reads are checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_ckpt.errors import UnsafePathError
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+
+Log = list[tuple[str, str]]
+
+
+@pytest.fixture
+def disk_log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What is synced, linked and unlinked, in order; all of it really happens."""
+    log: Log = []
+    fsync, link, unlink = os.fsync, os.link, os.unlink
+
+    def logged_fsync(descriptor: int) -> None:
+        log.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        fsync(descriptor)
+
+    def logged_link(source: Path, target: Path) -> None:
+        log.append(("link", str(target)))
+        link(source, target)
+
+    def logged_unlink(path: Path) -> None:
+        log.append(("unlink", str(path)))
+        unlink(path)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(os, "link", logged_link)
+    monkeypatch.setattr(os, "unlink", logged_unlink)
+    return log
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+@given(st.text(alphabet="a./\\~\0 é", max_size=12))
+def test_no_path_at_all_leaves_the_root(relative: str) -> None:
+    root = Path("/nowhere/checkpoints")
+    try:
+        path = LocalStorage(root).path(relative)
+    except UnsafePathError:
+        return
+    assert Path(os.path.normpath(path)).is_relative_to(root)
+    assert Path(os.path.normpath(path)) != root
+
+
+@pytest.mark.parametrize("link_to", ["/etc", "..", "../other"])
+def test_a_symbolic_link_out_of_the_root_is_unsafe(storage: Storage, link_to: str) -> None:
+    storage.root.mkdir()
+    (storage.root.parent / "other").mkdir()
+    (storage.root.parent / "other" / "passwd").write_text("keep")
+    (storage.root / "shared").symlink_to(link_to)
+    for relative in ("shared", "shared/passwd", "shared/new/file"):
+        with pytest.raises(UnsafePathError, match="symbolic link"):
+            storage.path(relative)
+        with pytest.raises(UnsafePathError):
+            storage.write(relative, [b"x"])
+        with pytest.raises(UnsafePathError):
+            storage.delete([relative])
+    assert (storage.root.parent / "other" / "passwd").read_text() == "keep"
+
+
+def test_a_link_in_a_circle_is_unsafe(storage: Storage) -> None:
+    storage.root.mkdir()
+    (storage.root / "circle").symlink_to("circle")
+    with pytest.raises(UnsafePathError):
+        storage.path("circle/file")
+
+
+def test_a_link_inside_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "real" / "a").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / "b").symlink_to("a")
+    storage = LocalStorage(tmp_path / "linked")
+    storage.write("b/file", [b"x"])
+    assert storage.read("a/file") == b"x"
+
+
+def test_a_file_is_durable_before_it_has_its_name_and_the_name_when_write_returns(
+    storage: Storage, disk_log: Log
+) -> None:
+    storage.write("shared/deep/file", [b"abc"])
+    root = storage.root
+    deep = root / "shared" / "deep"
+    steps = [step for step in disk_log if step[0] != "unlink"]
+    assert steps[:3] == [("fsync", str(p)) for p in (root.parent, root, root / "shared")]
+    what, temporary = steps[3]
+    assert what == "fsync"
+    assert Path(temporary).parent == deep
+    assert temporary != str(deep / "file")
+    assert steps[4:] == [("link", str(deep / "file")), ("fsync", str(deep))]
+    assert disk_log[-1] == ("fsync", str(deep)), "the temporary name's end is durable too"
+
+
+def test_a_deletion_is_durable_when_delete_returns(
+    storage: Storage, put_file: Callable[..., Path], disk_log: Log
+) -> None:
+    paths = [put_file(name) for name in ("a/1", "a/2", "b/1")]
+    storage.delete(["a/1", "a/2", "b/1", "c/never there"])
+    assert files_below(storage.root) == []
+    synced = {path: number for number, (what, path) in enumerate(disk_log) if what == "fsync"}
+    for path in paths:
+        assert synced[str(path.parent)] > disk_log.index(("unlink", str(path)))
+
+
+def test_a_write_whose_content_fails_leaves_no_file(storage: Storage) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * 100_000
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        storage.write("shared/file", chunks())
+    assert files_below(storage.root) == []
+
+
+def test_a_write_that_cannot_be_made_durable_leaves_no_file(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write("shared/before", [b"x"])
+
+    def broken(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        storage.write("shared/file", [b"x"])
+    assert files_below(storage.root) == ["shared/before"]
+
+
+def test_a_directory_is_made_once_and_its_entry_is_durable(storage: Storage, disk_log: Log) -> None:
+    storage.make_directory("chk-1")
+    assert storage.path("chk-1").is_dir()
+    assert disk_log[-1] == ("fsync", str(storage.root))
+    disk_log.clear()
+    with pytest.raises(FileExistsError):
+        storage.make_directory("chk-1")
+    assert disk_log == []
+    with pytest.raises(UnsafePathError):
+        storage.make_directory("../chk-1")

@@ -1,0 +1,98 @@
+"""S3 alone: answers that get lost, uploads in parts, buckets that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pytest
+
+from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
+from pyspark_ckpt.on_disk.storage import open_storage
+from tests.servers.s3 import BUCKET
+
+LARGE = 2 * PART_BYTES + 1
+
+
+class LostAnswers(S3Storage):
+    """Sends every request that gives a file its name twice, as after an answer that got lost."""
+
+    def _call(self, method: str, relative: str, **arguments: Any) -> dict[str, Any]:
+        if method in ("put_object", "complete_multipart_upload"):
+            super()._call(method, relative, **arguments)
+        return super()._call(method, relative, **arguments)
+
+
+class Failing(S3Storage):
+    """Fails at one method of the API, before the request."""
+
+    fails_at = ""
+
+    def _call(self, method: str, relative: str, **arguments: Any) -> dict[str, Any]:
+        if method == self.fails_at:
+            raise OSError(5, "Input/output error")
+        return super()._call(method, relative, **arguments)
+
+
+@pytest.fixture
+def prefix(s3_url: str) -> str:
+    return s3_url.removeprefix(f"s3://{BUCKET}/")
+
+
+def uploads(prefix: str) -> list[str]:
+    """The uploads below a prefix that have neither ended nor been given up."""
+    file_system = fsspec.filesystem("s3", use_listings_cache=False)
+    answer = file_system.call_s3("list_multipart_uploads", Bucket=BUCKET, Prefix=prefix)
+    return [upload["Key"] for upload in answer.get("Uploads", [])]
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_a_request_that_was_repeated_has_written_the_file_once(prefix: str, size: int) -> None:
+    storage = LostAnswers(BUCKET, prefix)
+    storage.write("chk-1/_metadata", [b"x" * size])
+    assert storage.read("chk-1/_metadata") == b"x" * size
+    with pytest.raises(FileExistsError):
+        storage.write("chk-1/_metadata", [b"x" * size])
+
+
+@pytest.mark.parametrize(
+    "fails_at", ["create_multipart_upload", "upload_part", "complete_multipart_upload"]
+)
+def test_an_upload_that_fails_leaves_neither_file_nor_parts(prefix: str, fails_at: str) -> None:
+    storage = Failing(BUCKET, prefix)
+    storage.fails_at = fails_at
+    with pytest.raises(OSError, match="Input/output"):
+        storage.write("shared/file", [b"x" * LARGE])
+    assert storage.list() == []
+    assert uploads(prefix) == []
+
+
+def test_an_upload_whose_content_fails_leaves_no_parts(prefix: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x" * LARGE
+        assert uploads(prefix)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        S3Storage(BUCKET, prefix).write("shared/file", chunks())
+    assert uploads(prefix) == []
+
+
+def test_a_bucket_that_is_not_there_is_named(s3_url: str) -> None:
+    storage = open_storage("s3://nobody-made-this/checkpoints")
+    with pytest.raises(
+        FileNotFoundError, match="s3://nobody-made-this/checkpoints/chk-1/_metadata"
+    ):
+        storage.write("chk-1/_metadata", [b"x"])
+    assert storage.list() == []
+
+
+def test_a_storage_of_another_bucket_has_other_files(s3_url: str) -> None:
+    fsspec.filesystem("s3", use_listings_cache=False).mkdir("other-bucket")
+    other = open_storage(s3_url.replace(BUCKET, "other-bucket"))
+    other.write("file", [b"other"])
+    mine = open_storage(s3_url)
+    mine.copy_in(other, other.write("second", [b"copied"]), "copy")
+    assert mine.list() == ["copy"]
+    assert mine.read("copy") == b"copied"
