@@ -136,5 +136,5 @@ def test_a_directory_that_cannot_be_written_is_named(
 
 
 def test_another_file_system_is_refused(storage: Storage, snapshot: CheckpointMetadata) -> None:
-    with pytest.raises(NotBuiltYetError, match="s3://bucket"):
-        write_savepoint(snapshot, storage, "s3://bucket/savepoints")
+    with pytest.raises(NotBuiltYetError, match="hdfs://host"):
+        write_savepoint(snapshot, storage, "hdfs://host/savepoints")
