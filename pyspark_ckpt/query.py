@@ -50,6 +50,17 @@ class CheckpointedQuery(StreamingQuery):
         rows = self._checkpoint_rows() + self._savepoint_rows() + self._aborted_rows()
         return self._spark.createDataFrame(rows, _SCHEMA)
 
+    @property
+    def lastOperatorProgress(self) -> list[dict[str, Any]]:
+        """What each operator of this library did in the newest committed epoch.
+
+        Beside ``lastProgress``, in its style: rows, keys touched, state reads, cache hits and
+        writes, timers fired, entries expired, local copies rebuilt, milliseconds to open the
+        state, to process and to make the epoch durable, and the size of each subtask's state.
+        Runs a small Spark job.
+        """
+        return self._coordinator.operator_progress()
+
     def triggerCheckpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch now, whatever interval and pause.
 

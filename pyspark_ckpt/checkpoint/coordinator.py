@@ -21,6 +21,8 @@ from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
@@ -116,6 +118,24 @@ class CheckpointCoordinator:
     def path(self, checkpoint_id: int) -> str:
         """Return the directory of a checkpoint."""
         return self._runner.path(checkpoint_id)
+
+    def operator_progress(self) -> list[dict[str, Any]]:
+        """Return what each operator did in the newest committed epoch; runs a small Spark job."""
+        epoch = self._files.spark_log.committed_epoch()
+        if epoch is None:
+            return []
+        files = self._files
+        return [
+            operator_progress(
+                operator.uid,
+                epoch,
+                files.backend_type,
+                committed_handles(
+                    self._spark, files.checkpoint_location, epoch, files.query_id, operator, number
+                ),
+            )
+            for number, operator in enumerate(files.operators)
+        ]
 
     def trigger_checkpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch and clean up behind it.

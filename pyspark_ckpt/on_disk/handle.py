@@ -97,6 +97,29 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     sweeps: int | None = None
 
 
+class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a subtask did in the epoch of its handle.
+
+    `reads` are the state entries that the processor asked for; `cache_hits` of them had been read
+    ahead or were written in the epoch. `writes` are the entries of the epoch's segment, `expired`
+    those removed since their time to live was over or their state was deleted. `rebuilds` is 1 if
+    the local copy was built anew. `process_ms` includes the wait for input and for Spark to take
+    the output.
+    """
+
+    rows: int = 0
+    keys: int = 0
+    reads: int = 0
+    cache_hits: int = 0
+    writes: int = 0
+    timers_fired: int = 0
+    expired: int = 0
+    rebuilds: int = 0
+    open_ms: int = 0
+    process_ms: int = 0
+    barrier_ms: int = 0
+
+
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order.
 
@@ -118,6 +141,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     sweep_from: bytes = b""
     time_mode: str = "None"
     timeout_ms: int | None = None
+    metrics: EpochMetrics | None = None
 
     @property
     def lineage(self) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
@@ -18,6 +20,7 @@ def end_epoch(
     states: ProcessorHandle,
     epoch: int,
     inline_threshold_bytes: int,
+    metrics: EpochMetrics | None = None,
 ) -> Handle:
     """End an epoch and return the handle of its version, all of which is durable.
 
@@ -35,13 +38,23 @@ def end_epoch(
         The epoch that ends.
     inline_threshold_bytes
         Bytes that inline segments of a handle may take together.
+    metrics
+        What was counted up to the barrier; the handle has them, and what is counted here.
     """
+    began = time.monotonic()
     swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)
     earliest_timer_ms = states.timers.earliest_ms()
     changes = states.table.changes()
     segment = make_segment(storage, handle, changes, epoch, inline_threshold_bytes)
+    metrics = msgspec.structs.replace(
+        metrics or EpochMetrics(),
+        writes=0 if segment is None else segment.entries,
+        expired=swept.removed,
+        barrier_ms=_milliseconds(began),
+    )
     return msgspec.structs.replace(
         handle,
+        metrics=metrics,
         epoch=epoch,
         segments=handle.segments if segment is None else (*handle.segments, segment),
         states=swept.states,
@@ -57,3 +70,7 @@ def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:
     # Spark calls when its clock has passed the timeout, a timer is due when it is reached. A timer
     # that was registered too late to fire now fires in the next epoch.
     return max(earliest_timer_ms - 1, clock.timers_now_ms)
+
+
+def _milliseconds(since: float) -> int:
+    return round(1000 * (time.monotonic() - since))

@@ -33,10 +33,26 @@ _SWEEPS_UNTIL_FREE = 2
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Where the next epoch's stretch begins, and the states as they are after this one."""
+    """Where the next epoch's stretch begins, and the states as they are after this one.
+
+    `removed` counts the entries that went.
+    """
 
     sweep_from: bytes
     states: tuple[StateDescriptor, ...]
+    removed: int = 0
+
+
+class _Removals:
+    """Deletes entries and counts them."""
+
+    def __init__(self, table: StateTable) -> None:
+        self._table = table
+        self.count = 0
+
+    def delete(self, key: bytes) -> None:
+        self._table.delete(key)
+        self.count += 1
 
 
 def sweep(
@@ -69,27 +85,28 @@ def sweep(
         return Sweep(b"", states)
     lists = {state_id for state_id, state in enumerate(states) if state.kind == LIST}
     budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
+    removals = _Removals(table)
     head = b""  # an expired list's first entry, which goes when all that is below it has gone
     for key, value in table.scan_stored(sweep_from):
         if head and not key.startswith(head):
-            table.delete(head)
+            removals.delete(head)
             head = b""
         if budget == 0:
-            return Sweep(head or key, states)
+            return Sweep(head or key, states, removals.count)
         budget -= 1
         state_id = _state_id(key)
         ages = aging.get(state_id)
         if state_id in deleted:
-            table.delete(key)
+            removals.delete(key)
         elif ages is None or not ages.is_expired(value) or table.is_written(key):
             head = b""
         elif state_id in lists and not head:
             head = key
         else:
-            table.delete(key)
+            removals.delete(key)
     if head:
-        table.delete(head)
-    return Sweep(b"", tuple(_swept(state) for state in states))
+        removals.delete(head)
+    return Sweep(b"", tuple(_swept(state) for state in states), removals.count)
 
 
 def _state_id(key: bytes) -> int:

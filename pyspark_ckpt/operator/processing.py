@@ -51,7 +51,8 @@ class EpochProcessing:
     broadcast
         Where the epoch's broadcast rows are, if there is a broadcast stream.
 
-    Set `completed_checkpoint_id` before :meth:`run` to have the processor told of it.
+    Set `completed_checkpoint_id` before :meth:`run` to have the processor told of it. `rows`,
+    `keys` and `timers_fired` count what was processed.
     """
 
     def __init__(
@@ -79,6 +80,9 @@ class EpochProcessing:
         self._output = mode.new_output()
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
+        self.rows = 0
+        self.keys = 0
+        self.timers_fired = 0
 
     def run(
         self,
@@ -165,7 +169,9 @@ class EpochProcessing:
 
     def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         with garbage_collection.rows_are_made():
+            self.rows += sum(map(len, frames))
             part = self._mode.part(frames)
+            self.keys += len(part.keys)
             frames.clear()  # the part has them now
             self._table.begin_part(part.stored)
         with garbage_collection.rows_are_used():
@@ -207,6 +213,7 @@ class EpochProcessing:
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
             self._step = "handleExpiredTimer"
+            self.timers_fired += len(due)
             for position, timer in enumerate(due):
                 key = self._key = self._decode_key(timer.encoded_key)
                 self._table.enter(position)

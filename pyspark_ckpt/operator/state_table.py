@@ -53,6 +53,9 @@ class StateTable:
         ``(key group, encoded key)`` of the first part's keys, in the order of processing.
     writes
         Where the epoch's writes go; by default a buffer with the default limit.
+
+    `reads` counts the entries asked for by key, `cache_hits` those that the backend was not asked
+    for then.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class StateTable:
         self._keys = keys
         self._writes = EpochWrites() if writes is None else writes
         self._ahead: dict[bytes, _ReadAhead] = {}
+        self.reads = 0
+        self.cache_hits = 0
 
     def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Go on with another part of the epoch's keys."""
@@ -94,8 +99,10 @@ class StateTable:
 
     def get(self, key: bytes) -> bytes | None:
         """Return one entry."""
+        self.reads += 1
         write: Write = self._writes.find(key)
         if write is not NOT_WRITTEN:
+            self.cache_hits += 1
             return write
         return self._backend.get_many([key])[0]
 
@@ -106,16 +113,21 @@ class StateTable:
         stored = self._backend.get_many([keys[place] for place in places])
         for place, value in zip(places, stored, strict=True):
             values[place] = value
+        self.reads += len(keys)
+        self.cache_hits += len(keys) - len(places)
         return values
 
     def get_prefetched(self, state_id: bytes) -> bytes | None:
         """Return a state's entry of the current key, read together with those of the next keys."""
         if self.current.key_group is None:
             return self.get(self.stored_key(state_id))  # which says what is wrong
+        self.reads += 1
+        self.cache_hits += 1
         position = self.current.position
         ahead = self._ahead.get(state_id)
         if ahead is None or not ahead.start <= position < ahead.start + len(ahead.keys):
             ahead = self._ahead[state_id] = self._read_ahead(state_id, position)
+            self.cache_hits -= 1
         place = position - ahead.start
         write: Write = self._writes.find(ahead.keys[place])
         return ahead.values[place] if write is NOT_WRITTEN else write

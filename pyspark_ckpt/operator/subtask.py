@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.barrier import needs_base
 from pyspark_ckpt.operator.base_snapshot import make_base
@@ -76,6 +77,7 @@ class SubtaskFunction:
         epoch = self._epoch(int(token[0]), state)
         old = self._checked(state, epoch)
         limit_bytes = epoch.runtime.memory_limit_bytes
+        began = time.monotonic()
         with open_local_copy(
             epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old
         ) as copy:
@@ -85,6 +87,7 @@ class SubtaskFunction:
             if needs_base(handle):
                 base = make_base(epoch.storage, copy.backend, handle, epoch.number)
                 handle = msgspec.structs.replace(handle, base=base, segments=())
+            opened = time.monotonic()
             writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)
             try:
@@ -102,6 +105,15 @@ class SubtaskFunction:
                     processing.states,
                     epoch.number,
                     epoch.runtime.inline_threshold_bytes,
+                    EpochMetrics(
+                        rows=processing.rows,
+                        keys=processing.keys,
+                        reads=table.reads,
+                        cache_hits=table.cache_hits,
+                        timers_fired=processing.timers_fired,
+                        open_ms=round(1000 * (opened - began)),
+                        process_ms=round(1000 * (time.monotonic() - opened)),
+                    ),
                 )
             finally:
                 table.close()

@@ -1,0 +1,24 @@
+"""What a running query tells about its operators, beside Spark's own progress."""
+
+from __future__ import annotations
+
+from tests.query.harness import Job
+from tests.query.model import Count
+
+
+def test_as_the_processor_worked(job: Job) -> None:
+    """Reads, hits, writes and keys of the newest epoch only."""
+    job = job.but(processor=Count, output="k string, n long")
+    job.feed.add([(f"k{n}", n) for n in range(50)], [("k1", 1), ("k1", 2), ("new", 3)])
+    with job.running() as query:
+        query.processAllAvailable()
+        (progress,) = query.lastOperatorProgress
+        spark_progress = query.lastProgress
+    assert progress["operatorName"] == "op"
+    assert progress["epoch"] == spark_progress["batchId"] == 1
+    assert progress["numInputRows"] == spark_progress["numInputRows"] == 3
+    assert progress["numKeysTouched"] == 2
+    assert progress["numStateWrites"] == 2
+    assert progress["numStateReads"] >= 2 > progress["numCacheHits"]
+    assert progress["processTimeMs"] > 0
+    assert sum(subtask["changelogBytes"] for subtask in progress["subtasks"]) > 0

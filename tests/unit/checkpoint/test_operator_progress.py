@@ -1,0 +1,42 @@
+"""An operator's progress from the handles of its subtasks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.operator_progress import operator_progress
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment
+
+
+def with_metrics(handle: Handle, subtask: int, epoch: int, metrics: EpochMetrics | None) -> Handle:
+    segments = (Segment(f"{epoch}-a", epoch, 2, 10 + subtask, inline=b""),)
+    return msgspec.structs.replace(
+        handle, subtask=subtask, epoch=epoch, base=None, segments=segments, metrics=metrics
+    )
+
+
+def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> None:
+    first = EpochMetrics(rows=5, keys=2, reads=3, cache_hits=1, writes=2, timers_fired=1,
+                         expired=4, rebuilds=1, open_ms=7, process_ms=20, barrier_ms=3)  # fmt: skip
+    second = EpochMetrics(rows=1, keys=1, reads=1, writes=1, open_ms=9, process_ms=10)
+    handles = [with_metrics(handle, 0, 6, first), with_metrics(handle, 2, 6, second)]
+    progress = operator_progress("op", 6, "heap", handles)
+    sizes = progress.pop("subtasks")
+    assert progress == {
+        "operatorName": "op", "epoch": 6, "backend": "heap", "numSubtasks": 2, "numInputRows": 6,
+        "numKeysTouched": 3, "numStateReads": 4, "numCacheHits": 1, "numStateWrites": 3,
+        "numTimersFired": 1, "numExpired": 4, "numRebuilds": 1, "openTimeMs": 9,
+        "processTimeMs": 20, "barrierTimeMs": 3,
+    }  # fmt: skip
+    assert [(size["subtask"], size["changelogBytes"]) for size in sizes] == [(0, 10), (2, 12)]
+
+
+def test_a_subtask_that_was_not_called_in_the_epoch_only_shows_its_state(handle: Handle) -> None:
+    idle = with_metrics(handle, 0, 5, EpochMetrics(rows=100, keys=9))
+    progress = operator_progress("op", 6, "rocksdb", [idle])
+    assert (progress["numSubtasks"], progress["numInputRows"]) == (0, 0)
+    assert [size["epoch"] for size in progress["subtasks"]] == [5]
+
+
+def test_there_is_progress_before_the_first_handle() -> None:
+    assert operator_progress("op", 0, "heap", [])["openTimeMs"] == 0
