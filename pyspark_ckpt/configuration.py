@@ -31,6 +31,8 @@ MAX_INLINE_BYTES = 1024**2
 NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
 DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
 RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+ZOOKEEPER = "zookeeper"
+_HIGH_AVAILABILITY = ("none", ZOOKEEPER)
 _RETENTIONS = (NO_EXTERNALIZED_CHECKPOINTS, DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION)
 
 
@@ -50,6 +52,9 @@ class Settings:
     num_retained: int = 3
     inline_threshold_bytes: int = 20 * 1024
     memory_limit_bytes: int = 512 * 1024**2
+    high_availability_type: str = "none"
+    zookeeper_quorum: str | None = None
+    zookeeper_root: str = "/pyspark_ckpt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +213,18 @@ def _not_negative(text: str) -> int:
     return number
 
 
+def _node(text: str) -> str:
+    if re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", text) is None or {".", ".."} & set(text.split("/")):
+        raise ValueError(text)
+    return text
+
+
+def _quorum(text: str) -> str:
+    if re.fullmatch(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*", text) is None:
+        raise ValueError(text)
+    return text
+
+
 def _directory(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -222,6 +239,17 @@ KEYS: Mapping[str, _Key] = {
     ),
     "spark.ckpt.execution.memory-limit": _Key(
         "memory_limit_bytes", _memory_bytes, "a size of at least 1mb, such as 512mb"
+    ),
+    "spark.ckpt.high-availability.type": _Key(
+        "high_availability_type",
+        _one_of(*_HIGH_AVAILABILITY),
+        f"one of {', '.join(_HIGH_AVAILABILITY)}",
+    ),
+    "spark.ckpt.high-availability.zookeeper.quorum": _Key(
+        "zookeeper_quorum", _quorum, "host:port, several with commas between"
+    ),
+    "spark.ckpt.high-availability.zookeeper.path.root": _Key(
+        "zookeeper_root", _node, "a path of a node, such as /pyspark_ckpt"
     ),
     f"{_CHECKPOINTING}interval": _Key(
         "interval_ms", _duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"

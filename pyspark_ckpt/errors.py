@@ -14,6 +14,7 @@ CkptError
 │   ├── CorruptFileError (OSError)                   a file is missing, cut or changed
 │   ├── UnsafePathError (ValueError)                 a stored path leaves its root
 │   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not made
+│   ├── FencedError (RuntimeError)                   another driver has taken over the query
 │   ├── FailedCheckpointsError (RuntimeError)        too many were not made: the query was stopped
 │   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
 
@@ -82,6 +83,10 @@ class CheckpointAbortedError(CheckpointError, RuntimeError):
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class FencedError(CheckpointError, RuntimeError):
+    """Another driver has taken over a query's checkpoints; this one has to stop."""
 
 
 class FailedCheckpointsError(CheckpointError, RuntimeError):

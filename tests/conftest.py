@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.servers.s3 import BUCKET, s3_server
+from tests.servers.zookeeper import zookeeper_server
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -53,6 +54,13 @@ def s3_environment() -> Iterator[dict[str, str]]:
             patch.setenv(name, value)
         fsspec.filesystem("s3", use_listings_cache=False).mkdir(BUCKET)
         yield environment
+
+
+@pytest.fixture(scope="session")
+def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``host:port`` of a ZooKeeper server."""
+    with zookeeper_server(tmp_path_factory.mktemp("zookeeper")) as address:
+        yield address
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 
 
 class AbortReason(str, Enum):
@@ -17,6 +17,7 @@ class AbortReason(str, Enum):
     CORRUPT_FILE = "corrupt file"
     STORAGE_FAILED = "storage failed"
     SUBSUMED = "subsumed"
+    FENCED = "fenced"
     METADATA_UNCERTAIN = "metadata uncertain"
     FAILED = "failed"
 
@@ -27,7 +28,12 @@ class AbortReason(str, Enum):
 
 
 _HARMLESS = frozenset(
-    {AbortReason.NO_COMMITTED_EPOCH, AbortReason.QUERY_ENDED, AbortReason.SUBSUMED}
+    {
+        AbortReason.NO_COMMITTED_EPOCH,
+        AbortReason.QUERY_ENDED,
+        AbortReason.SUBSUMED,
+        AbortReason.FENCED,
+    }
 )
 
 
@@ -35,6 +41,8 @@ def reason_of(error: Exception) -> AbortReason:
     """Return the reason for which `error` ends a checkpoint."""
     if isinstance(error, CheckpointAbortedError):
         return AbortReason(error.reason or AbortReason.NOT_ACKNOWLEDGED)
+    if isinstance(error, FencedError):
+        return AbortReason.FENCED
     if isinstance(error, CorruptFileError):
         return AbortReason.CORRUPT_FILE
     if isinstance(error, OSError):

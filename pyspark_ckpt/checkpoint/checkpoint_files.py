@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence, Set
 
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import Storage
@@ -21,10 +21,12 @@ class CheckpointFiles:
     ----------
     storage
         The checkpoints directory.
+    store
+        Which of them are complete.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self.store = CompletedCheckpoints(storage)
+    def __init__(self, storage: Storage, store: CompletedCheckpointStore) -> None:
+        self.store = store
         self._storage = storage
         self._metadata: dict[int, CheckpointMetadata] = {}
 
@@ -65,13 +67,15 @@ class CheckpointFiles:
         if not completed:
             return
         try:
+            self.store.check()
             self._remove_old({*completed, *uncertain}, completed[-1], retained_from)
-            self._delete_garbage(completed[-1], uncertain)
+            self._delete_garbage(completed, uncertain)
         except (OSError, CkptError) as exc:
             logger.warning("not all old checkpoints could be cleaned up: %s", exc)
 
     def discard_all(self) -> None:
         """Remove all checkpoints and the files that only they need; not the state."""
+        self.store.check()
         newest = max(self.store.ids(), default=None)
         metadata = None if newest is None else self.read(newest)
         self.store.remove_all()
@@ -95,14 +99,17 @@ class CheckpointFiles:
         for number in self._metadata.keys() - kept:
             del self._metadata[number]
 
-    def _delete_garbage(self, newest: int, uncertain: Sequence[int]) -> None:
-        epoch = self.epoch_of(newest)
+    def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
+        epoch = self.epoch_of(completed[-1])
         needed: set[str] = set()
-        for number in {*self.store.ids(), *uncertain}:
+        # Whatever a listing says, what is known to be retained is needed.
+        for number in {*self.store.ids(), *completed, *uncertain}:
             metadata = self.read(number)
             if isinstance(metadata, CkptError):
                 logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
                 return
             needed.update(reference.path for reference in metadata.files())
         if epoch is not None:
-            self._storage.delete(garbage(self._storage, needed, epoch))
+            found = garbage(self._storage, needed, epoch)
+            self.store.check()  # a driver that came meanwhile has written none of what was found
+            self._storage.delete(found)

@@ -21,6 +21,7 @@ from pyspark_ckpt.checkpoint.acknowledgement import Subtask, acknowledgements_of
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
 from pyspark_ckpt.checkpoint.listener import Listeners
+from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
@@ -79,8 +80,9 @@ class CheckpointRunner:
         self._query_id = query_id
         self._subtasks = subtasks
         self._snapshot = snapshot
-        self._files = CheckpointFiles(storage)
-        self._store = self._files.store
+        self._store = open_store(storage, settings, query_id)
+        self._store.claim()
+        self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
             query_id,
@@ -165,11 +167,13 @@ class CheckpointRunner:
             with self._guard:
                 self._machine.shut_down()
             self._attempts.put(None)
+            self._store.close()
 
     def discard_all(self) -> None:
         """Remove all checkpoints and the files that only they need; not the state."""
         with self.exclusive:
             self._files.discard_all()
+            self._store.close()
 
     def _begin(
         self, committed_epoch: Callable[[], int | None], *, periodic: bool
@@ -231,6 +235,7 @@ class CheckpointRunner:
             triggered_at_ms=attempt.triggered_at_ms,
             completed_at_ms=_now_ms(),
         )
+        self._store.check_reserved(attempt.checkpoint_id)
         if not self._may_publish(attempt.checkpoint_id, metadata):
             return
         attempt.step = "writing its _metadata, which may have been written: nothing is deleted"
@@ -286,7 +291,9 @@ class CheckpointRunner:
         reason = reason_of(error)
         message = f"{type(error).__name__}: {error}"
         with self._guard:
-            if self._machine.state_of(attempt.checkpoint_id) is CheckpointState.PUBLISHING:
+            state = self._machine.state_of(attempt.checkpoint_id)
+            # A fenced one is known not to be complete.
+            if state is CheckpointState.PUBLISHING and reason is not AbortReason.FENCED:
                 reason = AbortReason.METADATA_UNCERTAIN
                 message = f"{message}; it may be there: nothing is deleted, the next start reads it"
             if self._machine.abort(attempt.checkpoint_id, reason):

@@ -1,77 +1,117 @@
-"""The completed checkpoints of a query, by the directories that hold them."""
+"""The store of completed checkpoints that needs nothing but their directories.
+
+An id belongs to whoever created ``chk-N/_author`` exclusively. A checkpoint is complete while both
+``_author`` and ``_metadata`` are there. Removing ``_author`` gives the id up for ever, since ids
+only grow: a driver that was stopped before it wrote ``_metadata`` can write it later, but it makes
+no checkpoint any more.
+"""
 
 from __future__ import annotations
 
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, encode_metadata, read_metadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
+from pyspark_ckpt.checkpoint.driver_term import DriverTerm
+from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.on_disk.abstract_storage import Storage
+from pyspark_ckpt.on_disk.layout import AUTHOR_NAME, checkpoint_name
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+
+PROBED_IDS = 8
+"""How many ids beyond the highest one known are asked for by name when a store is claimed."""
 
 
-class CompletedCheckpoints:
-    """``chk-N`` directories below a checkpoints directory. A checkpoint is its ``_metadata``.
+class CompletedCheckpoints(CompletedCheckpointStore):
+    """``chk-N`` directories below a checkpoints directory.
 
     The newest directory stays even if its checkpoint was given up or discarded: it is what the
     next start knows the highest id from.
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+        super().__init__(storage)
+        self._term: DriverTerm | None = None
+        self._known_ids: set[int] = set()
+        self._reserved: set[int] = set()
 
-    def ids(self) -> list[int]:
-        """Return the ids of all complete checkpoints, oldest first."""
-        return [number for number in self.used_ids() if self.is_complete(number)]
+    def claim(self) -> None:
+        self._term = DriverTerm(self._storage)
+        self._probe()
 
-    def used_ids(self) -> list[int]:
-        """Return the ids of all directories, complete or not, oldest first."""
-        numbers = (checkpoint_id_of(name) for name in self._storage.list())
-        return sorted(number for number in numbers if number is not None)
-
-    def last_id(self) -> int:
-        """Return the highest id in use, complete or not; 0 if there is none."""
-        return max(self.used_ids(), default=0)
-
-    def is_complete(self, checkpoint_id: int) -> bool:
-        """Tell whether a checkpoint has its ``_metadata``."""
-        return self._storage.exists(f"{checkpoint_name(checkpoint_id)}/{METADATA_NAME}")
+    def check(self) -> None:
+        if self._term is not None:
+            self._term.check()
 
     def reserve(self, checkpoint_id: int) -> None:
-        """Make the directory of a new checkpoint, durably, so that no one else takes its id.
+        term = self._claimed()
+        term.check()
+        self._storage.write(_author_path(checkpoint_id), [term.author.encode()])
+        self._known_ids.add(checkpoint_id)
+        self._reserved.add(checkpoint_id)
+        # Who claims after this finds the id in use; who claimed before it, meanwhile, is seen.
+        term.check()
 
-        Raises
-        ------
-        FileExistsError
-            If the id is in use.
-        """
-        self._storage.make_directory(checkpoint_name(checkpoint_id))
-
-    def read(self, checkpoint_id: int) -> CheckpointMetadata:
-        """Read one; raises as :func:`read_metadata`."""
-        return read_metadata(self._storage, checkpoint_name(checkpoint_id))
-
-    def path(self, checkpoint_id: int) -> str:
-        """Return the absolute path of one, to restore from."""
-        return self._storage.url_of(checkpoint_name(checkpoint_id))
+    def check_reserved(self, checkpoint_id: int) -> None:
+        self._claimed().check()
+        self._check_author(checkpoint_id)
 
     def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
-        """Complete a checkpoint: its ``_metadata`` is written exclusively and durable on return.
+        if checkpoint_id not in self._reserved:
+            self.reserve(checkpoint_id)
+        self._write_metadata(checkpoint_id, metadata)
+        self._reserved.discard(checkpoint_id)
+        # Were it given up before it was written, it would not be complete.
+        self._check_author(checkpoint_id)
 
-        Raises
-        ------
-        FileExistsError
-            If another driver completed this id first.
-        """
-        path = f"{checkpoint_name(checkpoint_id)}/{METADATA_NAME}"
-        self._storage.write(path, [encode_metadata(metadata)])
+    def is_complete(self, checkpoint_id: int) -> bool:
+        return self._storage.exists(metadata_path(checkpoint_id)) and self._storage.exists(
+            _author_path(checkpoint_id)
+        )
+
+    def used_ids(self) -> list[int]:
+        return sorted(self._listed_ids() | self._known_ids)
 
     def remove(self, checkpoint_id: int) -> None:
-        """Remove one; from the moment its ``_metadata`` is gone it is no checkpoint any more."""
-        name = checkpoint_name(checkpoint_id)
-        self._storage.delete([f"{name}/{METADATA_NAME}"])
-        self._storage.delete_directory(name)
+        self._storage.delete([_author_path(checkpoint_id)])
+        self._storage.delete([metadata_path(checkpoint_id)])
+        self._storage.delete_directory(checkpoint_name(checkpoint_id))
+        self._known_ids.discard(checkpoint_id)
 
     def remove_all(self) -> None:
-        """Remove all of them; an empty directory keeps the highest id."""
         used = self.used_ids()
-        self._storage.delete([f"{checkpoint_name(number)}/{METADATA_NAME}" for number in used])
+        self._storage.delete([metadata_path(number) for number in used])
         for number in used[:-1]:
-            self._storage.delete_directory(checkpoint_name(number))
+            self.remove(number)
+
+    def close(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def _check_author(self, checkpoint_id: int) -> None:
+        path = _author_path(checkpoint_id)
+        try:
+            is_ours = self._storage.read(path) == self._claimed().author.encode()
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise FencedError(
+                f"{self._storage.url_of(path)} is gone or another driver's, which has given up "
+                "this checkpoint; run a query once at a time, and stop this one"
+            )
+
+    def _claimed(self) -> DriverTerm:
+        if self._term is None:
+            self.claim()
+        assert self._term is not None
+        return self._term
+
+    def _probe(self) -> None:
+        """Find by name what a listing may not show yet."""
+        number = max(self._listed_ids(), default=0)
+        last = number + PROBED_IDS
+        while number < last:
+            number += 1
+            if self._storage.exists(_author_path(number)):
+                self._known_ids.add(number)
+                last = number + PROBED_IDS
+
+
+def _author_path(checkpoint_id: int) -> str:
+    return f"{checkpoint_name(checkpoint_id)}/{AUTHOR_NAME}"

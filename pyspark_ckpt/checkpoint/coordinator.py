@@ -32,6 +32,7 @@ from pyspark_ckpt.errors import (
     CkptError,
     ConfigurationError,
     FailedCheckpointsError,
+    FencedError,
 )
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
@@ -222,7 +223,7 @@ class CheckpointCoordinator:
     def _discard(self) -> None:
         try:
             self._runner.discard_all()
-        except OSError as exc:
+        except (OSError, FencedError) as exc:
             logger.warning("query %s: its checkpoints stay: %s", self._files.query_id, exc)
 
     def _take(self, *, periodic: bool) -> CompletedCheckpoint | Refusal:
@@ -240,6 +241,15 @@ class CheckpointCoordinator:
             logger.debug("where it happened", exc_info=True)
 
     def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
+        if last.reason == AbortReason.FENCED and self._query.isActive:
+            # Whatever it writes from now on, another driver writes too.
+            self.failure = FailedCheckpointsError(
+                f"query {self._files.query_id} was stopped: another driver runs it ({last})"
+            )
+            self.failure.__cause__ = last
+            logger.error("%s", self.failure)
+            self._query.stop()
+            return
         if not self._runner.tolerance_is_exceeded or not self._query.isActive:
             return
         tolerable = self._settings.tolerable_failed_checkpoints

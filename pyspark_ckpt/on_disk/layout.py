@@ -6,7 +6,9 @@
       shared/base-<subtask>-<epoch>-<random>.chg            base snapshots
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
-      chk-<id>/_metadata                                    one complete checkpoint
+      drivers/<term>                                        one driver, by a number that only grows
+      chk-<id>/_author                                      whose checkpoint it is, or was to be
+      chk-<id>/_metadata                                    makes it complete
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        the same, with all it needs
 """
@@ -17,6 +19,7 @@ import re
 import secrets
 
 METADATA_NAME = "_metadata"
+AUTHOR_NAME = "_author"
 SHARED = "shared"
 TASK_OWNED = "taskowned"
 CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
@@ -43,6 +46,11 @@ def checkpoint_id_of(name: str) -> int | None:
     """Return the id in a checkpoint's directory name, ``None`` for any other name."""
     match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def term_path(term: int) -> str:
+    """Return the path of the file that a driver claims its term by."""
+    return f"drivers/{term}"
 
 
 def savepoint_name(query_id: str) -> str:

@@ -18,6 +18,7 @@ from pyspark_ckpt.configuration import (
 )
 from pyspark_ckpt.errors import ConfigurationError
 
+HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 BACKEND = "spark.ckpt.state.backend.type"
 INTERVAL = f"{CHECKPOINTING}interval"
@@ -69,6 +70,9 @@ def test_all_keys_are_read() -> None:
         RETAINED: "7",
         INLINE: "1kb",
         "spark.ckpt.execution.memory-limit": "2mb",
+        f"{HA}type": "ZooKeeper",
+        f"{HA}zookeeper.quorum": "one:2181,two:2181",
+        f"{HA}zookeeper.path.root": "/spark/checkpoints",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
@@ -84,6 +88,9 @@ def test_all_keys_are_read() -> None:
         num_retained=7,
         inline_threshold_bytes=1024,
         memory_limit_bytes=2 * 1024**2,
+        high_availability_type="zookeeper",
+        zookeeper_quorum="one:2181,two:2181",
+        zookeeper_root="/spark/checkpoints",
     )
 
 
@@ -156,7 +163,10 @@ def test_a_backend_is_named_in_any_case(text: str) -> None:
         (RETAINED, ""), (RETAINED, "0"), (RETAINED, "-1"), (RETAINED, "many"), (RETAINED, "1.0"),
         (INLINE, ""), (INLINE, "-1"), (INLINE, "2mb"), (INLINE, "1gb"), (INLINE, "1048577"),
         (f"{CHECKPOINTING}dir", ""), (f"{CHECKPOINTING}dir", "  "),
-        (f"{CHECKPOINTING}savepoint-dir", ""),
+        (f"{CHECKPOINTING}savepoint-dir", ""), (f"{HA}type", "kubernetes"),
+        (f"{HA}zookeeper.quorum", "host"), (f"{HA}zookeeper.quorum", "host:1,"),
+        (f"{HA}zookeeper.quorum", ""), (f"{HA}zookeeper.path.root", "x"),
+        (f"{HA}zookeeper.path.root", "/"), (f"{HA}zookeeper.path.root", "/a/../b"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_allowed_is_named_with_its_key_and_what_is(

@@ -26,6 +26,7 @@ TREE = {
     "CorruptFileError": (CheckpointError, OSError),
     "UnsafePathError": (CheckpointError, ValueError),
     "CheckpointAbortedError": (CheckpointError, RuntimeError),
+    "FencedError": (CheckpointError, RuntimeError),
     "FailedCheckpointsError": (CheckpointError, RuntimeError),
     "RestoreError": (CheckpointError, ValueError),
 }

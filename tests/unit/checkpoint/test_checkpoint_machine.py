@@ -23,7 +23,12 @@ from pyspark_ckpt.configuration import Settings
 
 A, B = Subtask("op", 0), Subtask("op", 1)
 SUBTASKS = frozenset({A, B})
-HARMLESS = {AbortReason.NO_COMMITTED_EPOCH, AbortReason.QUERY_ENDED, AbortReason.SUBSUMED}
+HARMLESS = {
+    AbortReason.NO_COMMITTED_EPOCH,
+    AbortReason.QUERY_ENDED,
+    AbortReason.SUBSUMED,
+    AbortReason.FENCED,
+}
 ENDED = {CheckpointState.ABORTED, CheckpointState.SUBSUMED}
 
 

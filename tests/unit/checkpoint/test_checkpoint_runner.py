@@ -15,10 +15,11 @@ from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import segment_path, source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
@@ -303,7 +304,7 @@ def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
     query.commit()
     query.storage.before = OSError(28, "No space left on device")
     assert failed(runner, query).reason is AbortReason.METADATA_UNCERTAIN
-    assert start().newest() is None
+    assert CompletedCheckpoints(query.storage).ids() == []
     query.storage.before = None
     orphan = query.storage.write(segment_path(0, 0), [b"of a failed attempt"]).path
     query.commit()
@@ -325,11 +326,9 @@ def test_a_metadata_that_may_have_been_written_is_not_deleted(
     assert error.reason is AbortReason.METADATA_UNCERTAIN
     assert "next start reads it" in str(error)
     assert runner.newest() is None
-    (read,) = [metadata for _, metadata in start().retained()]
-    assert isinstance(read, CheckpointMetadata)
-    again = start().newest()
-    assert again is not None
-    assert again.checkpoint_id == 1
+    next_start = CompletedCheckpoints(query.storage)
+    assert next_start.ids() == [1]
+    assert next_start.read(1).epoch == 0
     query.storage.after = None
     query.commit()
     taken = take(runner, query)
@@ -371,23 +370,29 @@ def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_star
     assert directories(query) == ["chk-2", "chk-3"]
 
 
-def test_an_id_that_another_driver_took_is_left_to_it(
+def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
-    one, other = start(), start()
+    one = start()
     query.commit()
-    take(other, query)
+    take(one, query)
+    other = start()
     query.commit()
     theirs = take(other, query)
     assert isinstance(theirs, CompletedCheckpoint)
-    assert failed(one, query).reason is AbortReason.STORAGE_FAILED
+    assert theirs.checkpoint_id == 2
     stored = read_metadata(LocalStorage(Path(theirs.path)))
-    assert stored.checkpoint_id == 2
     query.commit()
-    ours = take(one, query)
-    assert isinstance(ours, CompletedCheckpoint)
-    assert ours.checkpoint_id == 3
+    before = sorted(query.storage.root.rglob("*"))
+    for _ in range(2):
+        assert failed(one, query).reason is AbortReason.FENCED
+    assert not one.tolerance_is_exceeded
+    with pytest.raises(FencedError):
+        one.discard_all()
+    assert sorted(query.storage.root.rglob("*")) == before
     assert read_metadata(LocalStorage(Path(theirs.path))) == stored
+    take(other, query)
+    assert directories(query) == ["chk-2", "chk-3"]
 
 
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
@@ -403,7 +408,7 @@ def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     assert take(runner, query) is Refusal.QUERY_ENDED
     runner.discard_all()
     assert directories(query) == ["chk-3"]
-    assert query.storage.list("chk-3") == []
+    assert query.storage.list("chk-3") == ["_author"]
     assert query.storage.exists(last)
     assert query.storage.exists(query.segments[-1].path)
     assert not query.storage.exists(query.segments[0].path)

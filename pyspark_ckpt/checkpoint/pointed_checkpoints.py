@@ -1,0 +1,134 @@
+"""The store of completed checkpoints that are pointed to from outside their directories.
+
+As Flink's DefaultCompletedCheckpointStore: ``_metadata`` lies in the checkpoints directory, and a
+checkpoint is complete while there is a pointer to it. Ids, pointers and the one driver that may
+write are kept by :class:`Pointers`, each step of which is atomic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
+from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.on_disk.abstract_storage import Storage
+from pyspark_ckpt.on_disk.layout import checkpoint_name
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+
+
+class Pointers(ABC):
+    """The ids and pointers of one query; every change is refused to a fenced driver.
+
+    All methods raise ``OSError`` if it is not known whether they have worked, and those that
+    change something :class:`FencedError`.
+    """
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Fence all drivers that claimed before."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``FencedError`` if another driver has claimed since."""
+
+    @abstractmethod
+    def last_id(self) -> int:
+        """Return the highest id that was reserved, 0 if none was."""
+
+    @abstractmethod
+    def reserve(self, checkpoint_id: int) -> None:
+        """Raise the highest id; ``FileExistsError`` if it is not below `checkpoint_id`."""
+
+    @abstractmethod
+    def put(self, checkpoint_id: int, url: str) -> None:
+        """Point to a checkpoint; ``FileExistsError`` if there is a pointer."""
+
+    @abstractmethod
+    def delete(self, checkpoint_id: int) -> None:
+        """Remove a pointer if it is there."""
+
+    @abstractmethod
+    def ids(self) -> list[int]:
+        """Return the ids that are pointed to, oldest first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections; they are made again if they are needed."""
+
+
+class PointedCheckpoints(CompletedCheckpointStore):
+    """``chk-N`` directories below a checkpoints directory, complete while pointed to.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoints directory.
+    pointers
+        The query's pointers.
+    """
+
+    def __init__(self, storage: Storage, pointers: Pointers) -> None:
+        super().__init__(storage)
+        self._pointers = pointers
+        self._reserved: set[int] = set()
+        self._is_claimed = False
+
+    def claim(self) -> None:
+        self._pointers.claim()
+        self._is_claimed = True
+
+    def check(self) -> None:
+        if self._is_claimed:
+            self._pointers.check()
+
+    def reserve(self, checkpoint_id: int) -> None:
+        if not self._is_claimed:
+            self.claim()
+        self._pointers.check()
+        if checkpoint_id in self._listed_ids():
+            # The pointers are younger than the directory.
+            raise FileExistsError(f"{self.path(checkpoint_id)} is in use")
+        self._pointers.reserve(checkpoint_id)
+        self._reserved.add(checkpoint_id)
+
+    def check_reserved(self, checkpoint_id: int) -> None:
+        assert checkpoint_id in self._reserved
+        self._pointers.check()
+
+    def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
+        if checkpoint_id not in self._reserved:
+            self.reserve(checkpoint_id)
+        self._write_metadata(checkpoint_id, metadata)
+        self._reserved.discard(checkpoint_id)
+        try:
+            self._pointers.put(checkpoint_id, self.path(checkpoint_id))
+        except FencedError:
+            # It is known that nothing points to it, and that nothing ever will.
+            with suppress(OSError):
+                self._storage.delete([metadata_path(checkpoint_id)])
+            raise
+
+    def is_complete(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self._pointers.ids()
+
+    def ids(self) -> list[int]:
+        return self._pointers.ids()
+
+    def used_ids(self) -> list[int]:
+        return sorted(self._listed_ids() | {*self._pointers.ids()} | self._reserved)
+
+    def last_id(self) -> int:
+        return max(super().last_id(), self._pointers.last_id())
+
+    def remove(self, checkpoint_id: int) -> None:
+        self._pointers.delete(checkpoint_id)
+        self._storage.delete_directory(checkpoint_name(checkpoint_id))
+        self._reserved.discard(checkpoint_id)
+
+    def remove_all(self) -> None:
+        for number in self.used_ids():
+            self.remove(number)
+
+    def close(self) -> None:
+        self._pointers.close()

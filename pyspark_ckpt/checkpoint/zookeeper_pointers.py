@@ -1,0 +1,182 @@
+"""Pointers in ZooKeeper, for installations that have one.
+
+::
+
+    <path.root>/<query id>/
+      driver              its version says whose turn it is to write
+      last_id             the highest id that was reserved
+      completed/<id>      the directory of a completed checkpoint
+
+Each change is one transaction that also checks the version of ``driver``, so a fenced driver
+changes nothing, however late its request comes; no session or clock is asked.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark_ckpt.checkpoint.pointed_checkpoints import Pointers
+from pyspark_ckpt.errors import ConfigurationError, FencedError
+
+_CONNECT_SECONDS = 15.0
+
+
+class ZooKeeperPointers(Pointers):
+    """One driver's view of a query's pointers in ZooKeeper.
+
+    Parameters
+    ----------
+    quorum
+        The servers, ``host:port`` with commas between.
+    path
+        The query's node.
+
+    Raises
+    ------
+    ConfigurationError
+        If kazoo is not installed.
+    OSError
+        If no server can be reached.
+    """
+
+    def __init__(self, quorum: str, path: str) -> None:
+        self._quorum = quorum
+        self._path = path.rstrip("/")
+        self._client = _client(quorum)
+        self._is_connected = False
+        self._version: int | None = None
+        with self._errors_named():
+            for node in ("driver", "last_id", "completed"):
+                self._client.ensure_path(f"{self._path}/{node}")
+
+    def claim(self) -> None:
+        from kazoo.exceptions import BadVersionError
+
+        author = secrets.token_hex(16).encode()
+        node = f"{self._path}/driver"
+        with self._errors_named():
+            while True:
+                _, status = self._client.get(node)
+                try:
+                    self._version = self._client.set(node, author, status.version).version
+                except BadVersionError:
+                    continue  # another one came first: it is fenced by the next turn
+                return
+
+    def check(self) -> None:
+        with self._errors_named():
+            self._client.sync(self._path)
+            _, status = self._client.get(f"{self._path}/driver")
+        if status.version != self._version:
+            raise self._fenced()
+
+    def last_id(self) -> int:
+        return self._last_id()[0]
+
+    def reserve(self, checkpoint_id: int) -> None:
+        last_id, version = self._last_id()
+        if checkpoint_id <= last_id:
+            raise FileExistsError(f"{self._where}: chk-{checkpoint_id} is in use")
+        with self._changing() as change:
+            change.set_data(f"{self._path}/last_id", str(checkpoint_id).encode(), version)
+
+    def put(self, checkpoint_id: int, url: str) -> None:
+        with self._changing() as change:
+            change.create(self._node(checkpoint_id), url.encode())
+
+    def delete(self, checkpoint_id: int) -> None:
+        if checkpoint_id not in self.ids():
+            return
+        with self._changing() as change:
+            change.delete(self._node(checkpoint_id))
+
+    def ids(self) -> list[int]:
+        with self._errors_named():
+            self._client.sync(self._path)
+            return sorted(
+                int(name) for name in self._client.get_children(f"{self._path}/completed")
+            )
+
+    def close(self) -> None:
+        self._client.stop()
+        self._is_connected = False
+
+    @property
+    def _where(self) -> str:
+        return f"ZooKeeper {self._quorum}, {self._path}"
+
+    def _node(self, checkpoint_id: int) -> str:
+        return f"{self._path}/completed/{checkpoint_id}"
+
+    def _last_id(self) -> tuple[int, int]:
+        with self._errors_named():
+            self._client.sync(self._path)
+            data, status = self._client.get(f"{self._path}/last_id")
+        return int(data or 0), status.version
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        """Yield a transaction that is committed at the end, unless this driver is fenced."""
+        from kazoo.exceptions import NodeExistsError
+
+        with self._errors_named():
+            change = self._client.transaction()
+            change.check(f"{self._path}/driver", -1 if self._version is None else self._version)
+            yield change
+            fence, result = change.commit()
+        if fence is not True and not _is_rolled_back(fence):
+            raise self._fenced()
+        if isinstance(result, NodeExistsError):
+            raise FileExistsError(f"{self._where}: it is complete already")
+        if isinstance(result, Exception):
+            raise OSError(f"{self._where}: {type(result).__name__} {result}")
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        from kazoo.exceptions import KazooException
+
+        self._connect()
+        try:
+            yield
+        except KazooException as exc:
+            raise OSError(
+                f"{self._where}: {type(exc).__name__} {exc}; see that its servers are up"
+            ) from exc
+
+    def _connect(self) -> None:
+        if self._is_connected:
+            return
+        try:
+            self._client.start(timeout=_CONNECT_SECONDS)
+        except self._client.handler.timeout_exception as exc:
+            raise OSError(
+                f"ZooKeeper {self._quorum} cannot be reached: see that its servers are up, and "
+                "that spark.ckpt.high-availability.zookeeper.quorum names them"
+            ) from exc
+        self._is_connected = True
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"{self._where}: another driver has taken over these checkpoints; run a query once at "
+            "a time, and stop this one"
+        )
+
+
+def _client(quorum: str) -> Any:
+    try:
+        from kazoo.client import KazooClient
+    except ImportError as exc:
+        raise ConfigurationError(
+            "high-availability.type zookeeper needs kazoo: install pyspark_ckpt[zookeeper] for "
+            "the driver"
+        ) from exc
+    return KazooClient(hosts=quorum)
+
+
+def _is_rolled_back(result: Any) -> bool:
+    from kazoo.exceptions import RolledBackError
+
+    return isinstance(result, RolledBackError)
