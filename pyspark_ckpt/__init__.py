@@ -13,9 +13,13 @@
 """
 
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
+from pyspark_ckpt.checkpoint.history import history
+from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.configuration import read_conf_file
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -61,6 +65,7 @@ __all__ = [
     "ConfigurationError",
     "CorruptFileError",
     "CrashedError",
+    "Disposal",
     "FailedCheckpointsError",
     "FencedError",
     "IncompatibleStateError",
@@ -75,8 +80,13 @@ __all__ = [
     "StateTtlConfig",
     "StateValueError",
     "UnsafePathError",
+    "Verification",
     "__version__",
+    "dispose_savepoint",
+    "history",
     "key_by",
+    "lineage",
     "read_conf_file",
+    "verify",
     "write_stream",
 ]

@@ -21,6 +21,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_descriptor,
 )
 from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.fingerprint import code_fingerprint, processor_name
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.input_mode import InputMode
@@ -147,6 +148,8 @@ class OperatorPlan:
             key_schema=self.keyed.columns.key_schema.json(),
             time_mode=arguments.time_mode.value,
             states=declared.descriptors,
+            processor=processor_name(arguments.processor),
+            code_sha256=code_fingerprint(arguments.processor),
             migrations={
                 name: MigrationDescriptor.of(migration)
                 for name, migration in arguments.migrations.items()

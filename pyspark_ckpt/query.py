@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.spark_paths import qualified_path
 
@@ -26,7 +26,7 @@ class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
     Everything that ``StreamingQuery`` has, and :meth:`checkpoints`, :meth:`triggerCheckpoint`,
-    :meth:`triggerSavepoint` and :meth:`addCheckpointListener`.
+    :meth:`triggerSavepoint`, :meth:`stopWithSavepoint` and :meth:`addCheckpointListener`.
     """
 
     def __init__(
@@ -88,14 +88,22 @@ class CheckpointedQuery(StreamingQuery):
         """Have a listener hear of nothing more."""
         self._coordinator.listeners.remove(listener)
 
-    def triggerSavepoint(self, directory: str | None = None) -> Savepoint:
+    def triggerSavepoint(
+        self, directory: str | None = None, format: str = SavepointFormat.CANONICAL.value
+    ) -> Savepoint:
         """Take a savepoint of the newest committed epoch while the query runs on.
+
+        The executors copy the state, one subtask per task; a progress bar tells how far they are
+        if standard output is a terminal, else the log.
 
         Parameters
         ----------
         directory
             Where the new ``savepoint-...`` directory goes; by default
             ``spark.ckpt.execution.checkpointing.savepoint-dir``.
+        format
+            ``CANONICAL``: all state of a subtask in one Parquet file, sorted by key group, for
+            every backend and every reader; ``NATIVE``: the files as they are, which is faster.
 
         Returns
         -------
@@ -110,7 +118,46 @@ class CheckpointedQuery(StreamingQuery):
             If it could not be made; nothing of it is left behind.
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
-        return self._coordinator.trigger_savepoint(target)
+        return self._coordinator.trigger_savepoint(target, SavepointFormat.of(format))
+
+    def stopWithSavepoint(
+        self,
+        directory: str | None = None,
+        drain: bool = False,  # noqa: FBT001, FBT002  # as Flink's clients
+        format: str = SavepointFormat.CANONICAL.value,
+    ) -> Savepoint:
+        """Stop the query and take a savepoint of its last epoch.
+
+        The epoch that is under way is finished, no other is begun, so the savepoint has exactly
+        what has reached the sink: a query that starts from it goes on where this one ended. Of a
+        query that has ended already, the last epoch is saved.
+
+        Parameters
+        ----------
+        directory, format
+            As for :meth:`triggerSavepoint`.
+        drain
+            For a query that is over for good: the watermark is taken to its end first, so that
+            every event-time timer fires and its output reaches the sink. No state expires of
+            that, and the watermark of the savepoint is the true one.
+
+        Returns
+        -------
+        Savepoint
+            Durable.
+
+        Raises
+        ------
+        ConfigurationError
+            If no directory is given or configured; the query runs on.
+        CheckpointAbortedError, CorruptFileError
+            If it could not be made; the query is stopped, and goes on from its
+            ``checkpointLocation`` when it is started again.
+        """
+        target = None if directory is None else qualified_path(self._spark, str(directory))
+        return self._coordinator.stop_with_savepoint(
+            target, SavepointFormat.of(format), drain=drain
+        )
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``.

@@ -7,11 +7,13 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import RUNTIME_KEY, Settings, is_ckpt_option, read_settings
@@ -48,7 +50,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink_options: dict[str, Any] = {}
         self._format: str | None = None
         self._restore_path: str | None = None
-        self._ends_by_itself = False
+        self._when: dict[str, Any] = {"processingTime": "0 seconds"}
 
     def restoreFrom(self, path: str) -> CheckpointedStreamWriter:
         """Start from a savepoint or a retained checkpoint.
@@ -80,7 +82,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
     def trigger(self, **when: Any) -> CheckpointedStreamWriter:
         """Choose when epochs start; as ``DataStreamWriter.trigger``."""
         super().trigger(**when)
-        self._ends_by_itself = bool(when.get("availableNow") or when.get("once"))
+        self._when = when
         return self
 
     def option(self, key: str, value: Any) -> CheckpointedStreamWriter:
@@ -168,6 +170,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
             inline_threshold_bytes=settings.inline_threshold_bytes,
             memory_limit_bytes=settings.memory_limit_bytes,
         )
+
+        def run_epoch(drained_from_ms: int | None) -> None:
+            self._run_one_epoch(
+                start, msgspec.structs.replace(runtime, drained_from_ms=drained_from_ms), operators
+            )
+
+        last_epochs = LastEpochs(SparkLog(location.storage), run_epoch)
+        last_epochs.finish_interrupted()
         with _start_lock:
             if self._restore_path is not None:
                 source = qualified_path(spark, self._restore_path)
@@ -177,7 +187,20 @@ class CheckpointedStreamWriter(DataStreamWriter):
                     spark, runtime, len(source_ids(self._stream)), self._file_sink_path()
                 )
             query = self._start_with_runtime(start, runtime, operators)
-        return self._with_coordinator(query, settings, location, operators)
+        return self._with_coordinator(query, settings, location, operators, last_epochs)
+
+    def _run_one_epoch(
+        self, start: Any, runtime: Runtime, operators: tuple[OperatorDescriptor, ...]
+    ) -> None:
+        """Run the epoch that is due at the location, into the same sink, and no other."""
+        when = self._when
+        self.trigger(once=True)
+        try:
+            with _start_lock:
+                query = self._start_with_runtime(start, runtime, operators)
+        finally:
+            self.trigger(**when)
+        query.awaitTermination()
 
     def _settings(self, spark: SparkSession) -> Settings:
         settings = read_settings(spark.conf.getAll, self._ckpt_options)
@@ -194,7 +217,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
         operators: tuple[OperatorDescriptor, ...],
     ) -> StreamingQuery:
         """Start Spark's query with the settings in the session's conf, which it copies."""
-        conf = conf_of_start(operators, ends_by_itself=self._ends_by_itself)
+        ends_by_itself = self._when.get("availableNow") or self._when.get("once")
+        conf = conf_of_start(operators, ends_by_itself=bool(ends_by_itself))
         conf[RUNTIME_KEY] = encode_runtime(runtime)
         with session_conf(self._stream.sparkSession, conf):
             query: StreamingQuery = start()
@@ -206,6 +230,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         settings: Settings,
         location: StartLocation,
         operators: tuple[OperatorDescriptor, ...],
+        last_epochs: LastEpochs,
     ) -> CheckpointedQuery:
         spark = self._stream.sparkSession
         files = QueryFiles(
@@ -219,7 +244,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             source_ids=source_ids(self._stream),
         )
         try:
-            coordinator = CheckpointCoordinator(spark, query, files, settings)
+            coordinator = CheckpointCoordinator(spark, query, files, settings, last_epochs)
         except BaseException:
             query.stop()  # nobody would have a handle on it
             raise

@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask, acknowledgements_of
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
+from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.listener import Listeners
 from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
@@ -58,8 +59,8 @@ class CheckpointRunner:
     snapshot
         Gathers a committed epoch; called in the runner's thread, may take its time.
 
-    `exclusive` is held while a checkpoint is under way or files are cleaned; a savepoint is copied
-    under it.
+    `exclusive` is held while a checkpoint is under way or files are cleaned. Whoever copies files
+    has a `hold`.
 
     Raises
     ------
@@ -76,6 +77,7 @@ class CheckpointRunner:
         snapshot: Callable[[int], CheckpointMetadata],
     ) -> None:
         self.exclusive = threading.Lock()
+        self.hold = CleaningHold()
         self.listeners = Listeners()
         self._query_id = query_id
         self._subtasks = subtasks
@@ -170,7 +172,11 @@ class CheckpointRunner:
             self._store.close()
 
     def discard_all(self) -> None:
-        """Remove all checkpoints and the files that only they need; not the state."""
+        """Remove all checkpoints and the files that only they need; not the state.
+
+        Waits for savepoints that are under way.
+        """
+        self.hold.wait()
         with self.exclusive:
             self._files.discard_all()
             self._store.close()
@@ -319,7 +325,9 @@ class CheckpointRunner:
             retained_from = self._machine.retained_from()
             # What was released may be needed by others: what goes is found from what stays.
             self._machine.take_released()
-        self._files.clean(completed, uncertain, retained_from)
+        with self.hold.cleaning() as may_clean:
+            if may_clean:
+                self._files.clean(completed, uncertain, retained_from)
 
 
 def _monotonic_ms() -> int:

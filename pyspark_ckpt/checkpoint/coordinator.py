@@ -9,31 +9,35 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
-import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
+from pyspark_ckpt.checkpoint.drain import LastEpochs
+from pyspark_ckpt.checkpoint.graceful_stop import stop_between_epochs
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
+from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CkptError,
-    ConfigurationError,
     FailedCheckpointsError,
     FencedError,
 )
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
@@ -54,6 +58,8 @@ class CheckpointCoordinator:
         Its directories and operators.
     settings
         Interval, timeout, retention and savepoints directory.
+    last_epochs
+        Runs what the query still needs after it was stopped.
 
     `listeners` are called on the driver. `failure` is why the coordinator stopped the query.
 
@@ -69,13 +75,15 @@ class CheckpointCoordinator:
         streaming_query: StreamingQuery,
         files: QueryFiles,
         settings: Settings,
+        last_epochs: LastEpochs,
     ) -> None:
         self.failure: FailedCheckpointsError | None = None
         self._spark = _session_like(spark)
         self._query = streaming_query
         self._files = files
         self._settings = settings
-        self._savepoints: list[Savepoint] = []
+        self._last_epochs = last_epochs
+        self._stopping = WorkUnderWay()
         self._runner = CheckpointRunner(
             files.query_id,
             frozenset(
@@ -88,6 +96,27 @@ class CheckpointCoordinator:
             self._snapshot,
         )
         self.listeners = self._runner.listeners
+        history = HistoryLog(files.storage)
+        self.listeners.add(history)
+        self._savepoints = SavepointTaker(
+            self._spark,
+            files,
+            settings.savepoints_directory,
+            self._runner.hold,
+            self._runner.record_abort,
+            history,
+        )
+        self._desk = RequestDesk(
+            files.storage,
+            settings.savepoints_directory,
+            Actions(
+                self.trigger_savepoint,
+                lambda directory, kind, drain: self.stop_with_savepoint(
+                    directory, kind, drain=drain
+                ),
+            ),
+            self._stopping,
+        )
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
         )
@@ -97,9 +126,14 @@ class CheckpointCoordinator:
         self._thread.start()
 
     def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the last checkpoint of a query that has ended; not in a listener's call."""
+        """Wait for the last checkpoint and savepoint of a query that has ended.
+
+        Returns at once in a listener's call.
+        """
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_seconds)
+            self._stopping.wait(timeout_seconds)
+            self._runner.hold.wait(timeout_seconds)  # another start would clean behind it
 
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
@@ -110,7 +144,7 @@ class CheckpointCoordinator:
 
     def savepoints(self) -> list[Savepoint]:
         """Return the savepoints taken since the query was started."""
-        return list(self._savepoints)
+        return self._savepoints.taken()
 
     def aborted(self) -> list[AbortedCheckpoint]:
         """Return what was given up since the query was started."""
@@ -161,52 +195,59 @@ class CheckpointCoordinator:
                 f"query {self._files.query_id} has ended: start it again to checkpoint it",
                 AbortReason.QUERY_ENDED,
             )
-        raise self._nothing_committed()
+        raise nothing_committed(self._files.query_id)
 
-    def trigger_savepoint(self, directory: str | None) -> Savepoint:
-        """Take a savepoint of the newest committed epoch.
+    def trigger_savepoint(
+        self, directory: str | None, savepoint_format: SavepointFormat
+    ) -> Savepoint:
+        """Take a savepoint of the newest committed epoch; as :meth:`SavepointTaker.take`."""
+        return self._savepoints.take(directory, savepoint_format)
 
-        Raises
-        ------
-        ConfigurationError
-            If there is no directory to put it in.
-        CheckpointAbortedError
-            If nothing is committed yet.
+    def stop_with_savepoint(
+        self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
+    ) -> Savepoint:
+        """Stop the query after the epoch that is under way, and take a savepoint of that epoch.
+
+        Parameters
+        ----------
+        directory, savepoint_format
+            As for :meth:`trigger_savepoint`.
+        drain
+            Whether all event-time timers fire first.
         """
-        target = directory or self._settings.savepoints_directory
-        if target is None:
-            raise ConfigurationError(
-                "triggerSavepoint needs a directory: give one, or set "
-                "spark.ckpt.execution.checkpointing.savepoint-dir"
-            )
-        with self._runner.exclusive:
-            triggered_at_ms = _now_ms()
-            epoch = self._files.spark_log.committed_epoch()
-            try:
-                if epoch is None:
-                    raise self._nothing_committed()
-                snapshot = msgspec.structs.replace(
-                    self._snapshot(epoch), triggered_at_ms=triggered_at_ms
-                )
-                savepoint = write_savepoint(snapshot, self._files.storage, target)
-            except Exception as exc:
-                self._record_savepoint_abort(epoch, triggered_at_ms, exc)
-                raise
-            self._savepoints.append(savepoint)
-        logger.info("query %s: savepoint %s, epoch %s", self._files.query_id, savepoint.path, epoch)
-        return savepoint
+
+        def stop() -> None:
+            stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
+            self._thread.join()
+            self._last_epochs.settle()
+            if drain:
+                self._last_epochs.drain(self._all_handles, len(self._files.operators))
+
+        with self._stopping.under_way():
+            return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
+
+    def _all_handles(self, epoch: int) -> list[Handle]:
+        location = self._files.checkpoint_location
+        return [
+            handle
+            for operator_id in range(len(self._files.operators))
+            for handle in read_handles(self._spark, location, epoch, operator_id)
+        ]
 
     def _run(self) -> None:
         has_failed = False
         try:
+            self._desk.open()
             while not self._query.awaitTermination(self._wait_seconds()):
-                self._take_quietly(periodic=True)
+                self._desk.poll()
+                if self._runner.due_in_ms() <= 0:
+                    self._take_quietly(periodic=True)
         except StreamingQueryException:
             has_failed = True  # the user hears of it from the query itself
         self._end(has_failed=has_failed or self.failure is not None)
 
     def _wait_seconds(self) -> Any:  # PySpark takes floats too
-        return max(self._runner.due_in_ms(), 1) / 1000
+        return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or drop all, as the settings say."""
@@ -217,6 +258,7 @@ class CheckpointCoordinator:
         if retains and not has_failed:
             self._take_quietly(periodic=False)
         self._runner.close()
+        self._desk.close()
         if not retains:
             self._discard()
 
@@ -267,28 +309,6 @@ class CheckpointCoordinator:
         self._spark.sparkContext.setJobDescription(f"pyspark_ckpt: handles of epoch {epoch}")
         return take_snapshot(self._spark, self._files, epoch)
 
-    def _nothing_committed(self) -> CheckpointAbortedError:
-        return CheckpointAbortedError(
-            f"query {self._files.query_id} has no committed epoch yet: try again after its first "
-            "one",
-            AbortReason.NO_COMMITTED_EPOCH,
-        )
-
-    def _record_savepoint_abort(
-        self, epoch: int | None, triggered_at_ms: int, error: Exception
-    ) -> None:
-        self._runner.record_abort(
-            AbortedCheckpoint(
-                kind="savepoint",
-                checkpoint_id=None,
-                epoch=epoch,
-                triggered_at_ms=triggered_at_ms,
-                duration_ms=_now_ms() - triggered_at_ms,
-                reason=reason_of(error),
-                message=f"{type(error).__name__}: {error}",
-            )
-        )
-
 
 def _session_like(spark: SparkSession) -> SparkSession:
     """Return a session of the coordinator's own that reads Spark's state store as the query does.
@@ -300,7 +320,3 @@ def _session_like(spark: SparkSession) -> SparkSession:
         if key.startswith(_STATE_STORE_SETTINGS):
             session.conf.set(key, value)
     return session
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import msgspec
 
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, savepoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, encode_metadata
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.layout import METADATA_NAME, SHARED, TASK_OWNED, savepoint_name
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, encode_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+
+
+class SavepointFormat(str, Enum):
+    """Flink's two formats of a savepoint."""
+
+    CANONICAL = "CANONICAL"
+    NATIVE = "NATIVE"
+
+    @classmethod
+    def of(cls, name: str) -> SavepointFormat:
+        """Return a format by its name.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of that name.
+        """
+        try:
+            return cls(str(name).upper())
+        except ValueError:
+            raise ConfigurationError(
+                f"format {name!r} of a savepoint: allowed are CANONICAL and NATIVE"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,50 +52,140 @@ class Savepoint:
     completed_at_ms: int
     size_bytes: int
     files: int
+    format: str = SavepointFormat.CANONICAL.value
 
 
-def write_savepoint(
-    snapshot: CheckpointMetadata, source: Storage, savepoints_directory: str
-) -> Savepoint:
-    """Copy a snapshot into a new directory below `savepoints_directory`.
+RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
+"""Runs the copies of all subtasks, wherever; returns the handles of what they made, in order."""
 
-    Every file is checked by its digest while it is copied. The savepoint exists from the moment
-    its ``_metadata`` is written, last; it is durable on return. On failure the new directory is
-    removed.
+
+def run_copies_here(copies: Sequence[SubtaskCopy]) -> list[Handle]:
+    """Copy one subtask after the other in this process."""
+    return [copy.run() for copy in copies]
+
+
+class NewSavepoint:
+    """A savepoint that is being made: its directory is there, and nobody takes it for one yet.
 
     Parameters
     ----------
-    snapshot
-        What :func:`take_snapshot` gathered; nothing may clean its files meanwhile.
-    source
-        The query's checkpoints directory.
+    query_id
+        The query it is of.
     savepoints_directory
-        Where the new ``savepoint-...`` directory goes.
+        Where its new ``savepoint-...`` directory goes.
+
+    Raises
+    ------
+    OSError
+        If the directory cannot be made.
     """
-    parent = open_storage(savepoints_directory)
-    name = savepoint_name(snapshot.query_id)
-    target = parent.child(name)
-    try:
-        files = {reference.path: reference for reference in snapshot.files()}
-        for reference in files.values():
-            target.copy_in(source, reference, reference.path)
+
+    def __init__(self, query_id: str, savepoints_directory: str) -> None:
+        self._parent = open_storage(savepoints_directory)
+        self._name = savepoint_name(query_id)
+        self._parent.make_directory(self._name)
+        self._target = self._parent.child(self._name)
+
+    def write(
+        self,
+        snapshot: CheckpointMetadata,
+        source: Storage,
+        savepoint_format: SavepointFormat,
+        run_copies: RunCopies,
+    ) -> Savepoint:
+        """Copy a snapshot into the directory.
+
+        Every file is checked by its digest while it is read. The savepoint exists from the moment
+        its ``_metadata`` is written, last; it is durable on return.
+
+        Parameters
+        ----------
+        snapshot
+            What :func:`take_snapshot` gathered; nothing may clean its files meanwhile.
+        source
+            The query's checkpoints directory.
+        savepoint_format
+            The backend's own files, or all state of a subtask in one file for every backend.
+        run_copies
+            Runs the subtasks' parts.
+
+        Raises
+        ------
+        CorruptFileError
+            If a file is missing or changed.
+        """
+        for log in {log.file.path: log.file for log in snapshot.source_logs}.values():
+            self._target.copy_in(source, log, log.path)
+        is_canonical = savepoint_format is SavepointFormat.CANONICAL
+        handles = [handle for operator in snapshot.operators for handle in operator.handles]
+        copies = [
+            SubtaskCopy(
+                handle=handle,
+                source=source.url,
+                target=self._target.url,
+                is_canonical=is_canonical,
+            )
+            for handle in handles
+        ]
+        copied = iter(run_copies(copies) if copies else ())
         completed = msgspec.structs.replace(
             snapshot,
             checkpoint_id=None,
             kind="savepoint",
             root=".",
             completed_at_ms=time.time_ns() // 1_000_000,
+            operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
         )
-        last = target.write(METADATA_NAME, [encode_metadata(completed)])
+        self._sweep({reference.path for reference in completed.files()})
+        last = self._target.write(METADATA_NAME, [encode_metadata(completed)])
+        self._target.delete([DIRECTORY_MARKER])  # there are files now
+        files = {reference.path: reference for reference in completed.files()}
+        return Savepoint(
+            path=self._target.url,
+            epoch=completed.epoch,
+            query_id=completed.query_id,
+            triggered_at_ms=completed.triggered_at_ms,
+            completed_at_ms=completed.completed_at_ms,
+            size_bytes=sum(file.size_bytes for file in files.values()) + last.size_bytes,
+            files=len(files) + 1,
+            format=savepoint_format.value,
+        )
+
+    def discard(self) -> None:
+        """Remove the directory of a savepoint that was not completed."""
+        self._parent.delete_directory(self._name)
+
+    def _sweep(self, needed: set[str]) -> None:
+        """Remove what attempts left behind that Spark did not count."""
+        self._target.delete(
+            [
+                f"{directory}/{name}"
+                for directory in (SHARED, TASK_OWNED)
+                for name in self._target.list(directory)
+                if f"{directory}/{name}" not in needed
+            ]
+        )
+
+
+def write_savepoint(
+    snapshot: CheckpointMetadata,
+    source: Storage,
+    savepoints_directory: str,
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
+    run_copies: RunCopies = run_copies_here,
+) -> Savepoint:
+    """Copy a snapshot into a new directory below `savepoints_directory`.
+
+    As :meth:`NewSavepoint.write`; on failure the new directory is removed.
+    """
+    new = NewSavepoint(snapshot.query_id, savepoints_directory)
+    try:
+        return new.write(snapshot, source, savepoint_format, run_copies)
     except BaseException:
-        parent.delete_directory(name)
+        new.discard()
         raise
-    return Savepoint(
-        path=target.url,
-        epoch=completed.epoch,
-        query_id=completed.query_id,
-        triggered_at_ms=completed.triggered_at_ms,
-        completed_at_ms=completed.completed_at_ms,
-        size_bytes=sum(file.size_bytes for file in files.values()) + last.size_bytes,
-        files=len(files) + 1,
-    )
+
+
+def _with_handles(operator: OperatorMetadata, copied: Iterator[Handle]) -> OperatorMetadata:
+    handles = tuple(next(copied) for _ in operator.handles)
+    return msgspec.structs.replace(operator, handles=handles)

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME, Origin
+from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME
 from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.handle import (
@@ -38,6 +38,7 @@ from pyspark_ckpt.on_disk.handle import (
     encode_handle,
 )
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER, base_path, segment_path
+from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
@@ -115,7 +116,12 @@ def seed(
     _seed_state_store(spark, location, seeds)
     _replace_offsets(location, source)
     origin = Origin(
-        path=source.path, query_id=source.metadata.query_id, epoch=source.metadata.epoch
+        path=source.path,
+        kind=source.metadata.kind,
+        checkpoint_id=source.metadata.checkpoint_id,
+        query_id=source.metadata.query_id,
+        epoch=source.metadata.epoch,
+        operators=tuple(operator.uid for operator in operators),
     )
     checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
     shutil.rmtree(location.path(_SEED_DIRECTORY))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -13,21 +14,14 @@ from pyspark_ckpt.checkpoint.committed_handles import committed_handles
 from pyspark_ckpt.checkpoint.spark_log import SourceLogFile, SparkLog
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.fingerprint import schema_fingerprint
 from pyspark_ckpt.version import __version__
 
 ORIGIN_NAME = "origin.json"
 """Beside the checkpoints of a restored query: what it was restored from."""
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query was restored from."""
-
-    path: str
-    query_id: str
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +64,9 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
             handles=committed_handles(
                 spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
             ),
+            processor=operator.processor,
+            code_sha256=operator.code_sha256,
+            schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
         )
         for operator_id, operator in enumerate(query.operators)
     )
@@ -106,14 +103,15 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
     path = source_log_path(file.source_index, file.log_name, sha256)
     reference = FileReference(path, len(content), sha256)
     if not query.storage.exists(path):
-        query.storage.write(path, [content])
+        with suppress(FileExistsError):  # of a checkpoint or savepoint at the same time
+            query.storage.write(path, [content])
     return SourceLog(file.source_index, file.log_name, reference)
 
 
-def _parent(storage: Storage) -> str | None:
+def _parent(storage: Storage) -> Origin | None:
     if not storage.exists(ORIGIN_NAME):
         return None
-    return msgspec.json.decode(storage.read(ORIGIN_NAME), type=Origin).path
+    return msgspec.json.decode(storage.read(ORIGIN_NAME), type=Origin)
 
 
 def _now_ms() -> int:

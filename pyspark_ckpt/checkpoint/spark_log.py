@@ -55,6 +55,10 @@ class SparkLog:
         """Return the newest committed epoch, ``None`` before the first."""
         return max(_numbers(self.storage.list("commits")), default=None)
 
+    def begun_epoch(self) -> int | None:
+        """Return the newest epoch that has offsets, committed or not."""
+        return max(_numbers(self.storage.list("offsets")), default=None)
+
     def has_started(self) -> bool:
         """Tell whether a query has begun an epoch here, committed or not."""
         return bool(_numbers(self.storage.list("offsets")))

@@ -47,6 +47,9 @@ class BaseFile(msgspec.Struct, frozen=True):
 CHANGES_FORMAT = "changes"
 """Format of a base snapshot that is one change file, which every backend can load."""
 
+CANONICAL_FORMAT = "canonical"
+"""Format of a base snapshot that is one canonical file, as savepoints have it."""
+
 
 class BaseSnapshot(msgspec.Struct, frozen=True):
     """A full copy of a subtask's state at `version`, in files of a `format`."""

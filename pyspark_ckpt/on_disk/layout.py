@@ -9,8 +9,11 @@
       drivers/<term>                                        one driver, by a number that only grows
       chk-<id>/_author                                      whose checkpoint it is, or was to be
       chk-<id>/_metadata                                    makes it complete
+      history/<time>-<random>.json                          savepoints, and what was given up
+      requests/<request>.<what>.json                        requests from outside, and answers
     <savepoints directory>/savepoint-<query>-<random>/
-      _metadata, shared/, taskowned/                        the same, with all it needs
+      _metadata, shared/, taskowned/                        native: the same, with all it needs
+      shared/canonical-<subtask>-<epoch>-<random>.parquet   canonical: all state of a subtask
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ METADATA_NAME = "_metadata"
 AUTHOR_NAME = "_author"
 SHARED = "shared"
 TASK_OWNED = "taskowned"
+HISTORY = "history"
+REQUESTS = "requests"
 CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 """Name of the checkpoints directory inside a query's checkpointLocation."""
 
@@ -66,6 +71,11 @@ def segment_path(subtask: int, epoch: int) -> str:
 def base_path(subtask: int, epoch: int) -> str:
     """Return a new, unique path for a base snapshot."""
     return f"{SHARED}/base-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
+
+
+def canonical_path(subtask: int, epoch: int) -> str:
+    """Return a new, unique path for all state of a subtask in a savepoint."""
+    return f"{SHARED}/canonical-{subtask}-{epoch}-{secrets.token_hex(8)}.parquet"
 
 
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:

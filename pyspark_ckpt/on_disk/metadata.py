@@ -4,7 +4,8 @@
 
     magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
 
-Integers are big-endian. Paths inside are relative to :attr:`CheckpointMetadata.root`.
+Integers are big-endian. The JSON is exactly what this library writes for its content, so nothing
+can be in it twice or unknown. Paths inside are relative to :attr:`CheckpointMetadata.root`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference, Handle
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
+from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
 from pyspark_ckpt.on_disk.storage import Storage
 
 MAGIC = b"SPRKCKPT"
@@ -33,8 +35,26 @@ class SourceLog(msgspec.Struct, frozen=True):
     file: FileReference
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query was restored from: a checkpoint or savepoint as it was then.
+
+    `operators` are the uids whose state was taken.
+    """
+
+    path: str
+    kind: str
+    checkpoint_id: int | None
+    query_id: str
+    epoch: int
+    operators: tuple[str, ...]
+
+
 class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """One stateful operator; a subtask that never had a row has no handle."""
+    """One stateful operator; a subtask that never had a row has no handle.
+
+    `processor` is the qualified name of its class; the digests are fingerprints of its code and of
+    its key and state schemas.
+    """
 
     operator_id: int
     uid: str
@@ -43,13 +63,17 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     key_schema: str
     backend: str
     handles: tuple[Handle, ...]
+    processor: str = ""
+    code_sha256: str = ""
+    schema_sha256: str = ""
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A consistent version of a whole query at the end of one epoch.
 
     `kind` is ``checkpoint`` or ``savepoint``; `root` is the directory, relative to that of the
-    ``_metadata`` file, that all paths start from; the two entries are Spark's own log texts.
+    ``_metadata`` file, that all paths start from; `parent` is what the query
+    was restored from, if it was; the two entries are Spark's own log texts.
     """
 
     checkpoint_id: int | None
@@ -58,7 +82,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     query_id: str
     query_name: str | None
-    parent: str | None
+    parent: Origin | None
     spark_version: str
     library_version: str
     triggered_at_ms: int
@@ -95,8 +119,18 @@ _decoder = msgspec.json.Decoder(CheckpointMetadata)
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    """Return the bytes of a ``_metadata`` file."""
+    """Return the bytes of a ``_metadata`` file.
+
+    Raises
+    ------
+    CorruptFileError
+        If it has more in it than can be read again.
+    """
     body = _encoder.encode(metadata)
+    name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
+    if len(body) > MAX_METADATA_BYTES:
+        raise _corrupt(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
+    check_counts(body, name)
     digest = hashlib.sha256(body).digest()
     return _HEADER.pack(MAGIC, METADATA_FORMAT_VERSION, len(body), digest) + body
 
@@ -108,6 +142,8 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     ------
     CorruptFileError
         If they are anything but a whole ``_metadata`` of a known format.
+    UnsafePathError
+        If a path in it is not one that this library writes.
     """
     if len(data) < _HEADER.size:
         raise _corrupt(name, f"{len(data)} bytes are too few")
@@ -126,10 +162,15 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
         raise _corrupt(name, f"{length} bytes of JSON were written, {len(body)} are there")
     if hashlib.sha256(body).digest() != digest:
         raise _corrupt(name, "its content does not match its checksum")
+    check_counts(data, name)
     try:
-        return _decoder.decode(body)
+        metadata = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _corrupt(name, str(exc)) from exc
+    if _encoder.encode(metadata) != body:
+        raise _corrupt(name, "it has a field twice, or one that is not known")
+    check_content(metadata, name)
+    return metadata
 
 
 def read_metadata(storage: Storage, directory: str | None = None) -> CheckpointMetadata:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.canonical_file import decode_canonical
 from pyspark_ckpt.on_disk.change_file import decode_changes, encode_changes
-from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT, BaseFile, BaseSnapshot, Handle
+from pyspark_ckpt.on_disk.handle import (
+    CANONICAL_FORMAT,
+    CHANGES_FORMAT,
+    BaseFile,
+    BaseSnapshot,
+    Handle,
+)
 from pyspark_ckpt.on_disk.layout import base_path
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.epoch_writes import in_frames
@@ -41,6 +48,11 @@ def read_base(storage: Storage, base: BaseSnapshot) -> Iterator[Changes]:
     CorruptFileError
         If a file is missing or changed, or the format is not known.
     """
+    if base.format == CANONICAL_FORMAT:
+        for each in base.files:
+            with storage.open_verified(each.file) as file:
+                yield from decode_canonical(file, each.file.path, base.entries)
+        return
     if base.format != CHANGES_FORMAT:
         raise CorruptFileError(
             f"base snapshot {base.version} below {storage.url} has the format {base.format!r}, "

@@ -27,7 +27,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     It travels in the metadata of the token column, so the plan itself tells the driver, at
     ``start()``, which operators a query has, whatever was done to the DataFrame in between.
-    `initial_state` names what :mod:`pyspark_ckpt.initial_state` remembers for it.
+    `processor` and `code_sha256` tell which code it is. `initial_state` names what
+    :mod:`pyspark_ckpt.initial_state` remembers for it.
     """
 
     uid: str
@@ -38,6 +39,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateDescriptor, ...] = ()
     migrations: dict[str, MigrationDescriptor] = {}
     initial_state: str | None = None
+    processor: str = ""
+    code_sha256: str = ""
 
     def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
         """Return the handle of a subtask that has no state yet."""
@@ -54,13 +57,17 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``start()`` binds for the tasks of a query; travels as one local property."""
+    """What ``start()`` binds for the tasks of a query; travels as one local property.
+
+    `drained_from_ms` is the true watermark in an epoch that drains the query.
+    """
 
     checkpoints_directory: str
     query_subdirectory: bool
     backend_type: str
     inline_threshold_bytes: int
     memory_limit_bytes: int
+    drained_from_ms: int | None = None
 
 
 def encode_descriptor(descriptor: OperatorDescriptor) -> str:

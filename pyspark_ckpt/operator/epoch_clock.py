@@ -14,6 +14,13 @@ _NO_WATERMARK_MS = 0
 """What they show with one where the stream has no watermark."""
 
 
+DRAIN_TIME_MS = 7_258_118_400_000
+"""The watermark that processors see while a query is drained, the year 2200: beyond all data, and
+still a time that dates and sums can hold."""
+
+_LAST_TIME_MS = (1 << 63) - 1
+
+
 class TimeMode(str, Enum):
     """PySpark's time modes of a stateful operator."""
 
@@ -34,11 +41,15 @@ class EpochClock:
         When the epoch was triggered; Spark repeats it in every attempt.
     watermark_ms
         The watermark of the epoch; ``None`` where the stream has none.
+    drained_at_ms
+        In an epoch that drains the query, how far Spark's own watermark was moved for it: every
+        timer in event time is due, though no state is older than the watermark says.
     """
 
     mode: TimeMode
     processing_time_ms: int
     watermark_ms: int | None
+    drained_at_ms: int | None = None
 
     @property
     def timer_values(self) -> TimerValues:
@@ -46,6 +57,8 @@ class EpochClock:
         if self.mode is TimeMode.NONE:
             return TimerValues(NO_TIME_MS, NO_TIME_MS)
         watermark_ms = _NO_WATERMARK_MS if self.watermark_ms is None else self.watermark_ms
+        if self.drained_at_ms is not None:
+            watermark_ms = max(watermark_ms, DRAIN_TIME_MS)
         return TimerValues(self.processing_time_ms, watermark_ms)
 
     @property
@@ -53,4 +66,11 @@ class EpochClock:
         """The time up to which timers are due; ``None`` if the operator has no timers."""
         if self.mode is TimeMode.PROCESSING_TIME:
             return self.processing_time_ms
-        return self.watermark_ms if self.mode is TimeMode.EVENT_TIME else None
+        if self.mode is not TimeMode.EVENT_TIME:
+            return None
+        return self.watermark_ms if self.drained_at_ms is None else _LAST_TIME_MS
+
+    @property
+    def earliest_timeout_ms(self) -> int | None:
+        """The earliest time at which Spark can be told to call again; ``None`` without timers."""
+        return self.timers_now_ms if self.drained_at_ms is None else self.drained_at_ms

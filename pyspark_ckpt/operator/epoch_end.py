@@ -65,11 +65,11 @@ def end_epoch(
 
 
 def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:
-    if earliest_timer_ms is None or clock.timers_now_ms is None:
+    if earliest_timer_ms is None or clock.earliest_timeout_ms is None:
         return None
     # Spark calls when its clock has passed the timeout, a timer is due when it is reached. A timer
     # that was registered too late to fire now fires in the next epoch.
-    return max(earliest_timer_ms - 1, clock.timers_now_ms)
+    return max(earliest_timer_ms - 1, clock.earliest_timeout_ms)
 
 
 def _milliseconds(since: float) -> int:

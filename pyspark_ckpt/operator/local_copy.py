@@ -172,7 +172,7 @@ def _catch_up(backend: StateBackend, storage: Storage, handle: Handle | None) ->
         return False
     if handle is not None and version != handle.version:
         missing = handle.segments[lineage.index(version) :]
-        backend.apply(_segment_changes(storage, missing), handle.version)
+        backend.apply(segment_changes(storage, missing), handle.version)
     return True
 
 
@@ -194,10 +194,11 @@ def _rebuild(
 def _all_changes(storage: Storage, handle: Handle) -> Iterator[Changes]:
     if handle.base is not None:
         yield from read_base(storage, handle.base)
-    yield from _segment_changes(storage, handle.segments)
+    yield from segment_changes(storage, handle.segments)
 
 
-def _segment_changes(storage: Storage, segments: Sequence[Segment]) -> Iterator[Changes]:
+def segment_changes(storage: Storage, segments: Sequence[Segment]) -> Iterator[Changes]:
+    """Yield the puts and deletes of segments in their order, each checked by its digest."""
     for segment in segments:
         if segment.inline is not None:
             name = f"inline segment {segment.version}"

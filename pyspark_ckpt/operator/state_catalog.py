@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.on_disk.stored_schema import checked_schema, not_a_schema
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import FREE
@@ -178,8 +178,19 @@ def schema_text(schema_json: str) -> str:
 
 
 def struct_type(schema_json: str) -> T.StructType:
-    """Return a stored schema."""
-    return T.StructType.fromJson(json.loads(schema_json))
+    """Return a stored schema.
+
+    Raises
+    ------
+    CorruptFileError
+        If it is none, or has a user-defined type: PySpark would import, and even unpickle, what
+        its JSON names.
+    """
+    fields = checked_schema(schema_json)
+    try:
+        return T.StructType.fromJson(fields)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise not_a_schema(schema_json) from exc
 
 
 def _same_keys(stored: str | None, wanted: str | None) -> bool:

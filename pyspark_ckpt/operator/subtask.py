@@ -132,14 +132,21 @@ class SubtaskFunction:
         if runtime.query_subdirectory:
             storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
-        return _Epoch(query_id, subtask, number, runtime, storage, local, self._clock(state))
+        return _Epoch(
+            query_id, subtask, number, runtime, storage, local, self._clock(state, runtime)
+        )
 
-    def _clock(self, state: GroupState) -> EpochClock:
+    def _clock(self, state: GroupState, runtime: Runtime) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None
+        watermark_ms = state.getCurrentWatermarkMs() if has_watermark else None
+        drained_at_ms = None
+        if watermark_ms is not None and runtime.drained_from_ms is not None:
+            watermark_ms, drained_at_ms = runtime.drained_from_ms, watermark_ms
         return EpochClock(
             TimeMode(self._descriptor.time_mode),
             processing_time_ms=state.getCurrentProcessingTimeMs(),
-            watermark_ms=state.getCurrentWatermarkMs() if has_watermark else None,
+            watermark_ms=watermark_ms,
+            drained_at_ms=drained_at_ms,
         )
 
     def _checked(self, state: GroupState, epoch: _Epoch) -> Handle | None:

@@ -65,7 +65,7 @@ def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Save
     with job.running() as query:
         job.feed.add(*map(events_of, range(3)))
         query.processAllAvailable()
-        savepoint = Path(query.triggerSavepoint().path)
+        savepoint = Path(query.triggerSavepoint(format="NATIVE").path)
         checkpoint = Path(await_checkpoint(query, 2).path)
     job.feed.add(events_of(3))
     return Saved(job, savepoint, checkpoint)

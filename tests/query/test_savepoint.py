@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import (
     OFTEN,
+    RETAINED,
     SAVEPOINT_DIR,
     Job,
+    await_checkpoint,
     await_progress,
     completed,
     digests,
     drop_local_copies,
     files_below,
+    flip_bit,
 )
 from tests.query.model import events_of, expected, expected_after
 
@@ -78,17 +84,61 @@ def test_two_forks_beside_the_original(job: Job) -> None:
     assert digests(savepoint) == before
 
 
+def own_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if "pyspark_ckpt" in thread.name}
+
+
 def test_taken_between_two_epochs(job: Job) -> None:
-    """A savepoint of a busy query is of one epoch: input and state fit together."""
+    """Two at once of a busy query that checkpoints all the time are each of one epoch.
+
+    Input and state fit together, in either format; retention does not know of them.
+    """
     job.feed.add(*map(events_of, range(5)))
-    with job.running() as query:
+    with job.using({RETAINED: 1}).running() as query, ThreadPoolExecutor(2) as pool:
         await_progress(query, 1)
-        savepoint = query.triggerSavepoint()
+        formats = ["CANONICAL", "native"]
+        savepoints = list(pool.map(query.triggerSavepoint, [None, None], formats))
         query.processAllAvailable()
+        await_checkpoint(query, 4)
+        before = own_threads()
+        assert not any("savepoint" in name for name in before)
     assert job.result() == expected(job.feed.rows)
+    assert [each.format for each in savepoints] == ["CANONICAL", "NATIVE"]
+    for savepoint in savepoints:
+        ckpt.verify(savepoint.path)
+    table = pq.read_table(sorted(Path(savepoints[0].path).glob("shared/*.parquet"))[0])
+    groups = [group for group in table["key_group"].to_pylist() if group is not None]
+    assert groups == sorted(groups)
+    assert set(table["state"].to_pylist()) == {"count", "recent", "tally"}
     fork = job.but(location="loc2", out="out2")
-    fork.run(restore=savepoint.path)
-    assert fork.result() == expected_after(job.feed.rows, (savepoint.epoch + 1) * 20)
+    fork.run(restore=savepoints[1].path)
+    assert fork.result() == expected_after(job.feed.rows, (savepoints[1].epoch + 1) * 20)
+
+
+def test_a_failure_on_the_executors(job: Job) -> None:
+    """A file that is found to be changed while it is copied ends the savepoint, not the query."""
+    job.feed.add(*map(events_of, range(2)))
+    with job.running() as query:
+        query.processAllAvailable()
+        path = files_below(job.checkpoint_path / "taskowned")[0]
+        whole, threads = path.read_bytes(), own_threads()
+        flip_bit(path)
+        for name in ("CANONICAL", "NATIVE"):
+            with pytest.raises(ckpt.CorruptFileError, match=path.name):
+                query.triggerSavepoint(format=name)
+        assert list((job.base / "savepoints").iterdir()) == []
+        assert own_threads() <= threads
+        path.write_bytes(whole)
+        job.feed.add(events_of(2))
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint()
+        told = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
+    assert list(told.status) == ["aborted", "aborted", "completed"]
+    assert path.name in told.reason.iloc[0]
+    assert job.result() == expected(job.feed.rows)
+    ckpt.verify(savepoint.path)
+    ckpt.dispose_savepoint(savepoint.path)
+    assert list((job.base / "savepoints").iterdir()) == []
 
 
 def test_sink_of_a_fork(job: Job) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, write_savepoint
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat, write_savepoint
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
+NATIVE, CANONICAL = SavepointFormat.NATIVE, SavepointFormat.CANONICAL
 FILES = ["shared/base", "shared/log", "taskowned/segment"]
 
 
@@ -36,7 +37,7 @@ def with_log(snapshot: CheckpointMetadata, path: str) -> CheckpointMetadata:
 def test_a_savepoint_holds_every_file_once_and_its_metadata(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
-    made = write_savepoint(snapshot, storage, str(savepoints))
+    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     content = tree(Path(made.path))
     assert sorted(content) == ["_metadata", *FILES]
     assert {name: content[name] for name in FILES} == tree(storage.root)
@@ -45,7 +46,7 @@ def test_a_savepoint_holds_every_file_once_and_its_metadata(
 def test_a_savepoint_describes_itself(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
-    made = write_savepoint(snapshot, storage, str(savepoints))
+    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     stored = read_metadata(LocalStorage(Path(made.path)))
     assert stored == msgspec.structs.replace(
         snapshot,
@@ -62,6 +63,7 @@ def test_a_savepoint_describes_itself(
         completed_at_ms=made.completed_at_ms,
         size_bytes=sum(map(len, tree(Path(made.path)).values())),
         files=4,
+        format="NATIVE",
     )
     assert made.completed_at_ms > 1_600_000_000_000
     path = Path(made.path)
@@ -72,7 +74,7 @@ def test_a_savepoint_describes_itself(
 def test_a_savepoint_needs_neither_its_query_nor_its_place(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, tmp_path: Path
 ) -> None:
-    made = write_savepoint(snapshot, storage, str(savepoints))
+    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     shutil.rmtree(storage.root)
     moved = LocalStorage(Path(shutil.move(made.path, tmp_path / "somewhere else")))
     for reference in read_metadata(moved).files():
@@ -83,7 +85,7 @@ def test_a_savepoint_needs_neither_its_query_nor_its_place(
 def test_two_savepoints_of_one_epoch_lie_beside_each_other(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
-    one, other = (write_savepoint(snapshot, storage, str(savepoints)) for _ in range(2))
+    one, other = (write_savepoint(snapshot, storage, str(savepoints), NATIVE) for _ in range(2))
     assert one.path != other.path
     names = [*FILES, "_metadata"]
     assert all((Path(made.path) / name).is_file() for made in (one, other) for name in names)
@@ -93,7 +95,7 @@ def test_the_querys_own_files_are_left_as_they_are(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
     before = tree(storage.root)
-    write_savepoint(snapshot, storage, str(savepoints))
+    write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     assert tree(storage.root) == before
 
 
@@ -106,12 +108,12 @@ def test_a_damaged_file_ends_the_savepoint_and_nothing_is_left(
     name: str,
     content: bytes | None,
 ) -> None:
-    before = write_savepoint(snapshot, storage, str(savepoints))
+    before = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     storage.path(name).unlink()
     if content is not None:
         storage.path(name).write_bytes(content)
     with pytest.raises(CorruptFileError, match=name):
-        write_savepoint(snapshot, storage, str(savepoints))
+        write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     assert [path.name for path in savepoints.iterdir()] == [Path(before.path).name]
     assert sorted(tree(Path(before.path))) == ["_metadata", *FILES]
 
@@ -122,7 +124,7 @@ def test_a_path_out_of_the_checkpoints_directory_is_never_followed(
 ) -> None:
     (storage.root.parent / "outside").write_bytes(b"abc")
     with pytest.raises(UnsafePathError):
-        write_savepoint(with_log(snapshot, path), storage, str(savepoints))
+        write_savepoint(with_log(snapshot, path), storage, str(savepoints), NATIVE)
     assert list(savepoints.iterdir()) == []
 
 
@@ -131,10 +133,10 @@ def test_a_directory_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
-        write_savepoint(snapshot, storage, str(tmp_path / "file"))
+        write_savepoint(snapshot, storage, str(tmp_path / "file"), NATIVE)
     assert (tmp_path / "file").read_text() == "in the way"
 
 
 def test_another_file_system_is_refused(storage: Storage, snapshot: CheckpointMetadata) -> None:
     with pytest.raises(NotBuiltYetError, match="hdfs://host"):
-        write_savepoint(snapshot, storage, "hdfs://host/savepoints")
+        write_savepoint(snapshot, storage, "hdfs://host/savepoints", NATIVE)

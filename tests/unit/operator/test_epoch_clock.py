@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.epoch_clock import DRAIN_TIME_MS, EpochClock, TimeMode
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,19 @@ def test_times_by_mode(
         values.getCurrentWatermarkInMs(),
     ) == told
     assert clock.timers_now_ms == timers_now_ms
+
+
+@pytest.mark.parametrize("mode", TimeMode)
+def test_while_draining_every_event_time_timer_is_due_and_no_state_ages(mode: TimeMode) -> None:
+    clock = EpochClock(mode, 100, 50, drained_at_ms=70)
+    assert clock.watermark_ms == 50
+    told = clock.timer_values.getCurrentWatermarkInMs()
+    assert told == (-1 if mode is TimeMode.NONE else DRAIN_TIME_MS)
+    if mode is TimeMode.EVENT_TIME:
+        assert clock.timers_now_ms == 2**63 - 1
+        assert clock.earliest_timeout_ms == 70
+    else:
+        assert clock.timers_now_ms == EpochClock(mode, 100, 50).timers_now_ms
 
 
 def test_modes_have_pysparks_names() -> None:

@@ -1,0 +1,157 @@
+"""Draining: a last epoch without input, in which every event-time timer of a stopped query fires.
+
+Spark runs an epoch whose offsets it finds written and not committed. So the offsets of one more
+epoch are written, with the sources where they are and a watermark beyond all timers, and the
+query is started for that epoch alone. Then the logs get the true watermark back, so that what goes
+on from here does not take its next rows for late. Timers set by timers take another epoch.
+
+A marker says what is under way: a driver that dies in between must not leave the high watermark
+to the next start, which finishes the epoch first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.event_time import NEVER_LATE
+
+logger = logging.getLogger(__name__)
+
+DRAIN_MARKER = "_draining"
+"""In the ``checkpointLocation`` while an epoch drains the query."""
+
+MAX_EPOCHS = 100
+"""Timers that set timers may go on for ever."""
+
+_LAST_ALONE_MS = ((1 << 63) - 1) // 1000
+_LAST_OF_SEVERAL_MS = NEVER_LATE // 1000 - 1
+"""Rows between two operators travel with this event time at most, and may not be late."""
+
+RunEpoch = Callable[[int | None], None]
+"""Runs the query for the one epoch that is due and returns when it is over.
+
+Given the true watermark in milliseconds if the epoch drains the query, else ``None``.
+"""
+
+
+class _Draining(msgspec.Struct, frozen=True):
+    """The marker: the epoch that drains, the watermark it has and the true one."""
+
+    epoch: int
+    drained_at_ms: int
+    watermark_ms: int
+
+
+class LastEpochs:
+    """Runs the epochs that a stopped query still needs.
+
+    Parameters
+    ----------
+    log
+        Spark's files in its ``checkpointLocation``.
+    run_epoch
+        Runs the query for one epoch.
+    """
+
+    def __init__(self, log: SparkLog, run_epoch: RunEpoch) -> None:
+        self._log = log
+        self._storage = log.storage
+        self._run_epoch = run_epoch
+
+    def finish_interrupted(self) -> None:
+        """Finish an epoch that a driver which died had begun; on the driver, before a start."""
+        if self._storage.exists(DRAIN_MARKER):
+            content = self._storage.read(DRAIN_MARKER)
+            logger.warning("%s: an interrupted drain is finished", self._storage.url)
+            self._finish(msgspec.json.decode(content, type=_Draining))
+
+    def settle(self) -> None:
+        """Finish an epoch that was interrupted: its output may have reached the sink already."""
+        begun = self._log.begun_epoch()
+        if begun is not None and begun > self._committed():
+            logger.info("%s: epoch %s was interrupted, it is finished", self._storage.url, begun)
+            self._run_epoch(None)
+            if self._committed() < begun:
+                raise CheckpointAbortedError(
+                    f"{self._storage.url}: epoch {begun} was interrupted and could not be "
+                    "finished; start the query again"
+                )
+
+    def drain(self, handles_of: Callable[[int], Sequence[Handle]], operators: int) -> None:
+        """Have every event-time timer fire; what they emit has reached the sink on return.
+
+        Parameters
+        ----------
+        handles_of
+            Reads the handles of a committed epoch.
+        operators
+            How many operators the query has.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If timers go on to set timers, or there is one beyond what Spark can reach.
+        """
+        last_ms = _LAST_ALONE_MS if operators == 1 else _LAST_OF_SEVERAL_MS
+        for _ in range(MAX_EPOCHS):
+            epoch = self._log.committed_epoch()
+            if epoch is None:
+                return
+            timeouts = [
+                handle.timeout_ms
+                for handle in handles_of(epoch)
+                if handle.time_mode == TimeMode.EVENT_TIME.value and handle.timeout_ms is not None
+            ]
+            if not timeouts:
+                return
+            if min(timeouts) >= last_ms:
+                raise CheckpointAbortedError(
+                    f"{self._storage.url}: a timer at {min(timeouts)} ms is later than Spark's "
+                    "watermark can be: it was not drained; stop the query without drain"
+                )
+            self._begin(epoch, min(max(timeouts) + 1, last_ms))
+        raise CheckpointAbortedError(
+            f"{self._storage.url}: after {MAX_EPOCHS} epochs timers still set new timers: the "
+            "query cannot be drained; stop it without drain"
+        )
+
+    def _begin(self, epoch: int, drained_at_ms: int) -> None:
+        draining = _Draining(epoch + 1, drained_at_ms, self._log.watermark_ms(epoch))
+        self._storage.write(DRAIN_MARKER, [msgspec.json.encode(draining)])
+        self._finish(draining)
+
+    def _finish(self, draining: _Draining) -> None:
+        epoch = draining.epoch
+        if self._committed() < epoch:
+            self._put_offsets(draining, draining.drained_at_ms)
+            self._run_epoch(draining.watermark_ms)
+            if self._committed() < epoch:
+                raise CheckpointAbortedError(
+                    f"{self._storage.url}: epoch {epoch}, which drains the query, was not "
+                    "committed; start the query again to finish it"
+                )
+        self._put_offsets(draining, draining.watermark_ms)
+        version, fields = self._log.commits_entry(epoch).split("\n", 1)
+        commit = {**json.loads(fields), "nextBatchWatermarkMs": draining.watermark_ms}
+        self._log.replace(f"commits/{epoch}", f"{version}\n{json.dumps(commit)}")
+        self._storage.delete([DRAIN_MARKER])
+
+    def _committed(self) -> int:
+        epoch = self._log.committed_epoch()
+        return -1 if epoch is None else epoch
+
+    def _put_offsets(self, draining: _Draining, watermark_ms: int) -> None:
+        """Write the offsets of the epoch: those of the one before it, at another watermark."""
+        before = self._log.offsets_entry(draining.epoch - 1)
+        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": time.time_ns() // 1_000_000}
+        offsets = OffsetsEntry({**before.metadata, **times}, before.source_offsets)
+        self._log.replace(f"offsets/{draining.epoch}", offsets.text())

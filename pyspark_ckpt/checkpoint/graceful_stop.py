@@ -1,0 +1,50 @@
+"""Stopping a query between two epochs. Driver only, classic session."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+
+
+def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:
+    """Stop a query when the epoch that is under way is committed; no other begins.
+
+    ``StreamingQuery.stop`` interrupts an epoch wherever it is, perhaps after its output reached
+    the sink and before it was committed. Spark's loop looks at its state after each epoch, so
+    that state is set, and what is under way is left alone.
+
+    Parameters
+    ----------
+    spark, query
+        The query and its session.
+    timeout_ms
+        How long to wait for the epoch; then it is interrupted, as by ``stop``.
+    """
+    if query.isActive:
+        try:
+            state = query._jsq.streamingQuery().state()
+            state.set(_terminated(spark, state.get()))
+        except Py4JError:
+            logger.warning("query %s: its last epoch is interrupted", query.id, exc_info=True)
+        deadline = time.monotonic() + timeout_ms / 1000
+        while query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    query.stop()
+
+
+def _terminated(spark: SparkSession, state: Any) -> Any:
+    """Return Spark's object for a query that has ended, of the package that `state` is of."""
+    package = state.getClass().getName().rpartition(".")[0]
+    java: Any = spark._jvm
+    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    found = java.java.lang.Class.forName(f"{package}.TERMINATED$", True, loader)  # noqa: FBT003
+    return found.getField("MODULE$").get(None)

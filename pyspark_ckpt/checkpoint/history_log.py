@@ -1,0 +1,103 @@
+"""The history log: what ended beside the checkpoints that are there, one small file each.
+
+It lies in the checkpoints directory, so that it outlives the driver and can be read without one.
+Nothing depends on it: what cannot be written or read is left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
+from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.layout import HISTORY
+from pyspark_ckpt.on_disk.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+KEPT = 1000
+"""Entries that stay; older ones are removed."""
+
+_MAX_BYTES = 64 << 10
+_REMOVED_AT_ONCE = 100
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint, or a checkpoint or savepoint that was given up."""
+
+    kind: str
+    status: str
+    triggered_at_ms: int
+    duration_ms: int
+    checkpoint_id: int | None = None
+    epoch: int | None = None
+    size_bytes: int | None = None
+    files: int | None = None
+    path: str | None = None
+    reason: str | None = None
+
+
+class HistoryLog(CheckpointListener):
+    """The history log in a checkpoints directory; hears of checkpoints as a listener."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
+        """Note what was given up, savepoints too."""
+        self._note(
+            HistoryEntry(
+                kind=checkpoint.kind,
+                status="aborted",
+                checkpoint_id=checkpoint.checkpoint_id,
+                epoch=checkpoint.epoch,
+                triggered_at_ms=checkpoint.triggered_at_ms,
+                duration_ms=checkpoint.duration_ms,
+                reason=f"{checkpoint.reason.value}: {checkpoint.message}"[: _MAX_BYTES // 8],
+            )
+        )
+
+    def note_savepoint(self, savepoint: Savepoint) -> None:
+        """Note a savepoint that was completed."""
+        self._note(
+            HistoryEntry(
+                kind="savepoint",
+                status="completed",
+                epoch=savepoint.epoch,
+                triggered_at_ms=savepoint.triggered_at_ms,
+                duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
+                size_bytes=savepoint.size_bytes,
+                files=savepoint.files,
+                path=savepoint.path,
+            )
+        )
+
+    def entries(self) -> list[HistoryEntry]:
+        """Return what was noted, oldest first."""
+        names = self._storage.list(HISTORY)[-KEPT:]
+        return [entry for name in names if (entry := self._read(name)) is not None]
+
+    def _note(self, entry: HistoryEntry) -> None:
+        name = f"{entry.triggered_at_ms:015}-{secrets.token_hex(4)}.json"
+        try:
+            self._storage.write(f"{HISTORY}/{name}", [msgspec.json.encode(entry)])
+            names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]
+            if len(names) > KEPT + _REMOVED_AT_ONCE:
+                self._storage.delete(f"{HISTORY}/{name}" for name in names[:-KEPT])
+        except (OSError, CkptError) as exc:
+            logger.warning("the history log misses a %s: %s", entry.kind, exc)
+
+    def _read(self, name: str) -> HistoryEntry | None:
+        if not name.endswith(".json"):
+            return None
+        try:
+            content = self._storage.read(f"{HISTORY}/{name}")
+            return msgspec.json.decode(content[:_MAX_BYTES], type=HistoryEntry)
+        except (OSError, CkptError, msgspec.MsgspecError) as exc:
+            logger.warning("an entry of the history log cannot be read: %s", exc)
+            return None

@@ -1,0 +1,183 @@
+"""Takes a query's savepoints, while it runs on and after it was stopped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
+from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
+from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+
+class SavepointTaker:
+    """Takes the savepoints of one query; any number of threads at once may ask for one.
+
+    Parameters
+    ----------
+    spark
+        A session that reads Spark's state store as the query does.
+    files
+        The query's directories and operators.
+    directory
+        Where savepoints go by default.
+    hold
+        Keeps the cleaner away from the files that are being copied.
+    record_abort
+        Is told of each that was given up.
+    history
+        The log of the query's checkpoints directory.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: QueryFiles,
+        directory: str | None,
+        hold: CleaningHold,
+        record_abort: Callable[[AbortedCheckpoint], None],
+        history: HistoryLog,
+    ) -> None:
+        self._spark = spark
+        self._files = files
+        self._directory = directory
+        self._hold = hold
+        self._record_abort = record_abort
+        self._history = history
+        self._taken: list[Savepoint] = []
+
+    def taken(self) -> list[Savepoint]:
+        """Return the savepoints taken so far."""
+        return list(self._taken)
+
+    def begin(self, directory: str | None) -> NewSavepoint:
+        """Make the directory of a savepoint, before anything else is done for it.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no directory to put it in.
+        OSError
+            If the directory cannot be made.
+        """
+        target = directory or self._directory
+        if target is None:
+            raise ConfigurationError(
+                "a savepoint needs a directory: give one, or set "
+                "spark.ckpt.execution.checkpointing.savepoint-dir"
+            )
+        return NewSavepoint(self._files.query_id, target)
+
+    def take(self, directory: str | None, savepoint_format: SavepointFormat) -> Savepoint:
+        """Take a savepoint of the newest committed epoch.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no directory to put it in.
+        CheckpointAbortedError, CorruptFileError
+            If it could not be made, or nothing is committed yet; its directory is removed.
+        """
+        triggered_at_ms = _now_ms()
+        with self._hold.held():
+            epoch = None
+            try:
+                epoch = self._files.spark_log.committed_epoch()
+                if epoch is None:
+                    raise nothing_committed(self._files.query_id)
+                new = self.begin(directory)
+            except Exception as exc:
+                self._give_up(epoch, triggered_at_ms, exc)
+                raise
+            return self.complete(new, epoch, triggered_at_ms, savepoint_format)
+
+    def take_of_stopped(
+        self,
+        stop: Callable[[], None],
+        directory: str | None,
+        savepoint_format: SavepointFormat,
+    ) -> Savepoint:
+        """Stop the query and take a savepoint of its last epoch.
+
+        Parameters
+        ----------
+        stop
+            Stops the query and settles its epochs; not called if there is no place for a
+            savepoint.
+        directory, savepoint_format
+            As for :meth:`take`.
+        """
+        triggered_at_ms = _now_ms()
+        new = self.begin(directory)
+        try:
+            stop()
+            epoch = self._files.spark_log.committed_epoch()
+            if epoch is None:
+                raise nothing_committed(self._files.query_id)
+        except BaseException as exc:
+            new.discard()
+            if isinstance(exc, Exception):
+                self._give_up(None, triggered_at_ms, exc)
+            raise
+        return self.complete(new, epoch, triggered_at_ms, savepoint_format)
+
+    def complete(
+        self,
+        new: NewSavepoint,
+        epoch: int,
+        triggered_at_ms: int,
+        savepoint_format: SavepointFormat,
+    ) -> Savepoint:
+        """Fill a savepoint that was begun; on failure its directory is removed."""
+        query_id = self._files.query_id
+        try:
+            snapshot = msgspec.structs.replace(
+                take_snapshot(self._spark, self._files, epoch), triggered_at_ms=triggered_at_ms
+            )
+            job = SavepointJob(self._spark, f"savepoint of epoch {epoch}, query {query_id}")
+            savepoint = new.write(snapshot, self._files.storage, savepoint_format, job)
+        except BaseException as exc:
+            new.discard()
+            if isinstance(exc, Exception):
+                self._give_up(epoch, triggered_at_ms, exc)
+            raise
+        self._taken.append(savepoint)
+        self._history.note_savepoint(savepoint)
+        logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
+        return savepoint
+
+    def _give_up(self, epoch: int | None, triggered_at_ms: int, error: Exception) -> None:
+        aborted = AbortedCheckpoint(
+            kind="savepoint",
+            checkpoint_id=None,
+            epoch=epoch,
+            triggered_at_ms=triggered_at_ms,
+            duration_ms=_now_ms() - triggered_at_ms,
+            reason=reason_of(error),
+            message=f"{type(error).__name__}: {error}",
+        )
+        self._record_abort(aborted)
+        self._history.onCheckpointAborted(aborted)
+
+
+def nothing_committed(query_id: str) -> CheckpointAbortedError:
+    """Return the error of a query that has no epoch to save yet."""
+    return CheckpointAbortedError(
+        f"query {query_id} has no committed epoch yet: try again after its first one",
+        AbortReason.NO_COMMITTED_EPOCH,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,115 @@
+"""Commands that look at files only: list, history, show, verify, dispose."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
+from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
+from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.verification import verify
+from pyspark_ckpt.cli.output import Result, facts, records, table
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
+from pyspark_ckpt.on_disk.storage import open_storage
+
+_OF_A_CHECKPOINT = [
+    "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
+    "path",
+]  # fmt: skip
+_OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
+
+
+def list_checkpoints(arguments: Namespace) -> Result:
+    """List the checkpoints of a query that are there."""
+    storage = find_checkpoints_directory(arguments.path)
+    frame = as_frame(checkpoint_entries(CompletedCheckpoints(storage)))[_OF_A_CHECKPOINT]
+    return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
+
+
+def show_history(arguments: Namespace) -> Result:
+    """Tell what became of a query's checkpoints and savepoints."""
+    frame = history(arguments.path)
+    return Result({"history": records(frame)}, table(frame, "no history"))
+
+
+def show(arguments: Namespace) -> Result:
+    """Tell what a checkpoint or savepoint has in it."""
+    metadata = read_metadata(open_storage(arguments.path))
+    fields = _described(metadata)
+    ancestors = lineage(arguments.path).iloc[1:]
+    text = facts({name: value for name, value in fields.items() if name != "operators"})
+    for operator in fields["operators"]:
+        states = ", ".join(f"{state['name']} ({state['kind']})" for state in operator["states"])
+        text += (
+            f"operator {operator['uid']}: {operator['processor']}, parallelism "
+            f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
+            f"{states or 'none'}\n"
+        )
+    if len(ancestors):
+        text += "restored from:\n" + table(ancestors[_OF_AN_ANCESTOR], "")
+    return Result({**fields, "ancestors": records(ancestors)}, text)
+
+
+def verify_files(arguments: Namespace) -> Result:
+    """Check all files of a checkpoint or savepoint."""
+    found = verify(arguments.path)
+    fields = {
+        "path": found.path,
+        "kind": found.kind,
+        "epoch": found.epoch,
+        "files": found.files,
+        "size_bytes": found.size_bytes,
+    }
+    text = f"{found.path}: {found.files} files, {found.size_bytes} bytes, all as written\n"
+    return Result(fields, text)
+
+
+def dispose(arguments: Namespace) -> Result:
+    """Delete a savepoint."""
+    gone = dispose_savepoint(arguments.path)
+    text = f"{gone.path}: {gone.files} files deleted\n"
+    if gone.left:
+        text += f"not of the savepoint, and left: {', '.join(gone.left)}\n"
+    return Result({"path": gone.path, "files": gone.files, "left": list(gone.left)}, text)
+
+
+def _described(metadata: CheckpointMetadata) -> dict[str, Any]:
+    return {
+        "kind": metadata.kind,
+        "checkpoint_id": metadata.checkpoint_id,
+        "epoch": metadata.epoch,
+        "query_id": metadata.query_id,
+        "query_name": metadata.query_name,
+        "watermark_ms": metadata.watermark_ms,
+        "completed_at_ms": metadata.completed_at_ms,
+        "size_bytes": metadata.size_bytes,
+        "files": len({reference.path for reference in metadata.files()}) + 1,
+        "spark_version": metadata.spark_version,
+        "library_version": metadata.library_version,
+        "operators": [_operator(operator) for operator in metadata.operators],
+    }
+
+
+def _operator(operator: OperatorMetadata) -> dict[str, Any]:
+    states = {
+        state.name: {"name": state.name, "kind": state.kind, "schema": state.value_schema}
+        for handle in operator.handles
+        for state in handle.states
+        if state.sweeps is None
+    }
+    return {
+        "uid": operator.uid,
+        "processor": operator.processor,
+        "code_sha256": operator.code_sha256,
+        "schema_sha256": operator.schema_sha256,
+        "parallelism": operator.parallelism,
+        "max_parallelism": operator.max_parallelism,
+        "backend": operator.backend,
+        "base_formats": sorted(
+            {handle.base.format for handle in operator.handles if handle.base is not None}
+        ),
+        "states": list(states.values()),
+    }

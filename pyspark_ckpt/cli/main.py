@@ -1,0 +1,54 @@
+"""``pyspark-ckpt``: reads the arguments, runs a command, tells what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from pyspark_ckpt.cli.arguments import parser
+from pyspark_ckpt.cli.output import as_json, failure, printable
+from pyspark_ckpt.errors import CkptError
+
+OK, FAILED, USAGE = 0, 1, 2
+"""Exit codes; argparse gives the last one."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the entry point of ``pyspark-ckpt``.
+
+    Parameters
+    ----------
+    arguments
+        By default those of the process.
+
+    Returns
+    -------
+    int
+        0 if it was done, 1 if it failed.
+
+    Raises
+    ------
+    SystemExit
+        With 2 if the arguments are wrong, with 0 after ``--help``.
+    """
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    chosen = parser().parse_args(arguments)
+    try:
+        result = chosen.run(chosen)
+        sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return FAILED
+    except (CkptError, OSError) as exc:
+        if chosen.json:
+            sys.stdout.write(as_json(failure(exc)))
+        else:
+            sys.stderr.write(printable(f"pyspark-ckpt: {exc}\n"))
+        return FAILED
+    return OK

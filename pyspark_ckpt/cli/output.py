@@ -1,0 +1,65 @@
+"""What commands print: text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command has to tell, in both forms."""
+
+    fields: dict[str, Any]
+    text: str
+
+
+def as_json(fields: dict[str, Any]) -> str:
+    """Return one JSON object, on lines of its own."""
+    return json.dumps(fields, indent=2, default=str) + "\n"
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Return an error as JSON fields."""
+    return {"error": {"kind": type(error).__name__, "message": str(error)}}
+
+
+def facts(fields: dict[str, Any]) -> str:
+    """Return fields one to a line, names padded."""
+    width = max((len(name) for name in fields), default=0)
+    return "".join(f"{name:<{width}}  {value}\n" for name, value in fields.items())
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return a frame's rows with None where nothing is known, times in ISO form."""
+    return [
+        {str(name): _plain_value(value) for name, value in row.items()}
+        for row in frame.astype(object).to_dict("records")
+    ]
+
+
+def printable(text: str) -> str:
+    """Return text without control characters: names in a file must not steer a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    if pd.isna(value):
+        return None
+    return value.isoformat() if isinstance(value, pd.Timestamp) else value
+
+
+def table(frame: pd.DataFrame, empty: str) -> str:
+    """Return a frame as lines, or `empty` for one without rows."""
+    if frame.empty:
+        return f"{empty}\n"
+    shown = frame.copy()
+    if "triggered_at" in shown:
+        shown["triggered_at"] = shown["triggered_at"].dt.strftime("%Y-%m-%d %H:%M:%S")
+    text: str = shown.astype(object).where(frame.notna(), "-").to_string(index=False)
+    return f"{text}\n"

@@ -1,0 +1,93 @@
+"""Commands that ask a running query for something: savepoint, stop."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from argparse import Namespace
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
+from pyspark_ckpt.cli.output import Result, facts
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.request_files import (
+    BY_REQUESTER,
+    Answer,
+    Request,
+    RequestFiles,
+    now_ms,
+)
+
+_POLL_SECONDS = 0.2
+
+
+def savepoint(arguments: Namespace) -> Result:
+    """Ask for a savepoint."""
+    return _asked(arguments, "savepoint", drain=False)
+
+
+def stop(arguments: Namespace) -> Result:
+    """Ask for a stop with a savepoint."""
+    return _asked(arguments, "stop", drain=arguments.drain)
+
+
+def _asked(arguments: Namespace, action: str, *, drain: bool) -> Result:
+    files = RequestFiles(find_checkpoints_directory(arguments.location))
+    now = now_ms()
+    request = Request(
+        action=action,
+        requested_at_ms=now,
+        expires_at_ms=now + int(arguments.timeout * 1000),
+        requested_by=_requester(),
+        directory=arguments.directory,
+        format=arguments.type.upper(),
+        drain=drain,
+    )
+    request_id = files.post(request)
+    try:
+        answer = _wait(files, request_id, arguments.timeout)
+    except KeyboardInterrupt:
+        files.claim(request_id, BY_REQUESTER)
+        raise
+    if answer.error is not None:
+        raise CheckpointAbortedError(f"request {request_id} was refused or failed: {answer.error}")
+    made = msgspec.structs.asdict(answer)
+    fields = {"request": request_id} | {
+        name: made[name] for name in ("path", "epoch", "size_bytes", "files")
+    }
+    return Result(fields, facts(fields))
+
+
+def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
+    """Wait for the answer; a request that nobody has taken by then is withdrawn.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If there is none in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        answer = files.answer_to(request_id)
+        if answer is not None:
+            return answer
+        time.sleep(_POLL_SECONDS)
+    if files.claim(request_id, BY_REQUESTER):
+        raise CheckpointAbortedError(
+            f"no query took request {request_id} within {timeout_s:g} s, it is withdrawn: see that "
+            "the query is running and uses this checkpoints directory"
+        )
+    raise CheckpointAbortedError(
+        f"the query took request {request_id} and has not answered within {timeout_s:g} s; it may "
+        "still do it: look at `pyspark-ckpt history` later"
+    )
+
+
+def _requester() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]

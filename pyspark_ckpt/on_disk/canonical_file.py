@@ -1,0 +1,232 @@
+"""The canonical file: all state of one subtask as a Parquet file that any reader of Parquet opens.
+
+One row per entry, sorted by stored key, so by key group first:
+
+================  =======  =================================================================
+``key_group``     int32    null where the entry belongs to no key: operator and raw state
+``kind``          string   of the state, or ``timer``, ``timer-by-time``, ``raw``
+``state``         string   name of the state, null for timers and raw state
+``stored_key``    binary   as in :mod:`pyspark_ckpt.operator.stored_keys`, keys in MessagePack
+``stored_value``  binary   MessagePack by the state's schema
+================  =======  =================================================================
+
+The schema's metadata has the uid, the key schema and the states with their schemas, as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.handle import Handle
+from state_backends import Changes
+
+CANONICAL_FORMAT_VERSION = 1
+MAX_GROUP_BYTES = 1 << 32
+"""Largest row group that is read: a single entry may take a gigabyte."""
+
+_GROUP_ENTRIES = 100_000
+_GROUP_BYTES = 32 << 20
+_READ_ENTRIES = 10_000
+_VERSION_KEY = b"pyspark_ckpt.format_version"
+_DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
+_KEY_GROUP_END = 0x8000
+"""Keys from here on belong to no key group; see :mod:`pyspark_ckpt.operator.stored_keys`."""
+
+_TIME_INDEX, _OPERATOR_STATE, _RAW_STATE = 0x8000, 0x8100, 0x8200
+_TIMERS_ID = 0xFF
+_COLUMNS = pa.schema(
+    [
+        ("key_group", pa.int32()),
+        ("kind", pa.string()),
+        ("state", pa.string()),
+        pa.field("stored_key", pa.binary(), nullable=False),
+        pa.field("stored_value", pa.binary(), nullable=False),
+    ]
+)
+
+
+def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Iterator[bytes]:
+    """Yield the bytes of a canonical file, in bounded memory.
+
+    Called by a task on an executor.
+
+    Parameters
+    ----------
+    handle
+        The subtask, with its states.
+    parts
+        All of its state, puts only, in the order of the keys.
+    """
+    sink = _Sink()
+    schema = _COLUMNS.with_metadata(_metadata(handle))
+    names = _Names(handle)
+    with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=["kind", "state"]) as to:
+        for keys, values in _groups(parts):
+            to.write_table(names.table(keys, values, schema), row_group_size=len(keys))
+            yield from sink.take()
+    yield from sink.take()
+
+
+def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Changes]:
+    """Yield all state of a canonical file, in bounded memory; checked before to be as written.
+
+    Parameters
+    ----------
+    file
+        The file.
+    name
+        What to call it in an error.
+    entries
+        How many entries it must have.
+
+    Raises
+    ------
+    CorruptFileError
+        If it is anything else.
+    """
+    try:
+        parquet = pq.ParquetFile(file, buffer_size=1 << 20)
+        _check(parquet, name, entries)
+        for batch in parquet.iter_batches(_READ_ENTRIES, columns=["stored_key", "stored_value"]):
+            keys, values = (column.to_pylist() for column in batch.columns)
+            if None in keys or None in values:
+                raise _corrupt(name, "an entry has no key or no value")
+            yield Changes(keys, values)
+    except CorruptFileError:
+        raise
+    except (pa.ArrowException, OSError, MemoryError) as exc:  # Arrow raises all three
+        raise _corrupt(name, str(exc)) from exc
+
+
+class _Sink:
+    """A file to Arrow, from which what was written is taken away."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        self._position += len(part)
+        return len(part)
+
+    def tell(self) -> int:
+        return self._position
+
+    def flush(self) -> None:
+        """There is nothing behind it."""
+
+    def close(self) -> None:
+        """What was written is still taken afterwards."""
+
+    def take(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return parts
+
+
+class _Names:
+    """Tells key group, kind and state of many entries at once."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._states = handle.states
+
+    def table(self, keys: list[bytes], values: list[bytes | None], schema: pa.Schema) -> pa.Table:
+        stored_keys = pa.array(keys, pa.binary())
+        group, state_id = _heads(stored_keys)
+        kinds = [each.kind for each in self._states]
+        names = [each.name for each in self._states]
+        count = len(self._states)
+        keyed = group < _KEY_GROUP_END
+        of_state = (keyed | (group == _OPERATOR_STATE)) & (state_id < count)
+        kind = np.where(of_state, state_id, -1)
+        for place, mask in enumerate(
+            (keyed & (state_id == _TIMERS_ID), group == _TIME_INDEX, group == _RAW_STATE)
+        ):
+            kind[mask] = count + place
+        columns = [
+            pa.array(group, pa.int32(), mask=~keyed),
+            _looked_up([*kinds, "timer", "timer-by-time", "raw"], kind, kind >= 0),
+            _looked_up(names, state_id, of_state),
+            stored_keys,
+            pa.array(values, pa.binary()),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _heads(keys: pa.Array) -> tuple[Any, Any]:
+    """Return the first two bytes of each key as a number, and the third; 0xfe where it is short."""
+    _, offsets_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[: len(keys) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)
+    padded = np.concatenate([data, np.full(3, 0xFE, np.uint8)])
+    lengths = np.diff(offsets)
+    heads = [
+        np.where(lengths > place, padded[offsets[:-1] + place], 0xFE).astype(np.int32)
+        for place in range(3)
+    ]
+    return heads[0] * 256 + heads[1], heads[2]
+
+
+def _looked_up(texts: list[str], places: Any, known: Any) -> pa.Array:
+    indices = pa.array(np.where(known, places, 0), pa.int32(), mask=~known)
+    return pa.array(texts, pa.string()).take(indices)
+
+
+def _groups(parts: Iterable[Changes]) -> Iterator[tuple[list[bytes], list[bytes | None]]]:
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    size_bytes = 0
+    for part in parts:
+        keys += part.keys
+        values += part.values
+        size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
+        if len(keys) >= _GROUP_ENTRIES or size_bytes >= _GROUP_BYTES:
+            yield keys, values
+            keys, values, size_bytes = [], [], 0
+    if keys:
+        yield keys, values
+
+
+def _metadata(handle: Handle) -> dict[bytes, bytes]:
+    description = {
+        "uid": handle.uid,
+        "subtask": handle.subtask,
+        "parallelism": handle.parallelism,
+        "max_parallelism": handle.max_parallelism,
+        "epoch": handle.epoch,
+        "key_schema": handle.key_schema,
+        "states": handle.states,
+    }
+    return {
+        _VERSION_KEY: str(CANONICAL_FORMAT_VERSION).encode(),
+        _DESCRIPTION_KEY: msgspec.json.encode(description),
+    }
+
+
+def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
+    metadata = parquet.metadata
+    version = (metadata.metadata or {}).get(_VERSION_KEY)
+    if version != str(CANONICAL_FORMAT_VERSION).encode():
+        raise _corrupt(name, f"it is no canonical file of format {CANONICAL_FORMAT_VERSION}")
+    columns = parquet.schema_arrow
+    if columns.names != _COLUMNS.names or columns.types != _COLUMNS.types:
+        raise _corrupt(name, f"it has the columns {columns.names}")
+    if metadata.num_rows != entries:
+        raise _corrupt(name, f"it has {metadata.num_rows} entries, {entries} were written")
+    for number in range(metadata.num_row_groups):
+        if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
+            raise _corrupt(name, f"its row group {number} is too large to be one of ours")
+
+
+def _corrupt(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

@@ -1,0 +1,126 @@
+"""What a ``_metadata`` file must be, beyond its types: it may come from a hostile hand.
+
+All of it is checked on what was read, before any other file is looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.stored_schema import checked_schema
+
+if TYPE_CHECKING:
+    from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+
+MAX_FILES = 500_000
+MAX_OBJECTS = 4_000_000
+MAX_BYTES_OF_FILES = 1 << 60
+
+ROOTS = {"checkpoint": "..", "savepoint": "."}
+"""The directory that paths start from, relative to that of ``_metadata``."""
+
+_FILE = b'"sha256":'
+_OBJECT = b'{"'
+_SAFE_PATH = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+){0,7}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_PATH = 512
+
+
+def check_counts(body: bytes, name: str) -> None:
+    """Check how many things a JSON text holds, before memory is spent on them.
+
+    Raises
+    ------
+    CorruptFileError
+        If they are more than any query has.
+    """
+    for what, mark, most in (("files", _FILE, MAX_FILES), ("objects", _OBJECT, MAX_OBJECTS)):
+        found = body.count(mark)
+        if found > most:
+            raise CorruptFileError(
+                f"{name}: it lists {found} {what}, {most} are the limit; do not use it"
+            )
+
+
+def check_content(metadata: CheckpointMetadata, name: str) -> None:
+    """Check paths, sizes, digests and numbers.
+
+    Raises
+    ------
+    UnsafePathError
+        If a path is not one that this library writes: relative, of plain names, without ``..``.
+    CorruptFileError
+        If anything else cannot be.
+    """
+    if metadata.kind not in ROOTS:
+        raise _wrong(name, f"there is no kind {metadata.kind[:80]!r}")
+    if metadata.root != ROOTS[metadata.kind]:
+        raise UnsafePathError(
+            f"{name}: the files of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, those of "
+            f"this one from {metadata.root[:200]!r}: it is damaged or hostile; do not use it"
+        )
+    if metadata.epoch < 0:
+        raise _wrong(name, f"there is no epoch {metadata.epoch}")
+    for operator in metadata.operators:
+        if not 0 < operator.parallelism <= operator.max_parallelism <= 1 << 15:
+            raise _wrong(
+                name,
+                f"operator {operator.uid[:80]!r} has parallelism {operator.parallelism} of "
+                f"{operator.max_parallelism}",
+            )
+    uids = [operator.uid for operator in metadata.operators]
+    if len(set(uids)) != len(uids):
+        raise _wrong(name, "two operators have one uid")
+    _check_files(metadata.files(), name)
+    for text in _schemas(metadata):
+        checked_schema(text)
+
+
+def check_path(path: str, name: str) -> None:
+    """Check a path that was read from the file `name`.
+
+    Raises
+    ------
+    UnsafePathError
+        If it is not a relative path of plain names.
+    """
+    plain = len(path) <= _MAX_PATH and _SAFE_PATH.fullmatch(path)
+    if not plain or {".", ".."} & set(path.split("/")):
+        raise UnsafePathError(
+            f"{name}: the path {path[:200]!r} is none that this library writes, relative and of "
+            "plain names: the file is damaged or hostile; do not use it"
+        )
+
+
+def _schemas(metadata: CheckpointMetadata) -> set[str]:
+    """Return every text that is to be read as a schema; subtasks mostly have the same ones."""
+    handles = [handle for operator in metadata.operators for handle in operator.handles]
+    states = {state for handle in handles for state in handle.states}
+    texts = {operator.key_schema for operator in metadata.operators}
+    texts.update(handle.key_schema for handle in handles)
+    for state in states:
+        texts.update((state.value_schema, *state.earlier_schemas))
+        if state.map_key_schema is not None:
+            texts.add(state.map_key_schema)
+    return texts
+
+
+def _check_files(files: Iterable[FileReference], name: str) -> None:
+    known: dict[str, FileReference] = {}
+    for file in files:
+        check_path(file.path, name)
+        if file.size_bytes < 0 or not _DIGEST.fullmatch(file.sha256):
+            raise _wrong(name, f"{file.path} has size {file.size_bytes} or no SHA-256")
+        if known.setdefault(file.path, file) != file:
+            raise _wrong(name, f"{file.path} is listed with two sizes or digests")
+    total = sum(file.size_bytes for file in known.values())
+    if total > MAX_BYTES_OF_FILES:
+        raise _wrong(name, f"its files are said to have {total} bytes")
+
+
+def _wrong(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

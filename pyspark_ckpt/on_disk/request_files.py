@@ -1,0 +1,185 @@
+"""Requests to a running query as files in its checkpoints directory, and the answers to them.
+
+::
+
+    requests/<time>-<random>.request.json    what is wanted; written once, by the requester
+    requests/<time>-<random>.claim.json      who deals with it: the query, or nobody any more
+    requests/<time>-<random>.answer.json     what came of it
+
+Each file is written exclusively and durably. The claim decides between a query that picks a request
+up and a requester that gives up waiting: one of them writes it. All three stay as an audit trail,
+the newest of them. Whoever may write the directory may ask, so what is read is taken for hostile.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from typing import TypeVar
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.layout import REQUESTS
+from pyspark_ckpt.on_disk.storage import Storage
+
+KEPT = 200
+"""Requests that stay as the audit trail."""
+
+LOOKED_AT = 1000
+"""Requests that are looked at, the newest."""
+
+MAX_BYTES = 16 << 10
+ACTIONS = ("savepoint", "stop")
+BY_QUERY, BY_REQUESTER = "query", "requester"
+
+_REQUEST = re.compile(r"([0-9]{15}-[0-9a-f]{16})\.request\.json")
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is wanted of a query.
+
+    `directory` is as given by the requester; the query decides whether it may go there.
+    """
+
+    action: str
+    requested_at_ms: int
+    expires_at_ms: int
+    requested_by: str
+    directory: str | None = None
+    format: str = "CANONICAL"
+    drain: bool = False
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who deals with a request: ``query``, or ``requester`` if it was withdrawn."""
+
+    by: str
+    at_ms: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What came of a request: a savepoint, or an error."""
+
+    at_ms: int
+    error: str | None = None
+    path: str | None = None
+    epoch: int | None = None
+    size_bytes: int | None = None
+    files: int | None = None
+
+
+class RequestFiles:
+    """The requests of one query.
+
+    Parameters
+    ----------
+    storage
+        Its checkpoints directory.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def post(self, request: Request) -> str:
+        """Ask; durable on return. Returns the id of the request."""
+        request_id = f"{request.requested_at_ms:015}-{secrets.token_hex(8)}"
+        self._write(request_id, "request", request)
+        return request_id
+
+    def open_ids(self) -> list[str]:
+        """Return the ids of the requests that nobody deals with yet, oldest first."""
+        names = self._names()
+        return [each for each in _ids(names) if f"{each}.claim.json" not in names]
+
+    def unanswered_ids(self) -> list[str]:
+        """Return the ids of the requests that a query has claimed and not answered."""
+        names = self._names()
+        return [
+            each
+            for each in _ids(names)
+            if f"{each}.claim.json" in names and f"{each}.answer.json" not in names
+        ]
+
+    def read(self, request_id: str) -> Request:
+        """Read a request.
+
+        Raises
+        ------
+        CorruptFileError
+            If it is anything but one that :meth:`post` writes.
+        """
+        request = self._read(request_id, "request", Request)
+        if request.action not in ACTIONS or request.requested_at_ms > request.expires_at_ms:
+            raise CorruptFileError(f"request {request_id}: no such action, or it never was valid")
+        return request
+
+    def claim(self, request_id: str, by: str) -> bool:
+        """Take a request; return whether it was free. Durable on return."""
+        try:
+            self._write(request_id, "claim", Claim(by=by, at_ms=now_ms()))
+        except FileExistsError:
+            return False
+        return True
+
+    def claim_of(self, request_id: str) -> Claim | None:
+        """Return who deals with a request, ``None`` if nobody does yet."""
+        if not self._storage.exists(_path(request_id, "claim")):
+            return None
+        return self._read(request_id, "claim", Claim)
+
+    def answer(self, request_id: str, answer: Answer) -> None:
+        """Answer a request, durably."""
+        self._write(request_id, "answer", answer)
+
+    def answer_to(self, request_id: str) -> Answer | None:
+        """Return the answer to a request, ``None`` if there is none yet."""
+        if not self._storage.exists(_path(request_id, "answer")):
+            return None
+        return self._read(request_id, "answer", Answer)
+
+    def trim(self) -> None:
+        """Remove the oldest requests that nobody waits for, with all that belongs to them."""
+        names = self._names()
+        waiting = {*self.open_ids(), *self.unanswered_ids()}
+        old = [each for each in _ids(names, most=None)[:-KEPT] if each not in waiting]
+        self._storage.delete(
+            _path(each, what) for each in old for what in ("answer", "claim", "request")
+        )
+
+    def _names(self) -> set[str]:
+        return set(self._storage.list(REQUESTS))
+
+    def _write(self, request_id: str, what: str, content: msgspec.Struct) -> None:
+        self._storage.write(_path(request_id, what), [msgspec.json.encode(content)])
+
+    def _read(self, request_id: str, what: str, kind: type[_T]) -> _T:
+        relative = _path(request_id, what)
+        path = self._storage.url_of(relative)
+        size_bytes = self._storage.size_bytes(relative)
+        if size_bytes is None or size_bytes > MAX_BYTES:
+            raise CorruptFileError(f"{path} is no {what} of at most {MAX_BYTES} bytes")
+        data = self._storage.read(relative)
+        try:
+            content = msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise CorruptFileError(f"{path} is no {what} ({exc})") from exc
+        if msgspec.json.encode(content) != data:
+            raise CorruptFileError(f"{path} is no {what}: a field is there twice")
+        return content
+
+
+def now_ms() -> int:
+    """Return the wall clock: requester and query are different hosts at times."""
+    return time.time_ns() // 1_000_000
+
+
+def _ids(names: set[str], most: int | None = LOOKED_AT) -> list[str]:
+    found = sorted(match[1] for name in names if (match := _REQUEST.fullmatch(name)))
+    return found if most is None else found[-most:]
+
+
+def _path(request_id: str, what: str) -> str:
+    return f"{REQUESTS}/{request_id}.{what}.json"

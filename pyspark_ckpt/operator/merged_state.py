@@ -1,0 +1,93 @@
+"""All state of a handle in key order, from its base snapshot and segments, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from operator import lt
+from pathlib import Path
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.base_snapshot import read_base
+from pyspark_ckpt.operator.epoch_writes import EpochWrites
+from pyspark_ckpt.operator.local_copy import segment_changes
+from state_backends import Changes
+
+_MEMORY_BYTES = 64 << 20
+"""For what the segments write; more of it goes to disk."""
+
+
+def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Changes]:
+    """Yield all state that a handle names, without deletes.
+
+    Called by a task on an executor. A base snapshot is in key order, whatever its format, so its
+    parts are passed on as they are where no segment wrote between their keys.
+
+    Parameters
+    ----------
+    storage
+        The directory of its files.
+    scratch
+        A directory for the length of the iteration.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed, or a base is not in order.
+    """
+    writes = EpochWrites(_MEMORY_BYTES, scratch)
+    try:
+        for part in segment_changes(storage, handle.segments):
+            for key, value in zip(part.keys, part.values, strict=True):
+                writes.add(key, value)
+        base = iter(()) if handle.base is None else read_base(storage, handle.base)
+        yield from _merged(_in_order(base, handle), writes.all_in_order())
+    finally:
+        writes.close()
+
+
+def _in_order(base: Iterator[Changes], handle: Handle) -> Iterator[Changes]:
+    last: bytes | None = None
+    for part in base:
+        if not part.keys:
+            continue
+        follows = last is None or last < part.keys[0]
+        if not follows or not all(map(lt, part.keys, islice(part.keys, 1, None))):
+            raise CorruptFileError(
+                f"the base snapshot of operator {handle.uid!r}, subtask {handle.subtask} is not in "
+                "key order; restore from another checkpoint"
+            )
+        last = part.keys[-1]
+        yield part
+
+
+def _merged(base: Iterator[Changes], writes: Iterator[Changes]) -> Iterator[Changes]:
+    """Merge two streams in key order; where both have a key, the second one counts."""
+    pending: dict[bytes, bytes | None] = {}
+    highest = b""
+    for part in base:
+        while highest <= part.keys[-1] and (written := next(writes, None)) is not None:
+            pending.update(zip(written.keys, written.values, strict=True))
+            highest = written.keys[-1]
+        if not pending:
+            yield part
+            continue
+        last = part.keys[-1]
+        due = [key for key in pending if key <= last]
+        if not due:
+            yield part
+            continue
+        state = dict(zip(part.keys, part.values, strict=True))
+        state.update((key, pending.pop(key)) for key in due)
+        yield from _puts(state)
+    yield from _puts(pending)
+    for written in writes:
+        yield from _puts(dict(zip(written.keys, written.values, strict=True)))
+
+
+def _puts(state: dict[bytes, bytes | None]) -> Iterator[Changes]:
+    keys = sorted(key for key, value in state.items() if value is not None)
+    if keys:
+        yield Changes(keys, [state[key] for key in keys])

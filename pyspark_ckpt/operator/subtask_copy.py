@@ -1,0 +1,86 @@
+"""The part of a savepoint that one task makes: all state of one subtask."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from pyspark_ckpt.on_disk.canonical_file import encode_canonical
+from pyspark_ckpt.on_disk.handle import (
+    CANONICAL_FORMAT,
+    BaseFile,
+    BaseSnapshot,
+    Handle,
+)
+from pyspark_ckpt.on_disk.layout import canonical_path
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.local_copy import executor_local_root
+from pyspark_ckpt.operator.merged_state import merged_state
+from state_backends import Changes
+
+CANONICAL_NAME = "state.parquet"
+
+
+class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a task is told: copy the state of `handle` from one directory into another."""
+
+    handle: Handle
+    source: str
+    target: str
+    is_canonical: bool
+
+    def run(self) -> Handle:
+        """Copy; called by a task on an executor, perhaps by more than one attempt.
+
+        Returns
+        -------
+        Handle
+            The handle of the copy, whose files are durable.
+
+        Raises
+        ------
+        CorruptFileError
+            If a file that the handle refers to is missing or changed.
+        """
+        source, target = open_storage(self.source), open_storage(self.target)
+        if self.is_canonical:
+            return _merged(self.handle, source, target)
+        _copy_files(self.handle, source, target)
+        return self.handle
+
+
+def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
+    for reference in handle.files():
+        # Another attempt, or a subtask that shares the file, may have copied it: names are unique.
+        with suppress(FileExistsError):
+            target.copy_in(source, reference, reference.path)
+        target.verify_size(reference)
+
+
+def _merged(handle: Handle, source: Storage, target: Storage) -> Handle:
+    """Write all state of a handle as one canonical file, sorted."""
+    entries = 0
+
+    def counted(parts: Iterator[Changes]) -> Iterator[Changes]:
+        nonlocal entries
+        for part in parts:
+            entries += len(part)
+            yield part
+
+    root = executor_local_root(handle.subtask)
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-savepoint-", dir=root) as scratch:
+        state = counted(merged_state(source, handle, Path(scratch)))
+        path = canonical_path(handle.subtask, handle.epoch)
+        file = target.write(path, encode_canonical(handle, state))
+    base = BaseSnapshot(
+        version=handle.version,
+        epoch=handle.epoch,
+        entries=entries,
+        files=(BaseFile(CANONICAL_NAME, file),),
+        format=CANONICAL_FORMAT,
+    )
+    return msgspec.structs.replace(handle, base=base, segments=())

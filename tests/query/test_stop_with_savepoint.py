@@ -1,0 +1,146 @@
+"""Stopping with a savepoint: what reached the sink is what the savepoint has, drained or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.writer import CheckpointedStreamWriter
+from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Job, await_progress, files_below
+from tests.query.model import events_of, expected, in_order
+from tests.query.timed import ORIGIN_MS, at, timed_feed
+
+AGES = ckpt.StateTtlConfig(10_000_000, time="event")
+KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
+
+
+def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
+    """A busy query is stopped in the middle; a fork goes on exactly where its sink ends."""
+    job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
+    job.feed.add(*map(events_of, range(4)))
+    query = job.start()
+    await_progress(query, 0)
+    savepoint = query.stopWithSavepoint()
+    assert not query.isActive
+    assert query.exception() is None
+    assert savepoint.epoch < 3  # else it ended by itself
+    written = {int(p.name) for p in (job.base / "out" / "_spark_metadata").glob("[0-9]*")}
+    assert max(written) == savepoint.epoch
+    again = query.stopWithSavepoint(format="NATIVE")  # of one that has ended
+    assert (again.epoch, again.format) == (savepoint.epoch, "NATIVE")
+    assert len(files_below(Path(again.path))) > len(files_below(Path(savepoint.path)))
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=again.path)
+    assert in_order(job.result() + fork.result()) == expected(job.feed.rows)
+
+
+def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
+    """Without a directory, or with one that cannot be, the query runs on."""
+    job.feed.add(events_of(0))
+    (job.base / "file").write_text("in the way")
+    with job.running() as query:
+        query.processAllAvailable()
+        with pytest.raises(ckpt.ConfigurationError, match="savepoint-dir"):
+            query.stopWithSavepoint()
+        with pytest.raises(ckpt.ConfigurationError, match="NATIVE"):
+            query.stopWithSavepoint(str(job.base / "sp"), format="other")
+        with pytest.raises(OSError, match="file"):
+            query.stopWithSavepoint(str(job.base / "file"))
+        assert query.isActive
+        job.feed.add(events_of(1))
+        query.processAllAvailable()
+        assert not files_below(job.base / "sp")
+    assert job.result() == expected(job.feed.rows)
+
+
+class Alarm(StatefulProcessor):
+    """Set a timer for each row, so many seconds from the origin; one of them sets another."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.values = handle.getMapState("values", "at long", "v long", AGES)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield from self.set(key, row.v)
+
+    def set(self, key: Any, v: int) -> Iterator[Row]:
+        at_ms = ORIGIN_MS + v * 1000
+        self.handle.registerTimer(at_ms)
+        self.values.updateValue((at_ms,), (v,))
+        yield Row(k=key[0], what="row", v=v)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        at_ms = expiredTimerInfo.getExpiryTimeInMs()
+        assert timerValues.getCurrentWatermarkInMs() >= at_ms
+        ((v,),) = [self.values.getValue((at_ms,))]
+        self.values.removeKey((at_ms,))
+        yield Row(k=key[0], what="timer", v=v)
+        if v == 300:
+            yield from self.set(key, 40_000_000)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_drain_that_is_cut_is_finished_by_the_next_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watermark that drains does not outlive it: no later row is taken for late."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointedStreamWriter, "_run_one_epoch", cut)
+        with pytest.raises(InterruptedError):
+            query.stopWithSavepoint(drain=True)
+    assert (job.location_path / "_draining").exists()
+    assert not files_below(job.base / "savepoints")
+    job.feed.add([(k, 20, at(5)) for k in KEYS])
+    job.run()
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
+    assert not (job.location_path / "_draining").exists()
+
+
+def cut(*arguments: Any) -> None:
+    """Where the driver dies."""
+    raise InterruptedError
+
+
+def timed(job: Job) -> Job:
+    job = job.but(feed=timed_feed(job.base / "timed"), processor=Alarm)
+    job = job.but(output="k string, what string, v long", time_mode="EventTime", watermark="ts")
+    return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
+
+
+def test_drain(job: Job) -> None:
+    """Every event-time timer fires, far ones and those set by timers, before the savepoint.
+
+    State does not expire of it, and neither the query nor a fork takes later rows for late.
+    """
+    job = timed(job)
+    job.feed.add([(k, v, at(0)) for k in KEYS for v in (10, 300)])
+    rows = [(k, "row", v) for k in KEYS for v in (10, 300)]
+    query = job.start()
+    query.processAllAvailable()
+    savepoint = query.stopWithSavepoint(drain=True)
+    fired = [(k, "timer", v) for k in KEYS for v in (10, 300, 40_000_000)]
+    told = rows + fired + [(k, "row", 40_000_000) for k in KEYS]
+    assert job.result() == in_order(told)
+    assert not (job.location_path / "_draining").exists()
+    job.feed.add([(k, 20, at(5)) for k in KEYS])
+    fork = job.but(location="loc2", out="out2").using({BACKEND: "heap"})
+    fork.run(restore=savepoint.path)
+    assert fork.result() == in_order([(k, "row", 20) for k in KEYS])
+    job.run()
+    assert job.result() == in_order(told + [(k, "row", 20) for k in KEYS])

@@ -1,0 +1,22 @@
+"""``_metadata`` files as a hostile hand would write them: whole, with a right checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+
+import msgspec
+
+from pyspark_ckpt.on_disk.metadata import MAGIC, METADATA_FORMAT_VERSION, CheckpointMetadata
+
+
+def packed(body: bytes, version: int = METADATA_FORMAT_VERSION, length: int | None = None) -> bytes:
+    """A file with a right checksum around any body."""
+    size = len(body) if length is None else length
+    return struct.pack(">8sIQ32s", MAGIC, version, size, hashlib.sha256(body).digest()) + body
+
+
+def tampered(directory: Path, metadata: CheckpointMetadata) -> None:
+    """Put other content into the place of a savepoint's ``_metadata``."""
+    (directory / "_metadata").write_bytes(packed(msgspec.json.encode(metadata)))

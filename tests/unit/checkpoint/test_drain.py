@@ -1,0 +1,177 @@
+"""Draining: whatever interrupts it, all timers fire and the true watermark comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+
+WATERMARK_MS = 5_000
+
+
+class PowerCutError(Exception):
+    """The driver dies here."""
+
+
+class Failing(LocalStorage):
+    """Dies before or after the n-th change of a file."""
+
+    steps_left: int | None = None
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.step()
+        return super().write(relative, chunks)
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        self.step()
+        super().delete(relatives)
+
+    def step(self) -> None:
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                raise PowerCutError
+
+
+class Query:
+    """A stopped query: its logs, and timers by their times. Runs an epoch as Spark would."""
+
+    def __init__(self, storage: Storage, handle: Handle, timers: list[int]) -> None:
+        self.storage = storage
+        self.log = SparkLog(storage)
+        self.handle = msgspec.structs.replace(handle, time_mode="EventTime")
+        self.timers = timers
+        self.chain: list[int] = []
+        self.fired: list[int] = []
+        self.epochs: list[tuple[int, int, int | None]] = []
+        Path(storage.root / "offsets").mkdir(parents=True)
+        Path(storage.root / "commits").mkdir()
+        self.put(4, WATERMARK_MS - 1000, WATERMARK_MS)
+
+    def put(self, epoch: int, watermark_ms: int, next_ms: int) -> None:
+        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": 7, "conf": {"a": "b"}}
+        offsets = f"v1\n{json.dumps(times)}\n" + '{"logOffset":3}'
+        (self.storage.root / "offsets" / str(epoch)).write_text(offsets)
+        self.commit(epoch, next_ms)
+
+    def commit(self, epoch: int, next_ms: int) -> None:
+        text = f'v2\n{{"nextBatchWatermarkMs":{next_ms},"stateUniqueIds":{{}}}}'
+        (self.storage.root / "commits" / str(epoch)).write_text(text)
+
+    def handles(self, epoch: int) -> list[Handle]:
+        timeout_ms = min(self.timers) - 1 if self.timers else None
+        return [msgspec.structs.replace(self.handle, timeout_ms=timeout_ms)]
+
+    def run_epoch(self, drained_from_ms: int | None) -> None:
+        epoch = self.log.begun_epoch()
+        assert epoch == (self.log.committed_epoch() or 0) + 1
+        drained_at_ms = self.log.offsets_entry(epoch).metadata["batchWatermarkMs"]
+        self.epochs.append((epoch, drained_at_ms, drained_from_ms))
+        if self.timers and drained_at_ms > min(self.timers) - 1:
+            self.fired += sorted(self.timers)
+            self.timers = self.chain[:1]
+            self.chain = self.chain[1:]
+        self.commit(epoch, drained_at_ms)
+
+    def last_epochs(self) -> LastEpochs:
+        return LastEpochs(self.log, self.run_epoch)
+
+    def check_settled(self, epoch: int) -> None:
+        assert self.log.committed_epoch() == self.log.begun_epoch() == epoch
+        assert self.log.offsets_entry(epoch).metadata["batchWatermarkMs"] == WATERMARK_MS
+        assert self.log.offsets_entry(epoch).source_offsets == ('{"logOffset":3}',)
+        assert self.log.watermark_ms(epoch) == WATERMARK_MS
+        assert "stateUniqueIds" in self.log.commits_entry(epoch)
+        assert not self.storage.exists(DRAIN_MARKER)
+
+
+@pytest.fixture
+def query(storage: Storage, handle: Handle) -> Query:
+    return Query(Failing(storage.root), handle, [9_000, 7_000])
+
+
+def test_all_timers_fire_in_one_epoch_at_the_true_watermark(query: Query) -> None:
+    query.last_epochs().drain(query.handles, 1)
+    assert query.fired == [7_000, 9_000]
+    assert query.epochs == [(5, 7_000, WATERMARK_MS)]
+    query.check_settled(5)
+
+
+def test_timers_set_by_timers_take_another_epoch(query: Query) -> None:
+    query.chain = [20_000, 30_000]
+    query.last_epochs().drain(query.handles, 1)
+    assert query.fired == [7_000, 9_000, 20_000, 30_000]
+    query.check_settled(7)
+
+
+def test_a_query_without_timers_runs_no_epoch(query: Query) -> None:
+    query.timers = []
+    query.last_epochs().drain(query.handles, 1)
+    assert query.epochs == []
+    assert query.log.committed_epoch() == 4
+
+
+def test_timers_for_ever_are_an_error(query: Query) -> None:
+    query.chain = list(range(10_000, 10_000 + 2 * MAX_EPOCHS))
+    with pytest.raises(CheckpointAbortedError, match="still set new timers"):
+        query.last_epochs().drain(query.handles, 1)
+    query.check_settled(4 + MAX_EPOCHS)
+
+
+@pytest.mark.parametrize(("operators", "timer"), [(1, 1 << 62), (2, 10_000_000_000_000)])
+def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, timer: int) -> None:
+    query.timers = [timer]
+    with pytest.raises(CheckpointAbortedError, match="later than"):
+        query.last_epochs().drain(query.handles, operators)
+    assert query.epochs == []
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_whatever_it_is_interrupted_by_the_next_start_finishes_it(query: Query, step: int) -> None:
+    """Cut before each change of a file, and again while it is finished."""
+    storage = query.storage
+    assert isinstance(storage, Failing)
+    storage.steps_left = step
+    with pytest.raises(PowerCutError):
+        query.last_epochs().drain(query.handles, 1)
+    storage.steps_left = 1
+    with suppress(PowerCutError):
+        query.last_epochs().finish_interrupted()
+    storage.steps_left = None
+    query.last_epochs().finish_interrupted()
+    assert not storage.exists(DRAIN_MARKER)
+    query.last_epochs().drain(query.handles, 1)
+    assert query.fired == [7_000, 9_000]
+    query.check_settled(5)
+
+
+def test_an_epoch_that_was_cut_is_finished(query: Query) -> None:
+    (query.storage.root / "commits" / "4").rename(query.storage.root / "commits" / "3")
+    (query.storage.root / "offsets" / "3").write_text("v1\n{}\n-")
+    query.last_epochs().settle()
+    assert [epoch for epoch, _, _ in query.epochs] == [4]
+    query.last_epochs().settle()
+    assert query.log.committed_epoch() == 4
+    assert len(query.epochs) == 1
+
+
+def test_an_epoch_that_does_not_commit_is_an_error(query: Query) -> None:
+    def nothing(drained_from_ms: int | None) -> None:
+        """The query ends without a commit."""
+
+    last = LastEpochs(query.log, nothing)
+    with pytest.raises(CheckpointAbortedError, match="start the query again to finish"):
+        last.drain(query.handles, 1)
+    assert query.storage.exists(DRAIN_MARKER)
+    query.last_epochs().finish_interrupted()
+    query.check_settled(5)

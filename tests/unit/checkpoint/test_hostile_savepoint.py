@@ -1,0 +1,308 @@
+"""A savepoint from a hostile hand is refused before a data file is opened; nothing is executed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
+from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.verification import verify
+from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.handle import (
+    BaseFile,
+    BaseSnapshot,
+    FileReference,
+    StateDescriptor,
+)
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
+from pyspark_ckpt.on_disk.metadata_check import MAX_FILES
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.operator.base_snapshot import read_base
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from tests.unit.checkpoint.tampered import packed, tampered
+
+Change = Callable[[dict[str, Any]], None]
+READERS = [RestoreSource, verify, dispose_savepoint, lineage]
+SCHEMA = T.StructType().add("k", T.StringType()).json()
+
+
+@pytest.fixture
+def root(storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path) -> Path:
+    """A savepoint whose data files must not be opened any more."""
+    made = write_savepoint(snapshot, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    return Path(made.path)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of all files opened from here on."""
+    names: list[str] = []
+    recording = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if recording and event == "open":
+            names.append(str(args[0]))
+
+    sys.addaudithook(hook)
+    yield names
+    recording = False
+
+
+def rewrite(root: Path, change: Change) -> None:
+    """Change the content of a ``_metadata`` and give it a right checksum."""
+    fields = msgspec.to_builtins(read_metadata(LocalStorage(root)))
+    change(fields)
+    (root / "_metadata").write_bytes(packed(msgspec.json.encode(fields)))
+
+
+def refused(
+    root: Path, opened: list[str], error: type[Exception] = CheckpointError, match: str = "."
+) -> None:
+    """Every reader refuses it, none opens a data file or changes anything."""
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in root.rglob("*"))
+    for reader in READERS:
+        opened.clear()
+        with pytest.raises(error, match=match):
+            reader(str(root))
+        assert [name for name in opened if str(root) in name] == [str(root / "_metadata")]
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in root.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../outside", "/etc/passwd", "shared/../../outside", "shared/..", ".", "", "shared/./base",
+        "file:///etc/passwd", "s3://bucket/key", "http://host/x", "~/x", "shared\\base",
+        "shared/base\0", "shared//base", "shared/base/", "C:/x", "shared/\u202ebase", "%2e%2e/x",
+        "a/" * 300 + "a",
+    ],
+)  # fmt: skip
+def test_a_path_that_is_not_plain(root: Path, opened: list[str], path: str) -> None:
+    (root.parent / "outside").write_bytes(b"x")
+    metadata = read_metadata(LocalStorage(root))
+    log = SourceLog(0, "0", FileReference(path, 1, "0" * 64))
+    tampered(root, msgspec.structs.replace(metadata, source_logs=(log,)))
+    refused(root, opened, UnsafePathError)
+
+
+def test_a_link_out_of_the_savepoint(root: Path, opened: list[str]) -> None:
+    outside = root.parent / "outside"
+    (root / "shared").rename(outside)
+    (root / "shared").symlink_to(outside)
+    for reader in (RestoreSource, verify, dispose_savepoint):
+        opened.clear()
+        with pytest.raises(UnsafePathError, match="symbolic link"):
+            reader(str(root))
+        assert not [name for name in opened if str(outside) in name]
+    assert len(list(outside.iterdir())) == 2
+
+
+@pytest.mark.parametrize("other", ["..", "../..", "/", "file:///", "shared"])
+def test_another_root(root: Path, opened: list[str], other: str) -> None:
+    rewrite(root, lambda fields: fields.update(root=other))
+    refused(root, opened, UnsafePathError, "start from")
+
+
+def test_a_future_format(root: Path, opened: list[str]) -> None:
+    (root / "_metadata").write_bytes(packed(b'{"new": 1}', version=99))
+    refused(root, opened, CorruptFileError, "upgrade")
+
+
+def test_a_wrong_digest_of_metadata(root: Path, opened: list[str]) -> None:
+    content = bytearray((root / "_metadata").read_bytes())
+    content[-5] ^= 1
+    (root / "_metadata").write_bytes(content)
+    refused(root, opened, CorruptFileError, "checksum")
+
+
+def test_a_wrong_digest_of_a_file(root: Path) -> None:
+    content = bytearray((root / "shared" / "base").read_bytes())
+    content[0] ^= 1
+    (root / "shared" / "base").write_bytes(content)
+    with pytest.raises(CorruptFileError, match="shared/base"):
+        verify(str(root))
+
+
+@pytest.mark.parametrize(
+    "duplicated",
+    [b'"root":"."', b'"epoch":6', b'"parallelism":4', b'"path":"shared/base"', b'"version":"4-b"'],
+)
+def test_a_field_that_is_there_twice(root: Path, opened: list[str], duplicated: bytes) -> None:
+    body = (root / "_metadata").read_bytes()[52:]
+    assert duplicated in body
+    key = duplicated.partition(b":")[0]
+    first = key + (b':".."' if duplicated.endswith(b'"') else b":7") + b"," + duplicated
+    (root / "_metadata").write_bytes(packed(body.replace(duplicated, first, 1)))
+    refused(root, opened, CorruptFileError, "twice")
+
+
+def test_a_field_that_is_not_known(root: Path, opened: list[str]) -> None:
+    rewrite(root, lambda fields: fields.update(hook="import os"))
+    refused(root, opened, CorruptFileError, "not known")
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 50, (1 << 63) - 1, -1, 0])
+def test_an_absurd_size(root: Path, opened: list[str], size_bytes: int) -> None:
+    metadata = read_metadata(LocalStorage(root))
+    (log,) = metadata.source_logs
+    file = FileReference(log.file.path, size_bytes, log.file.sha256)
+    tampered(root, msgspec.structs.replace(metadata, source_logs=(SourceLog(0, "0", file),)))
+    for reader in (RestoreSource, verify):
+        opened.clear()
+        with pytest.raises(CorruptFileError):
+            reader(str(root))
+        assert not [name for name in opened if "shared" in name]
+
+
+@pytest.mark.parametrize("what", ["files", "objects"])
+def test_too_many_entries_cost_neither_time_nor_memory(
+    root: Path, opened: list[str], what: str
+) -> None:
+    """Refused by counting, before anything is made of them."""
+    one, count = (b'{"path":"a","size_bytes":1,"sha256":""}', MAX_FILES + 1)
+    if what == "objects":
+        one, count = b'{"a":0}', 4_000_001
+    listed = count - (what == "objects")  # the whole is an object too
+    body = b'{"source_logs":[' + b",".join([one] * listed) + b"]}"
+    (root / "_metadata").write_bytes(packed(body))
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    refused(root, opened, CorruptFileError, f"{count} {what}")
+    assert time.process_time() - started < 10
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) * 1024
+    assert grown < 4 * len(body)
+
+
+def test_a_million_references_to_one_file_is_refused(root: Path, opened: list[str]) -> None:
+    metadata = read_metadata(LocalStorage(root))
+    log = metadata.source_logs[0]
+    tampered(root, msgspec.structs.replace(metadata, source_logs=(log,) * 1_000_000))
+    refused(root, opened, CorruptFileError, "limit")
+
+
+class Canary:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.call, (["touch", str(self.path)],)
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Iterator[tuple[bytes, Path]]:
+    """A pickle that makes a file when it is loaded; at the end of the test there must be none."""
+    path = tmp_path / "canary"
+    payload = pickle.dumps(Canary(path))
+    pickle.loads(payload)
+    assert path.exists()  # it would sing
+    path.unlink()
+    yield payload, path
+    assert not path.exists()
+
+
+def test_a_pickle_in_the_place_of_metadata(
+    root: Path, opened: list[str], canary: tuple[bytes, Path]
+) -> None:
+    for content in (canary[0], packed(canary[0])):
+        (root / "_metadata").write_bytes(content)
+        refused(root, opened, CorruptFileError)
+
+
+@pytest.mark.parametrize("where", ["key_schema", "value_schema", "earlier", "map_key"])
+def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str) -> None:
+    """PySpark's own reader of schemas unpickles what a user-defined type says."""
+    udt = {
+        "type": "udt", "pyClass": "nowhere.Canary", "sqlType": "string",
+        "serializedClass": base64.b64encode(canary[0]).decode(),
+    }  # fmt: skip
+    field = {"name": "k", "type": udt, "nullable": True, "metadata": {}}
+    hostile = json.dumps({"type": "struct", "fields": [field]})
+    good = T.StructType().add("n", T.LongType()).json()
+    state = StateDescriptor(
+        "count",
+        "map",
+        hostile if where == "value_schema" else good,
+        map_key_schema=hostile if where == "map_key" else good,
+        earlier_schemas=(hostile,) if where == "earlier" else (),
+    )
+    key_schema = hostile if where == "key_schema" else SCHEMA
+    metadata = read_metadata(LocalStorage(root))
+    (operator,) = metadata.operators
+    handles = tuple(
+        msgspec.structs.replace(handle, states=(state,), key_schema=key_schema)
+        for handle in operator.handles
+    )
+    operator = msgspec.structs.replace(operator, handles=handles, key_schema=key_schema)
+    tampered(root, msgspec.structs.replace(metadata, operators=(operator,)))
+    wanted = OperatorDescriptor(
+        uid="count", parallelism=4, max_parallelism=128, key_schema=SCHEMA,
+        states=(StateDescriptor("count", "map", good, map_key_schema=good),),
+    )  # fmt: skip
+    with pytest.raises(CorruptFileError, match="user-defined type"):
+        RestoreSource(str(root)).check((wanted,))
+
+
+@pytest.mark.parametrize("schema", ["", "{", "[]", '"x"', '{"type":"struct"}', "[" * 100_000])
+def test_a_schema_that_is_none(root: Path, schema: str) -> None:
+    metadata = read_metadata(LocalStorage(root))
+    (operator,) = metadata.operators
+    operator = msgspec.structs.replace(operator, key_schema=schema)
+    tampered(root, msgspec.structs.replace(metadata, operators=(operator,)))
+    wanted = OperatorDescriptor(uid="count", parallelism=4, max_parallelism=128, key_schema=SCHEMA)
+    with pytest.raises(CorruptFileError, match="schema"):
+        RestoreSource(str(root)).check((wanted,))
+
+
+@pytest.mark.parametrize("form", ["changes", "canonical", "sst", "../../x"])
+def test_a_pickle_in_the_place_of_a_data_file(
+    storage: Storage, canary: tuple[bytes, Path], form: str
+) -> None:
+    file = storage.write("shared/base", [canary[0]])
+    base = BaseSnapshot("4-b", 4, 9, (BaseFile("state", file),), form)
+    with pytest.raises(CorruptFileError):
+        list(read_base(storage, base))
+
+
+def test_pickles_in_keys_and_values_are_bytes(storage: Storage, canary: tuple[bytes, Path]) -> None:
+    from pyspark_ckpt.on_disk.change_file import encode_changes
+    from state_backends import Changes
+
+    file = storage.write("shared/base", encode_changes([Changes([canary[0]], [canary[0]])]))
+    base = BaseSnapshot("4-b", 4, 1, (BaseFile("state", file),))
+    (part,) = read_base(storage, base)
+    assert (part.keys, part.values) == ([canary[0]], [canary[0]])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "backup"), ("epoch", -1), ("operators", None), ("parallelism", 0),
+     ("parallelism", 1 << 40), ("max_parallelism", 1 << 20)],
+)  # fmt: skip
+def test_numbers_and_names_that_cannot_be(
+    root: Path, opened: list[str], field: str, value: Any
+) -> None:
+    def change(fields: dict[str, Any]) -> None:
+        if field in fields:
+            fields[field] = fields[field] * 2 if value is None else value
+        else:
+            fields["operators"][0][field] = value
+
+    rewrite(root, change)
+    refused(root, opened, CorruptFileError)

@@ -1,0 +1,138 @@
+"""Lineage and history: told from files, whatever became of the ancestors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.history import history
+from pyspark_ckpt.checkpoint.history_log import KEPT, HistoryLog
+from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
+from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+
+
+def generations(storage: Storage, snapshot: CheckpointMetadata, count: int) -> list[str]:
+    """Savepoints of queries that were each restored from the one before."""
+    paths: list[str] = []
+    for number in range(count):
+        parent = None
+        if paths:
+            parent = Origin(
+                path=paths[-1], kind="savepoint", checkpoint_id=None, query_id=f"query{number - 1}",
+                epoch=number - 1, operators=("count",),
+            )  # fmt: skip
+        own = msgspec.structs.replace(
+            snapshot, query_id=f"query{number}", epoch=number, parent=parent
+        )
+        target = str(storage.root.parent / "sp")
+        paths.append(write_savepoint(own, storage, target, SavepointFormat.NATIVE).path)
+    return paths
+
+
+def test_all_ancestors_are_told(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    paths = generations(storage, snapshot, 3)
+    told = lineage(paths[2])
+    assert list(told.path) == paths[::-1]
+    assert list(told.epoch) == [2, 1, 0]
+    assert list(told.found) == [True] * 3
+    assert [row["count"]["restored"] for row in told.operators] == [True, True, False]
+
+
+@pytest.mark.parametrize("fate", ["deleted", "damaged", "another"])
+def test_an_ancestor_that_is_gone_is_told_by_its_child(
+    storage: Storage, snapshot: CheckpointMetadata, fate: str
+) -> None:
+    paths = generations(storage, snapshot, 3)
+    if fate == "damaged":
+        (Path(paths[1]) / "_metadata").write_bytes(b"")
+    else:
+        shutil.rmtree(paths[1])
+    if fate == "another":
+        shutil.copytree(paths[2], paths[1])
+    told = lineage(paths[2])
+    assert list(told.path) == [paths[2], paths[1]]
+    assert list(told.found) == [True, False]
+    assert list(told.epoch) == [2, 1]
+
+
+def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    place = storage.root.parent / "sp" / "circle"
+    origin = Origin(
+        path=str(place), kind="savepoint", checkpoint_id=None, query_id=snapshot.query_id,
+        epoch=snapshot.epoch, operators=(),
+    )  # fmt: skip
+    own = msgspec.structs.replace(snapshot, parent=origin)
+    made = write_savepoint(own, storage, str(place.parent), SavepointFormat.NATIVE)
+    Path(made.path).rename(place)
+    assert len(lineage(str(place))) == 2
+
+
+def aborted(number: int) -> AbortedCheckpoint:
+    return AbortedCheckpoint(
+        "checkpoint", number, 5, 1000 + number, 7, AbortReason.EXPIRED, "it took too long"
+    )
+
+
+def test_history_has_checkpoints_savepoints_and_failures(
+    storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path
+) -> None:
+    store = CompletedCheckpoints(storage)
+    for number in (1, 2):
+        store.reserve(number)
+        store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
+    (storage.root / "chk-2" / "_metadata").write_bytes(b"")
+    log = HistoryLog(storage)
+    savepoint = write_savepoint(snapshot, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    log.note_savepoint(savepoint)
+    log.onCheckpointAborted(aborted(3))
+    told = history(str(storage.root))
+    assert sorted(zip(told.kind, told.status, strict=True)) == [
+        ("checkpoint", "aborted"), ("checkpoint", "completed"), ("checkpoint", "corrupt"),
+        ("savepoint", "completed"),
+    ]  # fmt: skip
+    failed = told[told.status == "aborted"].iloc[0]
+    assert failed.reason == "expired: it took too long"
+    assert (failed.checkpoint_id, failed.epoch, failed.duration_ms) == (3, 5, 7)
+    (saved,) = told[told.kind == "savepoint"].path
+    assert saved == savepoint.path
+    assert "_metadata" in told[told.status == "corrupt"].iloc[0].reason
+
+
+def test_history_is_found_from_the_location_too(storage: Storage, tmp_path: Path) -> None:
+    log = HistoryLog(LocalStorage(tmp_path / "loc" / "pyspark_ckpt"))
+    log.onCheckpointAborted(aborted(1))
+    (tmp_path / "loc" / "pyspark_ckpt" / "shared").mkdir()
+    for path in ("loc", "loc/pyspark_ckpt"):
+        assert len(history(str(tmp_path / path))) == 1
+
+
+def test_a_directory_without_checkpoints_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "two" / name / "shared").mkdir(parents=True)
+    for path, why in (("none", "no checkpoints"), ("two", "2 queries")):
+        with pytest.raises(CheckpointNotFoundError, match=why):
+            history(str(tmp_path / path))
+
+
+def test_the_history_log_is_bounded_and_forgives(storage: Storage) -> None:
+    log = HistoryLog(storage)
+    directory = storage.root / "history"
+    directory.mkdir(parents=True)
+    for number in range(KEPT + 100):
+        (directory / f"{number:015}-0.json").write_text("damaged")
+    log.onCheckpointAborted(aborted(1))
+    assert len(list(directory.iterdir())) == KEPT
+    assert [entry.checkpoint_id for entry in log.entries()] in ([1], [])
+    directory.rename(storage.root / "aside")
+    directory.write_text("in the way")
+    log.onCheckpointAborted(aborted(2))  # harmless
+    assert log.entries() == []

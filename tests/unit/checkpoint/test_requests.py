@@ -1,0 +1,329 @@
+"""Requests from outside: each is dealt with once, answered, kept; none harms the query."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.request_desk import Actions, RequestDesk
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
+from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk import request_files
+from pyspark_ckpt.on_disk.request_files import (
+    BY_QUERY,
+    BY_REQUESTER,
+    Request,
+    RequestFiles,
+    now_ms,
+)
+from pyspark_ckpt.on_disk.storage import Storage
+
+REQUEST = (
+    b'{"action":"stop","requested_at_ms":1,"expires_at_ms":9999999999999,"requested_by":"x",'
+    b'"directory":null,"format":"NATIVE","drain":false}'
+)
+
+
+def request(**changes: Any) -> Request:
+    now = now_ms()
+    fields = {
+        "action": "savepoint", "requested_at_ms": now, "expires_at_ms": now + 60_000,
+        "requested_by": "someone@here",
+    }  # fmt: skip
+    return Request(**{**fields, **changes})
+
+
+class Query:
+    """What a desk asks of its query; keeps the calls."""
+
+    def __init__(self, storage: Storage, savepoints: Path | None) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.error: Exception | None = None
+        self.under_way = WorkUnderWay()
+        self.desk = RequestDesk(
+            storage,
+            None if savepoints is None else str(savepoints),
+            Actions(self.savepoint, self.stop),
+            self.under_way,
+        )
+
+    def savepoint(self, directory: str, kind: SavepointFormat) -> Savepoint:
+        self.calls.append(("savepoint", directory, kind))
+        return self.made(directory)
+
+    def stop(self, directory: str, kind: SavepointFormat, drain: bool) -> Savepoint:
+        self.calls.append(("stop", directory, kind, drain))
+        return self.made(directory)
+
+    def made(self, directory: str) -> Savepoint:
+        assert self.may_go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        return Savepoint(f"{directory}/savepoint-1", 5, "q", 1, 2, 100, 3)
+
+
+@pytest.fixture
+def files(storage: Storage) -> RequestFiles:
+    return RequestFiles(storage)
+
+
+@pytest.fixture
+def savepoints(tmp_path: Path) -> Path:
+    return tmp_path / "savepoints"
+
+
+@pytest.fixture
+def query(storage: Storage, savepoints: Path) -> Query:
+    return Query(storage, savepoints)
+
+
+def answered(query: Query, files: RequestFiles, request_id: str) -> Any:
+    """Poll until a request is answered."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        query.desk.poll()
+        query.under_way.wait(60)
+        answer = files.answer_to(request_id)
+        if answer is not None:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(request_id)
+
+
+def test_a_request_is_dealt_with_once_and_stays(
+    query: Query, files: RequestFiles, savepoints: Path, storage: Storage
+) -> None:
+    request_id = files.post(request(format="NATIVE", directory="before/upgrade"))
+    answer = answered(query, files, request_id)
+    target = str(savepoints / "before" / "upgrade")
+    assert query.calls == [("savepoint", target, SavepointFormat.NATIVE)]
+    assert (answer.path, answer.epoch, answer.error) == (f"{target}/savepoint-1", 5, None)
+    query.desk.poll()
+    Query(storage, savepoints).desk.open()
+    assert len(query.calls) == 1
+    assert sorted(path.name for path in (storage.root / "requests").iterdir()) == [
+        f"{request_id}.{what}.json" for what in ("answer", "claim", "request")
+    ]
+    stop = files.post(request(action="stop", drain=True))
+    assert answered(query, files, stop).error is None
+    assert query.calls[-1] == ("stop", str(savepoints), SavepointFormat.CANONICAL, True)
+
+
+def test_a_failure_is_answered(query: Query, files: RequestFiles) -> None:
+    query.error = ValueError("no room")
+    answer = answered(query, files, files.post(request()))
+    assert answer.error == "ValueError: no room"
+    assert answer.path is None
+    query.error = None
+    assert answered(query, files, files.post(request())).error is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"requested_at_ms": 1, "expires_at_ms": 2}, "expired"),
+        ({"format": "ZIP"}, "CANONICAL and NATIVE"),
+        ({"directory": "../elsewhere"}, "does not stay inside"),
+        ({"directory": "/etc"}, "not inside"),
+        ({"directory": "x/../../y"}, "does not stay inside"),
+        ({"action": "format"}, "no such action"),
+        ({"expires_at_ms": 0}, "never was valid"),
+    ],
+)
+def test_what_may_not_be_is_refused(
+    query: Query, files: RequestFiles, changes: dict[str, Any], why: str
+) -> None:
+    answer = answered(query, files, files.post(request(**changes)))
+    assert why in answer.error
+    assert query.calls == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"\x80\x04\x95.", b"[]", b"{}", b"null", b"[" * 16_000, b" " * 20_000,
+        REQUEST.replace(b"{", b'{"action":"savepoint",'),
+        REQUEST.replace(b"}", b',"command":"rm"}'),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_request_is_refused_once(
+    query: Query, files: RequestFiles, storage: Storage, content: bytes
+) -> None:
+    request_id = f"{1:015}-{'0' * 16}"
+    (storage.root / "requests").mkdir(parents=True)
+    (storage.root / "requests" / f"{request_id}.request.json").write_bytes(content)
+    answer = answered(query, files, request_id)
+    assert answer.error is not None
+    assert query.calls == []
+    assert files.open_ids() == []
+
+
+def test_what_is_no_file_blocks_nobody(query: Query, files: RequestFiles, storage: Storage) -> None:
+    directory = storage.root / "requests"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / f"{1:015}-{'0' * 16}.request.json")
+    (directory / f"{2:015}-{'0' * 16}.request.json").mkdir()
+    (directory / f"{3:015}-{'0' * 16}.request.json").symlink_to("/etc/passwd")
+    (directory / "other").write_text("foreign")
+    request_id = files.post(request())
+    assert answered(query, files, request_id).error is None
+    assert (directory / "other").exists()
+
+
+def test_a_query_without_a_savepoint_directory_refuses(
+    storage: Storage, files: RequestFiles
+) -> None:
+    answer = answered(Query(storage, None), files, files.post(request()))
+    assert "savepoint-dir" in answer.error
+
+
+def test_a_link_out_of_the_savepoint_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sp").mkdir()
+    (tmp_path / "sp" / "link").symlink_to(tmp_path)
+    root = str(tmp_path / "sp")
+    for wanted in ("link", "link/x", f"{root}/link/x", f"{root}/../x"):
+        with pytest.raises(UnsafePathError):
+            savepoint_target(wanted, root)
+    assert savepoint_target(None, root) == savepoint_target(".", root) == root
+    assert savepoint_target(f"{root}/a", root) == savepoint_target("a", root) == f"{root}/a"
+    with pytest.raises(ConfigurationError):
+        savepoint_target("a", None)
+
+
+def test_at_most_two_at_once(query: Query, files: RequestFiles) -> None:
+    query.may_go_on.clear()
+    ids = [files.post(request()) for _ in range(4)]
+    query.desk.poll()
+    query.desk.poll()
+    assert len(files.open_ids()) == 2
+    query.may_go_on.set()
+    for each in ids:
+        assert answered(query, files, each).error is None
+    assert len(query.calls) == 4
+
+
+def test_what_a_driver_that_died_had_taken_is_answered(query: Query, files: RequestFiles) -> None:
+    taken, withdrawn, waiting = (files.post(request()) for _ in range(3))
+    assert files.claim(taken, BY_QUERY)
+    assert files.claim(withdrawn, BY_REQUESTER)
+    query.desk.open()
+    answer = files.answer_to(taken)
+    assert answer is not None
+    assert "driver ended" in str(answer.error)
+    assert files.answer_to(withdrawn) is None
+    query.desk.poll()
+    assert answered(query, files, waiting).error is None
+    assert len(query.calls) == 1
+
+
+def test_a_query_that_ends_refuses_what_waits(query: Query, files: RequestFiles) -> None:
+    request_id = files.post(request())
+    query.desk.close()
+    answer = files.answer_to(request_id)
+    assert answer is not None
+    assert answer.error == "the query has ended"
+
+
+def test_the_audit_trail_is_bounded(
+    query: Query, files: RequestFiles, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_files, "KEPT", 2)
+    ids = []
+    for _ in range(5):
+        ids.append(files.post(request()))
+        answered(query, files, ids[-1])
+    left = {path.name[:32] for path in (storage.root / "requests").iterdir()}
+    assert left == set(sorted(ids)[-2:])
+
+
+def test_a_directory_that_cannot_be_used_harms_nobody(
+    query: Query, files: RequestFiles, storage: Storage
+) -> None:
+    storage.root.mkdir(parents=True)
+    (storage.root / "requests").write_text("in the way")
+    query.desk.open()
+    query.desk.poll()
+    query.desk.close()
+    with pytest.raises((OSError, CkptError)):
+        files.post(request())
+
+
+def serve(query: Query, until: threading.Event) -> threading.Thread:
+    def poll() -> None:
+        while not until.wait(0.02):
+            query.desk.poll()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    return thread
+
+
+def test_the_command_line_asks_and_waits(
+    query: Query,
+    storage: Storage,
+    savepoints: Path,
+    put_file: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    put_file("shared/x")
+    until = threading.Event()
+    serving = serve(query, until)
+    try:
+        assert main(["savepoint", str(storage.root), "--type", "native", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["path"], told["epoch"]) == (f"{savepoints}/savepoint-1", 5)
+        assert main(["stop", str(storage.root), "--drain", "--directory", "d"]) == 0
+        assert f"{savepoints}/d/savepoint-1" in capsys.readouterr().out
+        assert main(["savepoint", str(storage.root), "--directory", "/etc"]) == 1
+        assert "not inside" in capsys.readouterr().err
+    finally:
+        until.set()
+        serving.join()
+    assert [call[0] for call in query.calls] == ["savepoint", "stop"]
+
+
+def test_the_command_line_gives_up_in_time(
+    query: Query,
+    files: RequestFiles,
+    storage: Storage,
+    put_file: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A request that nobody took is withdrawn, and no query takes it later."""
+    put_file("shared/x")
+    assert main(["stop", str(storage.root), "--timeout", "0.3"]) == 1
+    assert "withdrawn" in capsys.readouterr().err
+    query.desk.poll()
+    query.desk.close()
+    assert query.calls == []
+    query.may_go_on.clear()
+    until = threading.Event()
+    serving = serve(query, until)
+    try:
+        assert main(["savepoint", str(storage.root), "--timeout", "2", "--json"]) == 1
+        assert "has not answered" in json.loads(capsys.readouterr().out)["error"]["message"]
+    finally:
+        query.may_go_on.set()
+        until.set()
+        serving.join()
+
+
+def test_a_request_as_it_is_read_is_as_it_was_posted(files: RequestFiles) -> None:
+    wanted = request(directory="x", drain=True)
+    assert files.read(files.post(wanted)) == wanted
+    with pytest.raises(CorruptFileError):
+        files.read(f"{9:015}-{'0' * 16}")
+    assert msgspec.json.decode(msgspec.json.encode(wanted), type=Request) == wanted

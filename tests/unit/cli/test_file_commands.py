@@ -1,0 +1,145 @@
+"""``pyspark-ckpt`` on files: what it prints, how it ends, and that it needs no Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage import Storage
+from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
+
+COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history")
+
+
+@pytest.fixture
+def savepoint(storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path) -> Path:  # noqa: F811
+    store = CompletedCheckpoints(storage)
+    store.reserve(1)
+    store.add(1, msgspec.structs.replace(snapshot, checkpoint_id=1))
+    made = write_savepoint(snapshot, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    return Path(made.path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert f"pyspark-ckpt {command} /data" in told
+    assert "--json" in told
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[], ["unknown"], ["list"], ["list", "a", "b"], ["savepoint", "x", "--type", "other"],
+     ["savepoint", "x", "--timeout", "0"], ["savepoint", "x", "--timeout", "soon"],
+     ["show", "--drain", "x"]],
+)  # fmt: skip
+def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_users_mistake_ends_with_1_and_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "nowhere")
+    assert main([command, missing]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert missing in err
+    assert err.count("\n") == 1
+    assert main([command, missing, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert err == ""
+    error = json.loads(out)["error"]
+    assert error["kind"] == "CheckpointNotFoundError"
+    assert missing in error["message"]
+    assert not Path(missing).exists()
+
+
+def test_list_and_history(
+    savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("list", "history"):
+        assert main([command, str(storage.root)]) == 0
+        assert "chk-1" in capsys.readouterr().out
+        assert main([command, str(storage.root), "--json"]) == 0
+        (rows,) = json.loads(capsys.readouterr().out).values()
+        (row,) = rows
+        assert (row["checkpoint_id"], row["epoch"], row["files"]) == (1, 6, 4)
+    shutil.rmtree(storage.root / "chk-1")
+    assert main(["list", str(storage.root)]) == 0
+    assert capsys.readouterr().out == "no checkpoints\n"
+
+
+def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (savepoint, storage.root / "chk-1"):
+        assert main(["show", str(path)]) == 0
+        assert "operator count" in capsys.readouterr().out
+        assert main(["show", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["operators"][0]["parallelism"] == 4
+        assert told["ancestors"] == []
+
+
+def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(savepoint)]) == 0
+    assert "all as written" in capsys.readouterr().out
+    (savepoint / "shared" / "log").write_bytes(b"???")
+    assert main(["verify", str(savepoint), "--json"]) == 1
+    assert "shared/log" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_dispose(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (savepoint / "note").write_text("mine")
+    assert main(["dispose", str(savepoint)]) == 0
+    told = capsys.readouterr().out
+    assert "4 files deleted" in told
+    assert "note" in told
+    assert [path.name for path in savepoint.iterdir()] == ["note"]
+
+
+def test_names_in_a_file_do_not_steer_the_terminal(
+    storage: Storage,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    named = msgspec.structs.replace(snapshot, query_name="\x1b[2Jgone\r")
+    made = write_savepoint(named, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    assert main(["show", made.path]) == 0
+    out = capsys.readouterr().out
+    assert "gone" in out
+    assert "\x1b" not in out
+    assert "\r" not in out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(savepoint: Path) -> None:
+    program = f"{sys.executable} -m pyspark_ckpt.cli show {savepoint} | true"
+    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+def test_as_a_program_it_starts_no_spark(savepoint: Path) -> None:
+    program = (
+        "import sys; from pyspark_ckpt.cli.main import main\n"
+        f"code = main(['verify', {str(savepoint)!r}])\n"
+        "from pyspark import SparkContext\n"
+        "sys.exit(code + 10 * (SparkContext._gateway is not None))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

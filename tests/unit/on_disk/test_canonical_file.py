@@ -1,0 +1,166 @@
+"""Canonical files: readable by pyarrow alone, and read back as they were written, or an error."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk import canonical_file
+from pyspark_ckpt.on_disk.canonical_file import decode_canonical, encode_canonical
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.operator.stored_keys import (
+    OPERATOR_STATE,
+    RAW_STATE,
+    TIME_INDEX,
+    TIMERS_ID,
+    encode_key_group,
+    encode_time,
+)
+from state_backends import Changes
+
+STATES = (StateDescriptor("count", "value", "{}"), StateDescriptor("tail", "list", "{}"))
+HANDLE = Handle(
+    query_id="q", uid="op", subtask=3, parallelism=4, max_parallelism=128, epoch=7,
+    key_schema="{}", states=STATES,
+)  # fmt: skip
+Entries = list[tuple[bytes, bytes]]
+
+
+def encode(entries: Entries) -> bytes:
+    return b"".join(encode_canonical(HANDLE, in_parts(entries)))
+
+
+def in_parts(entries: Entries, size: int = 10) -> Iterator[Changes]:
+    for start in range(0, len(entries), size):
+        part = entries[start : start + size]
+        yield Changes([key for key, _ in part], [value for _, value in part])
+
+
+def decode(data: bytes, entries: int) -> Entries:
+    parts = decode_canonical(io.BytesIO(data), "some.parquet", entries)
+    return [pair for part in parts for pair in zip(part.keys, part.values, strict=True)]  # type: ignore[misc]
+
+
+@given(st.dictionaries(st.binary(min_size=1), st.binary()))
+def test_what_is_encoded_is_decoded(state: dict[bytes, bytes]) -> None:
+    entries = sorted(state.items())
+    assert decode(encode(entries), len(entries)) == entries
+
+
+def test_many_entries_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical_file, "_GROUP_ENTRIES", 1000)
+    monkeypatch.setattr(canonical_file, "_GROUP_BYTES", 100_000)
+    entries = [(b"%06d" % n, b"v" * (n % 7 or 5000)) for n in range(5000)]
+    data = encode(entries)
+    assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups > 30
+    assert decode(data, len(entries)) == entries
+
+
+def test_pyarrow_alone_tells_key_group_state_and_schemas() -> None:
+    """Sorted by key group and key; what belongs to no key group comes last."""
+    group = encode_key_group(97)
+    stored = [
+        group + b"\x00ada", group + b"\x01ada\x00", group + TIMERS_ID + b"ada" + encode_time(5),
+        encode_key_group(98) + b"\x00bob", TIME_INDEX + encode_time(5) + group + b"ada",
+        OPERATOR_STATE + b"\x01part", RAW_STATE + b"\x00\x00\x00\x00",
+        encode_key_group(99) + b"\x07",
+    ]  # fmt: skip
+    entries = sorted((key, b"v") for key in stored)
+    table = pq.read_table(io.BytesIO(encode(entries)))
+    assert table.select(["key_group", "kind", "state"]).to_pylist() == [
+        {"key_group": 97, "kind": "value", "state": "count"},
+        {"key_group": 97, "kind": "list", "state": "tail"},
+        {"key_group": 97, "kind": "timer", "state": None},
+        {"key_group": 98, "kind": "value", "state": "count"},
+        {"key_group": 99, "kind": None, "state": None},
+        {"key_group": None, "kind": "timer-by-time", "state": None},
+        {"key_group": None, "kind": "list", "state": "tail"},
+        {"key_group": None, "kind": "raw", "state": None},
+    ]
+    assert table["stored_key"].to_pylist() == [key for key, _ in entries]
+    told = json.loads(table.schema.metadata[b"pyspark_ckpt.subtask"])
+    assert (told["uid"], told["subtask"], told["epoch"]) == ("op", 3, 7)
+    assert [state["name"] for state in told["states"]] == ["count", "tail"]
+
+
+def test_encoding_takes_one_group_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical_file, "_GROUP_ENTRIES", 10)
+    taken = []
+
+    def parts() -> Iterator[Changes]:
+        for n in range(10):
+            taken.append(n)
+            yield Changes([b"%03d" % n] * 10, [b""] * 10)
+
+    encoded = encode_canonical(HANDLE, parts())
+    next(encoded)
+    assert len(taken) <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_file_is_an_error(seed: int) -> None:
+    print("seed", seed)
+    entries = [(b"%03d" % n, b"value %d" % n) for n in range(200)]
+    data = bytearray(encode(entries))
+    chance = random.Random(seed)
+    if seed % 2:
+        del data[chance.randrange(len(data)) :]
+    else:
+        data[chance.randrange(len(data) - 8, len(data))] ^= 1 << chance.randrange(8)
+    with pytest.raises(CorruptFileError, match=r"some\.parquet"):
+        decode(bytes(data), len(entries))
+
+
+def test_another_parquet_file_is_refused() -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"stored_key": [b"a"], "stored_value": [b"b"]}), sink)
+    with pytest.raises(CorruptFileError, match="no canonical file"):
+        decode(sink.getvalue(), 1)
+
+
+def test_a_file_with_other_columns_is_refused() -> None:
+    metadata = pq.read_schema(io.BytesIO(encode([]))).metadata
+    sink = io.BytesIO()
+    table = pa.table({"stored_key": [b"a"], "stored_value": [b"b"]})
+    pq.write_table(table.replace_schema_metadata(metadata), sink)
+    with pytest.raises(CorruptFileError, match="columns"):
+        decode(sink.getvalue(), 1)
+
+
+def test_another_number_of_entries_is_refused() -> None:
+    with pytest.raises(CorruptFileError, match="1 entries, 2 were written"):
+        decode(encode([(b"a", b"b")]), 2)
+
+
+def test_a_row_group_that_is_declared_too_large_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(canonical_file, "MAX_GROUP_BYTES", 10)
+    with pytest.raises(CorruptFileError, match="too large"):
+        decode(encode([(b"a", b"b" * 1000)]), 1)
+
+
+def test_a_newer_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canonical_file, "CANONICAL_FORMAT_VERSION", 2)
+    data = encode([(b"a", b"b")])
+    monkeypatch.undo()
+    with pytest.raises(CorruptFileError, match="format 1"):
+        decode(data, 1)
+
+
+def test_deleted_states_keep_their_names() -> None:
+    handle = msgspec.structs.replace(
+        HANDLE, states=(msgspec.structs.replace(STATES[0], sweeps=0), STATES[1])
+    )
+    data = b"".join(encode_canonical(handle, in_parts([(encode_key_group(1) + b"\x00k", b"v")])))
+    assert pq.read_table(io.BytesIO(data))["state"].to_pylist() == ["count"]
