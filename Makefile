@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench lint format java clean
+.PHONY: help setup demo test soak bench bench-peers lint format java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,7 +21,10 @@ soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
-	$(BIN)/python -m benchmarks.running_count $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(VENV)/.dev .venv-flink/.done .venv-bytewax/.done java ## Measure against Flink and Bytewax
+	$(BIN)/python -m benchmarks --peers $(ARGS)
 
 lint: $(VENV)/.dev ## Check style and types
 	$(BIN)/ruff check .
@@ -42,10 +45,20 @@ $(VENV)/.demo: setup.cfg setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
 	@touch $@
 
+.venv-flink/.done:
+	sh tools/make_venv.sh $(PYTHON) .venv-flink
+	.venv-flink/bin/python -m pip install --quiet 'apache-flink==2.3.0'
+	@touch $@
+
+.venv-bytewax/.done:
+	sh tools/make_venv.sh $(PYTHON) .venv-bytewax
+	.venv-bytewax/bin/python -m pip install --quiet 'bytewax==0.21.1' 'pandas>=2.2,<3' 'pyarrow>=15'
+	@touch $@
+
 $(VENV)/.dev: setup.cfg setup.py pyproject.toml
 	sh tools/make_venv.sh $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 clean: ## Remove the environment and all that runs left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db
+	rm -rf $(VENV) .venv-flink .venv-bytewax build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db

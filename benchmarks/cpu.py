@@ -33,7 +33,9 @@ class CpuTimes:
         with (_PROC / "stat").open(encoding="ascii") as file:
             fields = [int(field) for field in file.readline().split()[1:9]]
         idle = fields[3] + fields[4]
-        return cls(time.monotonic(), _own_ticks() / ticks, (sum(fields) - idle) / ticks)
+        return cls(
+            time.monotonic(), sum(own_processes().values()) / ticks, (sum(fields) - idle) / ticks
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def wait_for_quiet(patience_seconds: float) -> None:
             return
 
 
-def _own_ticks() -> int:
-    """Return the ticks of this process and those below it, with their children that have ended."""
+def own_processes() -> dict[int, int]:
+    """Return this process and all below it: CPU ticks by process id, ended children included."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for path in _PROC.glob("[0-9]*/stat"):
@@ -79,7 +81,7 @@ def _own_ticks() -> int:
         pid = int(path.parent.name)
         parents[pid] = int(fields[1])
         ticks[pid] = sum(int(field) for field in fields[11:15])
-    return sum(ticks[pid] for pid in ticks if _is_below(pid, os.getpid(), parents))
+    return {pid: ticks[pid] for pid in ticks if _is_below(pid, os.getpid(), parents)}
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

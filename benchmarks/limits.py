@@ -1,42 +1,45 @@
-"""What no operator can pass: the same query without one, and with one that does nothing.
+"""The floor: the same query without an operator, with a function only, and with an idle operator.
 
-They show how much of an epoch is Spark's. Each lets about as many rows through as the others yield.
+They show how much of an epoch is Spark's. The first and the last let about as many rows through as
+a running count yields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.data import OUTPUT_SCHEMA, SAMPLED_BELOW
+from benchmarks.case import Contender, Kind
+from benchmarks.input_files import read_files
 
+SAMPLED_BELOW = -80
+"""Values below it are a tenth of all in the running count's data."""
+
+_OUTPUT = "key long, n long, total long"
 _PARTITION = "partition"
 
 
-def without_operator(df: DataFrame) -> DataStreamWriter:
-    """Return the query that reads and writes only."""
+def _without_operator(df: DataFrame) -> DataFrame:
     value = F.col("value")
     sampled = df.where(value < SAMPLED_BELOW)
-    return sampled.select("key", value.alias("n"), value.alias("total")).writeStream
+    return sampled.select("key", value.alias("n"), value.alias("total"))
 
 
-def with_idle_operator(df: DataFrame) -> DataStreamWriter:
-    """Return the query with one group per partition, whose rows reach Python and go back."""
+def _with_idle_operator(df: DataFrame) -> DataFrame:
     partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 2)
     partition = F.pmod(F.xxhash64("key"), F.lit(partitions)).cast("int")
     return (
         df.withColumn(_PARTITION, partition)
         .groupBy(_PARTITION)
         .applyInPandasWithState(
-            _sample, OUTPUT_SCHEMA, "handle binary", "append", GroupStateTimeout.NoTimeout
+            _sample, _OUTPUT, "handle binary", "append", GroupStateTimeout.NoTimeout
         )
-        .writeStream
     )
 
 
@@ -49,3 +52,32 @@ def _sample(
             {"key": sampled["key"], "n": sampled["value"], "total": sampled["value"]}
         )
     state.update((b"",))
+
+
+def _with_function_only(df: DataFrame) -> DataFrame:
+    return df.mapInPandas(_one_by_one, _OUTPUT)
+
+
+def _one_by_one(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield pd.DataFrame({"key": frame["key"], "n": 1, "total": frame["value"]})
+
+
+def sampled_rows(files: Sequence[Path]) -> pd.DataFrame:
+    """Compute with pandas what a query lets through that has no operator or an idle one."""
+    rows = read_files(files)
+    sampled = rows[rows["value"] < SAMPLED_BELOW]
+    return pd.DataFrame({"key": sampled["key"], "n": sampled["value"], "total": sampled["value"]})
+
+
+def all_rows(files: Sequence[Path]) -> pd.DataFrame:
+    """Compute with pandas what the query yields that is a function only."""
+    rows = read_files(files)
+    return pd.DataFrame({"key": rows["key"], "n": 1, "total": rows["value"]})
+
+
+NONE = Contender("no operator at all", Kind.LIMIT, _without_operator, expected=sampled_rows)
+IDLE = Contender(
+    "an operator that does nothing", Kind.LIMIT, _with_idle_operator, expected=sampled_rows
+)
+MAP_ONLY = Contender("map only, no state", Kind.LIMIT, _with_function_only, expected=all_rows)

@@ -1,11 +1,8 @@
-"""Where an epoch of this library goes inside the Python worker: cProfile around the operator.
+"""Where an epoch of this library goes: ``python -m benchmarks.profile_epoch --workload W1``.
 
-``python -m benchmarks.profile_epoch --backend heap`` prints the top functions of all steady epochs.
-
-Seen is what runs in the function that Spark calls, with PySpark's reading of its input, which is
-lazy. Not seen are the start of the worker, PySpark's conversion of the output, and the JVM. Small
-Python functions look slower under cProfile than they are: compare shares, and measure speed with
-``benchmarks.running_count``.
+Prints the phases of an epoch for one case of a workload, as the suite does at the end of it; with
+``--functions``, cProfile's view of the operator's function as well. Small Python functions look
+slower under either than they are: compare shares, and measure speed with ``make bench``.
 """
 
 from __future__ import annotations
@@ -17,28 +14,26 @@ import pstats
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
-from unittest import mock
 
 from pyspark import TaskContext
 
-import pyspark_ckpt.stream
-from benchmarks.contenders import HEAP, ROCKSDB, Contender
-from benchmarks.data import Workload
-from benchmarks.measure import Run, new_session, run_checked
-from benchmarks.running_count import use_this_python
+from benchmarks.alternation import run_turn
+from benchmarks.breakdown import break_down, breakdown_lines
+from benchmarks.case import Case, Contender, Kind
+from benchmarks.phases import DIRECTORY
+from benchmarks.session import Sessions, use_this_python
+from benchmarks.workloads.known import WORKLOADS, with_contenders
 from pyspark_ckpt.operator.subtask import SubtaskFunction
-
-_DIRECTORY = "PYSPARK_CKPT_PROFILE_DIRECTORY"
-"""Environment variable that tells workers where profiles go."""
 
 
 class ProfiledSubtask(SubtaskFunction):
-    """The operator's function, which leaves a profile of every call."""
+    """The operator's function, which leaves cProfile's statistics of every call."""
 
     def __call__(self, *arguments: Any) -> Iterator[Any]:
+        """Process an epoch under cProfile."""
         profile = cProfile.Profile()
         frames = iter(SubtaskFunction.__call__(self, *arguments))
         end = object()
@@ -46,66 +41,75 @@ class ProfiledSubtask(SubtaskFunction):
         while (frame := profile.runcall(next, frames, end)) is not end:
             yield frame
         context = TaskContext.get()
-        assert context is not None
+        assert context is not None  # Spark calls this in a task only
         epoch = context.getLocalProperty("streaming.sql.batchId")
-        name = f"{epoch}-{context.partitionId()}.pstats"
-        profile.dump_stats(Path(os.environ[_DIRECTORY]) / name)
+        name = f"{int(epoch or 0):05d}-{context.partitionId()}.pstats"
+        profile.dump_stats(Path(os.environ[DIRECTORY]) / name)
 
 
 def main() -> None:
-    """Run one contender under the profiler and print what took its time."""
+    """Run contenders of this library under a stopwatch and print what took their time."""
     options = _parse()
     use_this_python()
-    contender = {"heap": HEAP, "rocksdb": ROCKSDB}[options.backend]
+    workload = with_contenders(WORKLOADS[options.workload](options.scale), options.contenders)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-profile-") as directory:
-        profiles = Path(directory) / "profiles"
-        profiles.mkdir()
-        os.environ[_DIRECTORY] = str(profiles)
-        run = _run(contender, options, Path(directory))
-        _print_profile(profiles, options, run)
+        sessions = Sessions(Path(directory))
+        try:
+            for number, case in enumerate(workload.cases):
+                _profile(sessions, case, options, Path(directory) / str(number))
+        finally:
+            sessions.stop()
 
 
-def _run(contender: Contender, options: argparse.Namespace, directory: Path) -> Run:
-    workload = Workload(options.keys, options.rows_per_epoch)
-    files = workload.write_epochs(directory / "data", options.epochs)
-    spark = new_session(directory)
-    try:
-        with mock.patch.object(pyspark_ckpt.stream, "SubtaskFunction", ProfiledSubtask):
-            return run_checked(spark, contender, files, directory / "run", options.warm_up_epochs)
-    finally:
-        spark.stop()
-
-
-def _print_profile(profiles: Path, options: argparse.Namespace, run: Run) -> None:
-    files = [
-        str(path)
-        for path in sorted(profiles.iterdir())
-        if int(path.name.partition("-")[0]) >= options.warm_up_epochs
+def _profile(sessions: Sessions, case: Case, options: argparse.Namespace, directory: Path) -> None:
+    contenders = [
+        contender
+        for contender in case.contenders
+        if isinstance(contender, Contender) and contender.kind is Kind.OURS
     ]
-    calls_ms = [1000 * pstats.Stats(file).total_tt for file in files]  # type: ignore[attr-defined]
-    print(
-        f"{run.contender.name}: {len(run.epochs)} steady epochs, median of an epoch "
-        f"{run.median_durations_ms()['triggerExecution']:.0f} ms, of the operator's function in "
-        f"one subtask {median(calls_ms):.0f} ms, both under the profiler"
-    )
+    breakdowns = [
+        break_down(sessions.new(), case, contender, directory / f"phases-{number}")
+        for number, contender in enumerate(contenders)
+    ]
+    print(f"{case.title}\n")
+    print("\n".join(breakdown_lines(breakdowns)))
+    for number, contender in enumerate(contenders) if options.functions else ():
+        _print_functions(sessions, case, contender, directory / f"functions-{number}", options)
+
+
+def _print_functions(
+    sessions: Sessions,
+    case: Case,
+    contender: Contender,
+    directory: Path,
+    options: argparse.Namespace,
+) -> None:
+    profiles = directory / "profiles"
+    profiles.mkdir(parents=True)
+    os.environ[DIRECTORY] = str(profiles)
+    run_turn(sessions.new(), case, replace(contender, subtask=ProfiledSubtask), directory)
+    counted = case.epochs_of(contender).counted
+    epochs = sorted({path.name.partition("-")[0] for path in profiles.iterdir()})[-counted:]
+    files = [str(path) for path in profiles.iterdir() if path.name.partition("-")[0] in epochs]
     stats = pstats.Stats(files[0], stream=sys.stdout)
     stats.add(*files[1:])
+    print(f"\n{contender.name}: all calls of {len(epochs)} epochs")
     for order in ("tottime", "cumulative"):
-        stats.strip_dirs().sort_stats(order).print_stats(options.top)
+        stats.strip_dirs().sort_stats(order).print_stats(options.functions)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profile_epoch",
-        description="Profile the operator's function in the Python worker.",
+        description="Show where an epoch of this library goes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--backend", choices=["heap", "rocksdb"], default="heap")
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--rows-per-epoch", type=int, default=100_000)
-    parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--warm-up-epochs", type=int, default=4)
-    parser.add_argument("--top", type=int, default=25, help="functions to print")
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="W1")
+    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--contenders", nargs="+", default=["pyspark_ckpt rows, rocksdb"])
+    parser.add_argument(
+        "--functions", type=int, default=0, help="functions that cProfile shows, by either order"
+    )
     return parser.parse_args()
 
 

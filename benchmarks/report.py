@@ -1,252 +1,218 @@
-"""Figures of several runs: ratios within a repetition, then their median; as text and JSON."""
+"""The report of one workload: Markdown, and the same and more as JSON."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyspark
-from pyspark.sql import SparkSession
+from benchmarks.alternation import Repetition
+from benchmarks.case import Case, Contender, Figure, Program, Workload
+from benchmarks.figures import Figures, Spread, Turn
+from benchmarks.markdown_table import table
+from benchmarks.run import Run
 
-from benchmarks.contenders import APPLY, CONTENDERS, IDLE, TRANSFORM, Contender, Kind
-from benchmarks.measure import Run
-from pyspark_ckpt import __version__
-
-TARGET_RATIO = 20
-"""Times ``applyInPandasWithState`` that this library is to reach, with either backend."""
-
-Repetition = Mapping[str, Run]
-"""One run of each contender, by its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over the repetitions."""
-
-    median: float
-    lowest: float
-    highest: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
-
-    def text(self, digits: int) -> str:
-        values = (self.median, self.lowest, self.highest)
-        middle, low, high = (f"{value:,.{digits}f}" for value in values)
-        return f"{middle} ({low} to {high})"
-
-    def as_json(self) -> dict[str, float]:
-        values = {"median": self.median, "lowest": self.lowest, "highest": self.highest}
-        return {name: round(value, 2) for name, value in values.items()}
+_HOW = (
+    "Contenders took turns over the same files, with the same sink, each run in a session of its "
+    "own in one JVM. Every output row of every run was checked against pandas. Figures are the "
+    "median of the repetitions (lowest to highest); a ratio is taken within a repetition. Time is "
+    "from the trigger of the first counted epoch to the commit of the last, barrier and sink "
+    "included; of a program that is no Spark query, that of the job less that of the same job over "
+    "one row. CPU time is that of driver, JVM and workers over the whole run; what other programs "
+    "took of the machine is noise. Memory is the most that Python workers took together."
+)
 
 
 class Report:
-    """What the repetitions say.
+    """What the repetitions of a workload say.
 
     Parameters
     ----------
+    workload
+        What was run.
     settings
         The command line's numbers.
     machine
-        See :func:`describe_machine`.
+        What figures depend on.
     repetitions
-        The runs, in order.
+        The runs.
+    breakdown
+        Lines that say where an epoch goes, if that was looked at.
     """
 
     def __init__(
         self,
+        workload: Workload,
         settings: Mapping[str, Any],
         machine: Mapping[str, Any],
         repetitions: Sequence[Repetition],
+        breakdown: Sequence[str] = (),
     ) -> None:
+        self._workload = workload
         self._settings = settings
         self._machine = machine
         self._repetitions = repetitions
-
-    def ratio(self, contender: Contender, peer: Contender) -> Spread:
-        """Return how many times as fast as a peer, which ran in the same repetition."""
-        return self._spread(
-            lambda runs: runs[contender.name].rows_per_second / runs[peer.name].rows_per_second
-        )
+        self._figures = Figures(repetitions)
+        self._breakdown = breakdown
 
     def markdown(self) -> str:
         """Return the tables."""
-        return "\n".join(
-            [
-                "# Running count and sum per key",
-                "",
-                *self._setting_lines(),
-                "",
-                *_table(self._figures(), "lrrrrrr"),
-                "",
-                *self._verdicts(),
-                "",
-                "Median milliseconds of an epoch and of its parts, as Spark reports them:",
-                "",
-                *_table(self._breakdown(), "l" + "r" * len(CONTENDERS)),
-                "",
-            ]
-        )
+        machine = ", ".join(f"{name} {value}" for name, value in self._machine.items())
+        settings = ", ".join(f"{name} {value}" for name, value in self._settings.items())
+        lines = [f"# {self._workload.title}", "", self._workload.text, "", _HOW, ""]
+        lines += [f"Settings: {settings}.", "", f"Machine: {machine}.", ""]
+        for verdict in self._figures.verdicts(self._workload.targets):
+            lines.append(f"- {verdict.text()}")
+        for case in self._workload.cases:
+            lines += ["", f"## {case.title}", "", _epochs_text(case), ""]
+            lines += table(self._rows(case))
+            lines += ["", "Median milliseconds of an epoch's parts, as Spark reports them:", ""]
+            lines += table(self._parts(case))
+        if self._breakdown:
+            lines += ["", *self._breakdown]
+        return "\n".join([*lines, ""])
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures, those of each repetition too."""
         return {
-            "benchmark": "running count and sum per key",
+            "workload": self._workload.name,
+            "title": self._workload.title,
             "settings": dict(self._settings),
             "machine": dict(self._machine),
-            "target_ratio_to_applyInPandasWithState": TARGET_RATIO,
-            "contenders": {contender.name: self._contender(contender) for contender in CONTENDERS},
-        }
-
-    def _contender(self, contender: Contender) -> dict[str, Any]:
-        runs = [runs[contender.name] for runs in self._repetitions]
-        cpu = self._cpu(contender)
-        return {
-            "rows_per_second": self._rows_per_second(contender).as_json(),
-            f"ratio_to_{APPLY.name}": self.ratio(contender, APPLY).as_json(),
-            f"ratio_to_{TRANSFORM.name}": self.ratio(contender, TRANSFORM).as_json(),
-            "cpu_seconds_per_million_rows": cpu and cpu.as_json(),
-            "median_ms": self._median_ms(contender),
-            "repetitions": [
+            "targets": [
                 {
-                    "rows_per_second": round(run.rows_per_second, 2),
-                    "steady_epochs": len(run.epochs),
-                    "epoch_ms": [epoch.ms for epoch in run.epochs],
-                    "share_of_wall_time_in_triggers": round(run.share_in_triggers, 4),
-                    "cpu_seconds_of_all_epochs": run.cpu and round(run.cpu.own_seconds, 2),
-                    "share_of_cpus_used_by_others": run.cpu and round(run.cpu.others_share, 3),
-                    "checkpoints": run.checkpoints,
+                    "target": verdict.target.text,
+                    "limit": verdict.target.limit,
+                    "at_least": verdict.target.at_least,
+                    "ratio": verdict.ratio.as_json(),
+                    "reached": verdict.is_reached,
                 }
-                for run in runs
+                for verdict in self._figures.verdicts(self._workload.targets)
             ],
+            "cases": {
+                case.name: {
+                    contender.name: self._contender((case.name, contender.name))
+                    for contender in case.contenders
+                }
+                for case in self._workload.cases
+            },
         }
 
-    def _setting_lines(self) -> list[str]:
-        numbers = self._settings
-        machine = ", ".join(f"{name} {value}" for name, value in self._machine.items())
-        text = (
-            f"{numbers['keys']:,} keys, {numbers['rows_per_epoch']:,} rows per epoch, "
-            f"{numbers['repetitions']} repetitions in turn in one session. pyspark_ckpt and "
-            f"the limits: {numbers['epochs']} epochs, the first {numbers['warm_up_epochs']} not "
-            f"counted; PySpark's own: {numbers['peer_epochs']} epochs, the first "
-            f"{numbers['peer_warm_up_epochs']} not counted. Every output row of every run was "
-            "checked against pandas. Figures are the median of the repetitions (lowest to "
-            "highest); a ratio is taken within a repetition. CPU time is that of driver, JVM and "
-            "workers over the whole query; what other programs took of the machine is noise."
-        )
-        return [text, "", f"Machine: {machine}."]
+    def _contender(self, turn: Turn) -> dict[str, Any]:
+        figures = {
+            "rows_per_second": self._spread(turn, lambda run: run.figure(Figure.ROWS_PER_SECOND)),
+            "ms_per_epoch": self._spread(turn, lambda run: run.figure(Figure.MS_PER_EPOCH)),
+            "median_epoch_ms": self._spread(turn, lambda run: run.median_epoch_ms),
+            "cpu_seconds_per_million_rows": self._spread(
+                turn, lambda run: run.cpu_seconds_per_million_rows
+            ),
+            "workers_peak_bytes": self._spread(turn, lambda run: run.workers_peak_bytes),
+        }
+        for name in self._more_names(turn):
+            figures[name] = self._spread(turn, _more(name))
+        for reference in self._references(turn[0]):
+            figures[f"times as fast as {reference}"] = self._times(turn, reference)
+        return {
+            **{name: spread and spread.as_json() for name, spread in figures.items()},
+            "median_ms_of_parts": self._parts_of(turn),
+            "repetitions": [_run_as_json(run) for run in self._figures.runs(turn)],
+        }
 
-    def _figures(self) -> list[list[str]]:
-        header = [
-            "operator",
-            "rows/s",
-            f"times {APPLY.name}",
-            f"times {TRANSFORM.name}",
-            "ms per epoch",
-            "CPU s per million rows",
-            "CPUs used by others",
-        ]
-        return [header] + [
-            [
-                contender.name,
-                self._rows_per_second(contender).text(0),
-                self.ratio(contender, APPLY).text(1),
-                self.ratio(contender, TRANSFORM).text(1),
-                f"{self._median_ms(contender)['triggerExecution']:,.0f}",
-                self._cpu_text(contender),
-                self._others_text(contender),
-            ]
-            for contender in CONTENDERS
-        ]
+    def _rows(self, case: Case) -> list[list[str]]:
+        references = self._references(case.name)
+        turns = [(case.name, contender.name) for contender in case.contenders]
+        more = list(dict.fromkeys(name for turn in turns for name in self._more_names(turn)))
+        header = ["contender", "rows/s", "ms per epoch"]
+        header += [f"times as fast as {reference}" for reference in references]
+        header += ["CPU s per million rows", "workers MiB", *more, "CPUs used by others, %"]
+        return [header, *(self._row(turn, references, more) for turn in turns)]
 
-    def _verdicts(self) -> list[str]:
-        lines = []
-        for contender in CONTENDERS:
-            if contender.kind is Kind.OURS:
-                ratio = self.ratio(contender, APPLY).median
-                verdict = "reached" if ratio >= TARGET_RATIO else "NOT reached"
-                lines.append(
-                    f"- {contender.name}: {ratio:.1f} times {APPLY.name}, target "
-                    f"{TARGET_RATIO}: {verdict}"
-                )
-        limit = self.ratio(IDLE, APPLY).median
-        lines.append(
-            f"- Limit: an operator that does nothing has {limit:.1f} times the rows/s of "
-            f"{APPLY.name}; no operator in Python can pass that at this size of epoch."
-        )
-        return lines
-
-    def _breakdown(self) -> list[list[str]]:
-        medians = [self._median_ms(contender) for contender in CONTENDERS]
-        parts = sorted({part for durations in medians for part in durations})
-        parts.sort(key=lambda part: -max(durations.get(part, 0) for durations in medians))
-        return [["part", *[contender.name for contender in CONTENDERS]]] + [
-            [part, *[f"{durations.get(part, 0):,.0f}" for durations in medians]] for part in parts
+    def _row(self, turn: Turn, references: Sequence[str], more: Sequence[str]) -> list[str]:
+        return [
+            turn[1],
+            self._text(turn, lambda run: run.figure(Figure.ROWS_PER_SECOND), 0),
+            self._text(turn, lambda run: run.figure(Figure.MS_PER_EPOCH), 0),
+            *(_text(self._times(turn, reference), 2) for reference in references),
+            self._text(turn, lambda run: run.cpu_seconds_per_million_rows, 1),
+            self._text(turn, _workers_mebibytes, 0),
+            *(self._text(turn, _more(name), 2) for name in more),
+            self._text(turn, _others_percent, 0),
         ]
 
-    def _median_ms(self, contender: Contender) -> dict[str, float]:
-        of_runs = [runs[contender.name].median_durations_ms() for runs in self._repetitions]
-        return {part: median(durations[part] for durations in of_runs) for part in of_runs[0]}
+    def _parts(self, case: Case) -> list[list[str]]:
+        by_name = {
+            contender.name: self._parts_of((case.name, contender.name))
+            for contender in case.contenders
+        }
+        by_name = {name: parts for name, parts in by_name.items() if parts}
+        parts = sorted({part for durations in by_name.values() for part in durations})
+        parts.sort(key=lambda part: -max(durations.get(part, 0) for durations in by_name.values()))
+        return [["contender", *parts]] + [
+            [name, *(f"{durations.get(part, 0):,.0f}" for part in parts)]
+            for name, durations in by_name.items()
+        ]
 
-    def _rows_per_second(self, contender: Contender) -> Spread:
-        return self._spread(lambda runs: runs[contender.name].rows_per_second)
+    def _parts_of(self, turn: Turn) -> dict[str, float]:
+        of_runs = [run.median_durations_ms() for run in self._figures.runs(turn)]
+        names = sorted({part for durations in of_runs for part in durations})
+        return {part: median(durations.get(part, 0) for durations in of_runs) for part in names}
 
-    def _cpu(self, contender: Contender) -> Spread | None:
-        figures = [runs[contender.name].cpu_seconds_per_million_rows for runs in self._repetitions]
-        known = [figure for figure in figures if figure is not None]
-        return Spread.of(known) if known else None
+    def _references(self, case: str) -> list[str]:
+        return [name for name in self._workload.references if self._figures.has((case, name))]
 
-    def _cpu_text(self, contender: Contender) -> str:
-        cpu = self._cpu(contender)
-        return "unknown" if cpu is None else cpu.text(1)
+    def _times(self, turn: Turn, reference: str) -> Spread | None:
+        figure = self._workload.figure
+        if any(run.figure(figure) is None for run in self._figures.runs(turn)):
+            figure = Figure.ROWS_PER_SECOND
+        return self._figures.times_as_fast(turn, (turn[0], reference), figure)
 
-    def _others_text(self, contender: Contender) -> str:
-        uses = [runs[contender.name].cpu for runs in self._repetitions]
-        shares = [100 * use.others_share for use in uses if use is not None]
-        return Spread.of(shares).text(0) + " %" if shares else "unknown"
+    def _more_names(self, turn: Turn) -> list[str]:
+        return list(self._figures.runs(turn)[0].more)
 
-    def _spread(self, figure: Callable[[Repetition], float]) -> Spread:
-        return Spread.of([figure(runs) for runs in self._repetitions])
+    def _spread(self, turn: Turn, figure: Callable[[Run], float | None]) -> Spread | None:
+        return self._figures.spread(turn, figure)
+
+    def _text(self, turn: Turn, figure: Callable[[Run], float | None], digits: int) -> str:
+        return _text(self._spread(turn, figure), digits)
 
 
-def describe_machine(spark: SparkSession) -> dict[str, Any]:
-    """Return what figures depend on, and nothing that names the machine."""
-    jvm: Any = spark._jvm
+def _epochs_text(case: Case) -> str:
+    fast, slow = case.epochs, case.slow_epochs
+    text = f"{fast.counted} epochs counted after {fast.warm_up} of warm-up"
+    slow_names = [_name(contender) for contender in case.contenders if contender.slow]
+    if slow_names:
+        text += f"; {slow.counted} after {slow.warm_up} for {', '.join(slow_names)}"
+    return f"{text}. Sink: {case.sink.value}."
+
+
+def _name(contender: Contender | Program) -> str:
+    return contender.name
+
+
+def _more(name: str) -> Callable[[Run], float | None]:
+    return lambda run: run.more.get(name)
+
+
+def _workers_mebibytes(run: Run) -> float | None:
+    return None if run.workers_peak_bytes is None else run.workers_peak_bytes / 1024**2
+
+
+def _others_percent(run: Run) -> float | None:
+    return None if run.cpu is None else 100 * run.cpu.others_share
+
+
+def _text(spread: Spread | None, digits: int) -> str:
+    return "-" if spread is None else spread.text(digits)
+
+
+def _run_as_json(run: Run) -> dict[str, Any]:
     return {
-        "CPUs": os.cpu_count(),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "Python": platform.python_version(),
-        "PySpark": pyspark.__version__,
-        "Java": jvm.java.lang.System.getProperty("java.version"),
-        "pandas": pd.__version__,
-        "NumPy": np.__version__,
-        "PyArrow": pa.__version__,
-        "pyspark_ckpt": __version__,
+        "rows": run.rows,
+        "seconds": round(run.seconds, 3),
+        "epoch_ms": [epoch.ms for epoch in run.epochs],
+        "share_of_time_in_triggers": run.share_in_triggers and round(run.share_in_triggers, 4),
+        "cpu_seconds": run.cpu and round(run.cpu.own_seconds, 2),
+        "share_of_cpus_used_by_others": run.cpu and round(run.cpu.others_share, 3),
+        "checkpoints": run.checkpoints,
+        **run.more,
     }
-
-
-def _table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Lay out a Markdown table that can be read as plain text."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(alignment))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if side == "l" else cell.rjust(width)
-            for cell, width, side in zip(cells, widths, alignment, strict=True)
-        ]
-        return "| " + " | ".join(padded) + " |"
-
-    rule = [
-        "-" * width if side == "l" else "-" * (width - 1) + ":"
-        for width, side in zip(widths, alignment, strict=True)
-    ]
-    return [line(rows[0]), line(rule), *map(line, rows[1:])]

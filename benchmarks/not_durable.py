@@ -1,0 +1,54 @@
+"""An operator without durability, to see what durability costs.
+
+In the worker it leaves out all that makes an epoch survive: no segment is encoded, digested,
+written and synchronised, none is read back and applied in the next epoch, and no base snapshot is
+made. What the epoch wrote goes straight into the local copy, which a failure would leave wrong.
+The handle stays, as Spark's state of the subtask. Without checkpoints when the query is started
+with a long interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from pyspark_ckpt.on_disk.handle import Segment, new_version
+from pyspark_ckpt.operator import epoch_end, subtask
+from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.subtask import SubtaskFunction
+from state_backends import Changes, StateBackend
+
+NO_CHECKPOINTS = {"spark.ckpt.execution.checkpointing.interval": "1000d"}
+"""Options of a query that takes none while it runs."""
+
+
+class NotDurableSubtask(SubtaskFunction):
+    """The operator's function with the parts patched out that durability needs."""
+
+    def __call__(self, *arguments: Any) -> Iterator[Any]:
+        """Process an epoch; nothing is durable."""
+        opened: list[StateBackend] = []
+
+        @contextmanager
+        def noted(*places: Any) -> Iterator[Any]:
+            with open_local_copy(*places) as copy:
+                opened.append(copy.backend)
+                yield copy
+
+        def apply_at_once(
+            storage: Any, handle: Any, changes: Iterable[Changes], epoch: int, *others: Any
+        ) -> Segment:
+            version = new_version(epoch)
+            opened[-1].apply(changes, version)
+            return Segment(version, epoch, 0, 0, inline=b"")
+
+        with ExitStack() as patches:
+            for module, name, function in (
+                (subtask, "open_local_copy", noted),
+                (subtask, "needs_base", lambda handle: False),
+                (epoch_end, "make_segment", apply_at_once),
+            ):
+                patches.enter_context(mock.patch.object(module, name, function))
+            yield from SubtaskFunction.__call__(self, *arguments)

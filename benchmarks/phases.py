@@ -1,0 +1,104 @@
+"""Where an epoch goes inside an operator's function: which calls are which phase.
+
+Names are looked up when a profile starts; one that the library no longer has is an error that says
+so, for a phase must not become silently small.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+from unittest import mock
+
+from pyspark import TaskContext
+
+from benchmarks.phase_timer import PhaseTimer
+from pyspark_ckpt.operator.subtask import SubtaskFunction
+
+DIRECTORY = "PYSPARK_CKPT_PROFILE_DIRECTORY"
+"""Environment variable that tells workers where profiles go."""
+
+WAIT = "wait for Spark's rows"
+USER = "user code"
+OTHER = "the rest of the function"
+
+_OPERATOR = "pyspark_ckpt.operator"
+PHASES: dict[str, tuple[str, ...]] = {
+    "open and close the local copy": (f"{_OPERATOR}.subtask:open_local_copy",),
+    "apply the last segment": (f"{_OPERATOR}.local_copy:_catch_up",),
+    "flush": (
+        "state_backends.rocksdb:RocksDBBackend.apply",
+        "state_backends.rocksdb:RocksDBBackend.close",
+        "state_backends.heap:HeapBackend.apply",
+        "state_backends.heap:HeapBackend.close",
+    ),
+    "base snapshot": (f"{_OPERATOR}.subtask:make_base",),
+    "grouping": (
+        f"{_OPERATOR}.rows_input:RowsInput.keys_of",
+        f"{_OPERATOR}.pandas_input:PandasInput.keys_of",
+        f"{_OPERATOR}.batch_input:BatchInput.keys_of",
+    ),
+    "state read": tuple(
+        f"{_OPERATOR}.state_table:StateTable.{name}"
+        for name in ("get", "get_many", "get_prefetched", "scan", "has_any_below")
+    ),
+    "decode": (
+        f"{_OPERATOR}.codec:TupleCodec.decode",
+        f"{_OPERATOR}.value_columns:ValueColumns.frame",
+    ),
+    "encode": (
+        f"{_OPERATOR}.codec:TupleCodec.encode",
+        f"{_OPERATOR}.value_columns:ValueColumns.rows",
+    ),
+    "write": tuple(
+        f"{_OPERATOR}.state_table:StateTable.{name}" for name in ("put", "delete", "write_below")
+    ),
+    "expired entries and timers": (f"{_OPERATOR}.epoch_end:sweep",),
+    "segment": (f"{_OPERATOR}.epoch_end:make_segment",),
+    "output": (
+        f"{_OPERATOR}.rows_input:RowsOutput.extend",
+        f"{_OPERATOR}.rows_input:RowsOutput.take",
+        f"{_OPERATOR}.pandas_output:PandasOutput.extend",
+        f"{_OPERATOR}.pandas_output:PandasOutput.take",
+    ),
+}
+_USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "init", "close")
+
+
+class MeasuredSubtask(SubtaskFunction):
+    """The operator's function, which leaves the seconds of its phases for every call."""
+
+    def __call__(self, token: Any, frames: Any, state: Any) -> Iterator[Any]:
+        """Process an epoch under the stopwatch."""
+        timer = PhaseTimer()
+        with ExitStack() as patches:
+            patch_phases(patches, timer)
+            processor = type(self._function.processor)
+            for name in _USER_METHODS:
+                if hasattr(processor, name):
+                    timed = timer.timed(getattr(processor, name), USER)
+                    patches.enter_context(mock.patch.object(processor, name, timed))
+            waited = timer.steps(iter(frames), WAIT)
+            # Between the steps Spark's code takes the frames.
+            yield from timer.steps(SubtaskFunction.__call__(self, token, waited, state), OTHER)
+        context = TaskContext.get()
+        assert context is not None  # Spark calls this in a task only
+        epoch = context.getLocalProperty("streaming.sql.batchId")
+        path = Path(os.environ[DIRECTORY]) / f"{epoch}-{context.partitionId()}.json"
+        path.write_text(json.dumps(timer.seconds), encoding="utf-8")
+
+
+def patch_phases(patches: ExitStack, timer: PhaseTimer) -> None:
+    """Put a stopwatch around every call that is a phase, until `patches` is closed."""
+    for phase, names in PHASES.items():
+        for name in names:
+            module, _, attribute = name.partition(":")
+            owner_name, _, function_name = attribute.rpartition(".")
+            owner = resolve_name(f"{module}:{owner_name}" if owner_name else module)
+            timed = timer.timed(getattr(owner, function_name), phase)
+            patches.enter_context(mock.patch.object(owner, function_name, timed))

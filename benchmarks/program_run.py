@@ -1,0 +1,78 @@
+"""One timed run of a peer that is no Spark query, checked like any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.case import Case, InputFiles, Program
+from benchmarks.check import check_rows
+from benchmarks.cpu import CpuTimes, CpuUse
+from benchmarks.run import Run
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SCRIPTS = Path(__file__).resolve().parent / "programs"
+_LIMIT_SECONDS = 3_600
+
+
+class ProgramFailedError(Exception):
+    """A peer's program ended with an error."""
+
+
+def is_installed(program: Program) -> bool:
+    """Tell whether a program's virtual environment is there."""
+    return _python(program).exists()
+
+
+def run_program(
+    case: Case, program: Program, files: InputFiles, expected: pd.DataFrame, directory: Path
+) -> Run:
+    """Run a program over the files, check its last state, and return what was measured.
+
+    Raises
+    ------
+    WrongResultError
+        If the last state is not what it must be.
+    ProgramFailedError
+        If it ended with an error; the end of its own output is in the message.
+    """
+    output = directory / "output"
+    output.mkdir(parents=True)
+    paths = files.of(case.epochs_of(program).all)
+    request = {
+        **program.arguments,
+        "files": [str(path) for path in paths],
+        "output": str(output),
+        "scratch": str(directory / "scratch"),
+    }
+    clocks = CpuTimes.now()
+    answer = _answer(program, request)
+    cpu = CpuUse.since(clocks)
+    name = f"{case.title}: {program.name}"
+    written = pd.concat(
+        [pd.read_parquet(path) for path in sorted(output.glob("*.parquet"))], ignore_index=True
+    )
+    check_rows(name, program.final(written), program.final(expected), case.output)
+    shutil.rmtree(directory, ignore_errors=True)
+    rows = int(answer["rows"])
+    return Run(rows=rows, seconds=float(answer["seconds"]), all_rows=rows, cpu=cpu)
+
+
+def _answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
+    command = [str(_python(program)), str(_SCRIPTS / program.script), json.dumps(request)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
+    )
+    if done.returncode != 0:
+        raise ProgramFailedError(f"{program.name}: {(done.stderr or done.stdout)[-3000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def _python(program: Program) -> Path:
+    return _ROOT / program.environment / "bin" / "python"

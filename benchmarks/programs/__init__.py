@@ -1,0 +1,1 @@
+"""Peers that are no Spark query; each script runs in a virtual environment of its own."""

@@ -1,0 +1,73 @@
+"""Which programs there are, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from benchmarks.case import Program
+
+FLINK = ".venv-flink"
+BYTEWAX = ".venv-bytewax"
+_STATE_BACKENDS = ("rocksdb", "hashmap")
+
+Final = Callable[[pd.DataFrame], pd.DataFrame]
+
+
+def counting_programs(final: Final) -> list[Program]:
+    """Return all programs that do a running count and sum per key."""
+    return [
+        *(
+            Program(
+                f"PyFlink thread mode, {backend}",
+                FLINK,
+                "flink_processor.py",
+                {"processor": "count", "backend": backend},
+                final,
+            )
+            for backend in _STATE_BACKENDS
+        ),
+        *(
+            Program(
+                f"Flink SQL, {backend}",
+                FLINK,
+                "flink_sql.py",
+                {"query": "count", "backend": backend},
+                final,
+            )
+            for backend in _STATE_BACKENDS
+        ),
+        Program("Bytewax", BYTEWAX, "bytewax_count.py", {}, final),
+    ]
+
+
+def session_programs(gap_ms: int, out_of_order_ms: int) -> list[Program]:
+    """Return all programs that find sessions in event time."""
+    times = {"gap_ms": gap_ms, "out_of_order_ms": out_of_order_ms}
+    return [
+        *(
+            Program(
+                f"PyFlink thread mode, {backend}",
+                FLINK,
+                "flink_processor.py",
+                {"processor": "sessions", "backend": backend, **times},
+                _as_it_is,
+            )
+            for backend in _STATE_BACKENDS
+        ),
+        *(
+            Program(
+                f"Flink SQL, {backend}",
+                FLINK,
+                "flink_sql.py",
+                {"query": "sessions", "backend": backend, **times},
+                _as_it_is,
+            )
+            for backend in _STATE_BACKENDS
+        ),
+    ]
+
+
+def _as_it_is(output: pd.DataFrame) -> pd.DataFrame:
+    return output

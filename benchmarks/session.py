@@ -1,0 +1,70 @@
+"""The Spark sessions of a benchmark: one per run, all in one JVM, which stays warm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+MAX_EPOCHS = 1_000
+
+
+def use_this_python() -> None:
+    """Have Spark's workers run this interpreter, and find this package wherever they start."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    root = str(Path(__file__).resolve().parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.getenv("PYTHONPATH")]))
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # PySpark's own concatenation of pandas frames warns once in each of its calls.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+
+
+class Sessions:
+    """Gives each run a session of its own, so that it finds no workers or state of another.
+
+    Two cores and two shuffle partitions. State goes to Spark's RocksDB store with a changelog, its
+    fastest durable setting, for all contenders; this library keeps only its handles there.
+
+    Parameters
+    ----------
+    directory
+        For Spark's local files and its warehouse.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._spark: SparkSession | None = None
+
+    def new(self) -> SparkSession:
+        """End the session before and return a new one."""
+        self.stop()
+        state_store = "spark.sql.streaming.stateStore"
+        self._spark = spark = (
+            SparkSession.builder.master("local[2]")
+            .appName("pyspark_ckpt benchmark")
+            .config("spark.driver.memory", "4g")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", 2)
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.streaming.numRecentProgressUpdates", MAX_EPOCHS)
+            .config("spark.sql.warehouse.dir", str(self._directory / "warehouse"))
+            .config("spark.local.dir", str(self._directory / "local"))
+            .config(
+                f"{state_store}.providerClass",
+                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+            )
+            .config(f"{state_store}.rocksdb.changelogCheckpointing.enabled", "true")
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        return spark
+
+    def stop(self) -> None:
+        """End the session, if there is one."""
+        if self._spark is not None:
+            self._spark.stop()
+            self._spark = None

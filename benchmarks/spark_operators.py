@@ -1,0 +1,90 @@
+"""A processor in every way that there is to run it: with this library, and with PySpark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from benchmarks.case import Contender, Kind
+
+Prepare = Callable[[DataFrame], DataFrame]
+"""What a query does before the operator, such as setting a watermark."""
+
+ROWS = "transformWithState"
+PANDAS = "transformWithStateInPandas"
+BATCHES = "transformWithStateInBatches"
+_MODES = {ROWS: "rows", PANDAS: "pandas", BATCHES: "batches"}
+BACKENDS = ("rocksdb", "heap")
+
+
+def ours_name(mode: str, backend: str) -> str:
+    """Return how figures call one of this library's contenders."""
+    return f"pyspark_ckpt {_MODES[mode]}, {backend}"
+
+
+def ours(
+    mode: str,
+    processor: Callable[[], StatefulProcessor],
+    key: str,
+    output: str,
+    backend: str,
+    prepare: Prepare = lambda df: df,
+    time_mode: str = "None",
+    **others: Any,
+) -> Contender:
+    """Return a contender of this library.
+
+    Parameters
+    ----------
+    mode
+        The method of ``key_by``: :data:`ROWS`, :data:`PANDAS` or :data:`BATCHES`.
+    processor, key, output
+        What makes the processor, the key column, and the DDL of the output.
+    backend
+        A state backend.
+    prepare, time_mode
+        What comes before the operator, and its time mode.
+    others
+        Further fields of the contender.
+    """
+
+    def query(df: DataFrame) -> DataFrame:
+        operator = getattr(ckpt.key_by(prepare(df), key), mode)
+        result: DataFrame = operator(
+            statefulProcessor=processor(),
+            outputStructType=output,
+            outputMode="Append",
+            timeMode=time_mode,
+            uid="operator",
+        )
+        return result
+
+    options = {"spark.ckpt.state.backend.type": backend, **others.pop("options", {})}
+    name = others.pop("name", ours_name(mode, backend))
+    return Contender(name, Kind.OURS, query, options=options, **others)
+
+
+def pysparks(
+    mode: str,
+    processor: Callable[[], StatefulProcessor],
+    key: str,
+    output: str,
+    prepare: Prepare = lambda df: df,
+    time_mode: str = "None",
+) -> Contender:
+    """Return PySpark's own operator with the same processor; parameters as of :func:`ours`."""
+
+    def query(df: DataFrame) -> DataFrame:
+        result: DataFrame = getattr(prepare(df).groupBy(key), mode)(
+            statefulProcessor=processor(),
+            outputStructType=output,
+            outputMode="Append",
+            timeMode=time_mode,
+        )
+        return result
+
+    return Contender(mode, Kind.PEER, query, slow=True)

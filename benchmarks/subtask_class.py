@@ -1,0 +1,19 @@
+"""Another class in the place of this library's function in a subtask, for measurements only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from pyspark_ckpt import operator_plan
+
+
+@contextmanager
+def subtasks_of(subtask: type | None) -> Iterator[None]:
+    """Have queries that are built in this context call `subtask`; ``None`` changes nothing."""
+    if subtask is None:
+        yield
+        return
+    with mock.patch.object(operator_plan, "SubtaskFunction", subtask):
+        yield
