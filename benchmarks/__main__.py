@@ -25,7 +25,7 @@ from benchmarks.program_run import ProgramFailedError, is_installed
 from benchmarks.report import Report
 from benchmarks.run import WrongResultError
 from benchmarks.session import Sessions, use_this_python
-from benchmarks.workloads.known import WORKLOADS, with_contenders
+from benchmarks.workloads.known import WORKLOADS, with_contenders, with_most_epochs
 
 _CHECKED_IN = Path(__file__).parent / "results"
 _SCRATCH = Path("bench-output")
@@ -55,6 +55,8 @@ def _run(
         sessions, workload, directory, options.repetitions, options.patience_seconds
     )
     settings = {"scale": options.scale, "repetitions": options.repetitions}
+    if options.most_epochs is not None:
+        settings["most epochs"] = options.most_epochs
     breakdown = _break_down(sessions, workload, directory / "breakdown")
     machine = describe_machine(sessions.new())
     report = Report(workload, settings, machine, repetitions, breakdown)
@@ -115,6 +117,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--contenders", nargs="+", default=[], help="only those with one of these words in the name"
     )
     parser.add_argument(
+        "--most-epochs", type=_positive, help="so many epochs of each run are counted, at most"
+    )
+    parser.add_argument(
         "--peers",
         action="store_true",
         help="against Flink and Bytewax, in environments of their own, instead of PySpark",
@@ -140,7 +145,9 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
         workload = WORKLOADS[name](options.scale, with_programs=options.peers)
         if options.peers and not any(map(_has_program, workload.cases)):
             raise ValueError(f"{name} is not written for Flink or Bytewax")
-        workloads.append(with_contenders(workload, options.contenders))
+        workloads.append(
+            with_contenders(with_most_epochs(workload, options.most_epochs), options.contenders)
+        )
     missing = {
         contender.environment
         for workload in workloads

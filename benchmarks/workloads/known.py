@@ -5,20 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.case import Workload
-from benchmarks.workloads import growth, running_count, sessions, small_epochs, wide_state
+from benchmarks.case import Epochs, Workload
+from benchmarks.workloads import growth, nexmark, running_count, sessions, small_epochs, wide_state
 
-MakeWorkloads = Callable[..., Sequence[Workload]]
+MakeWorkload = Callable[..., Workload]
 """From the scale, and whether programs that are no Spark query take part."""
 
-WORKLOADS: dict[str, Callable[..., Workload]] = {
+WORKLOADS: dict[str, MakeWorkload] = {
     "W0": running_count.small,
     "W1": running_count.large,
     "W2": sessions.sessions,
     "W3": wide_state.wide_state,
     "W4": small_epochs.small_epochs,
     "W5": growth.growth,
+    "W6": nexmark.nexmark,
 }
+
+
+def with_most_epochs(workload: Workload, most: int | None) -> Workload:
+    """Return a workload with at most so many epochs counted, and as many to warm up."""
+    if most is None:
+        return workload
+    cases = [
+        replace(
+            case,
+            epochs=_at_most(case.epochs, most),
+            slow_epochs=_at_most(case.slow_epochs, most),
+        )
+        for case in workload.cases
+    ]
+    return replace(workload, cases=cases)
+
+
+def _at_most(epochs: Epochs, most: int) -> Epochs:
+    return Epochs(min(epochs.counted, most), min(epochs.warm_up, most))
 
 
 def with_contenders(workload: Workload, wanted: Sequence[str]) -> Workload:

@@ -134,8 +134,13 @@ def _epochs(keys: int, epochs: int) -> Iterator[pd.DataFrame]:
 
 def closed_sessions(gap_ms: int, files: Sequence[Path]) -> pd.DataFrame:
     """Compute with pandas every session but the one that the last row opens."""
-    rows = read_files(files).sort_values(["key", "time_ms"], ignore_index=True)
-    rows = rows[rows["key"] != _LAST_KEY]
+    rows = read_files(files)
+    return sessions_of(rows[rows["key"] != _LAST_KEY], gap_ms)
+
+
+def sessions_of(rows: pd.DataFrame, gap_ms: int) -> pd.DataFrame:
+    """Compute with pandas the sessions of keys and times."""
+    rows = rows.sort_values(["key", "time_ms"], ignore_index=True)
     is_first = (rows["key"].diff() != 0) | (rows["time_ms"].diff() >= gap_ms)
     times = rows.groupby(["key", is_first.cumsum().rename("session")])["time_ms"]
     found = times.agg(start_ms="min", last_ms="max", n="size")
