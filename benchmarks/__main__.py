@@ -11,11 +11,11 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternation import run_repetitions
+from benchmarks.alternation import Repetition, run_repetitions
 from benchmarks.breakdown import break_down, breakdown_lines
 from benchmarks.case import Case, Contender, Kind, Program, Workload
 from benchmarks.figures import Figures
@@ -57,8 +57,22 @@ def _run(
     settings = {"scale": options.scale, "repetitions": options.repetitions}
     if options.most_epochs is not None:
         settings["most epochs"] = options.most_epochs
-    breakdown = _break_down(sessions, workload, directory / "breakdown")
     machine = describe_machine(sessions.new())
+    _publish(workload, settings, machine, repetitions, options)
+    breakdown = _break_down(sessions, workload, directory / "breakdown")
+    print(_publish(workload, settings, machine, repetitions, options, breakdown), flush=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _publish(
+    workload: Workload,
+    settings: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    repetitions: Sequence[Repetition],
+    options: argparse.Namespace,
+    breakdown: Sequence[str] = (),
+) -> str:
+    """Write the report's files and return its text."""
     report = Report(workload, settings, machine, repetitions, breakdown)
     path: Path = options.results / workload.file_name
     if options.peers:
@@ -68,8 +82,7 @@ def _run(
     _write(path.with_suffix(".json"), json.dumps(report.as_json(), indent=1))
     _write(path.with_suffix(".md"), text)
     save_plot(workload, Figures(repetitions), path.with_suffix(".png"))
-    shutil.rmtree(directory, ignore_errors=True)
-    print(f"\n{text}", flush=True)
+    return f"\n{text}"
 
 
 def _break_down(sessions: Sessions, workload: Workload, directory: Path) -> list[str]:

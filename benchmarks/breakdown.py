@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from benchmarks.alternation import run_turn
 from benchmarks.case import Case, Contender
 from benchmarks.markdown_table import table
-from benchmarks.phases import DIRECTORY, MeasuredSubtask
+from benchmarks.phases import MeasuredSubtask
 from benchmarks.run import Run
 
 SPARK = "Spark: plan, read, shuffle, sort, Arrow out of Python, sink, logs"
@@ -44,12 +44,8 @@ def break_down(spark: SparkSession, case: Case, contender: Contender, directory:
     """
     profiles = directory / "profiles"
     profiles.mkdir(parents=True)
-    os.environ[DIRECTORY] = str(profiles)
-    try:
-        measured = replace(contender, subtask=MeasuredSubtask)
-        run = run_turn(spark, case, measured, directory)
-    finally:
-        del os.environ[DIRECTORY]
+    measured = replace(contender, subtask=partial(MeasuredSubtask, profiles))
+    run = run_turn(spark, case, measured, directory)
     counts = case.epochs_of(contender)
     return Breakdown(contender.name, *_phases(profiles, run, counts.counted))
 

@@ -92,7 +92,7 @@ class Contender:
     slow
         Whether it gets the smaller number of epochs.
     subtask
-        A class to take the place of this library's function in a subtask.
+        Makes what takes the place of this library's function in a subtask.
     expected
         What must come out, if it is not what the case says.
     """
@@ -103,7 +103,7 @@ class Contender:
     output_mode: str = "append"
     options: Mapping[str, Any] = field(default_factory=dict)
     slow: bool = False
-    subtask: type | None = None
+    subtask: Callable[..., Any] | None = None
     expected: Expected | None = None
 
 

@@ -7,7 +7,6 @@ so, for a phase must not become silently small.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +17,8 @@ from unittest import mock
 from pyspark import TaskContext
 
 from benchmarks.phase_timer import PhaseTimer
+from pyspark_ckpt.operator.operator_function import OperatorFunction
 from pyspark_ckpt.operator.subtask import SubtaskFunction
-
-DIRECTORY = "PYSPARK_CKPT_PROFILE_DIRECTORY"
-"""Environment variable that tells workers where profiles go."""
 
 WAIT = "wait for Spark's rows"
 USER = "user code"
@@ -71,7 +68,19 @@ _USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "i
 
 
 class MeasuredSubtask(SubtaskFunction):
-    """The operator's function, which leaves the seconds of its phases for every call."""
+    """The operator's function, which leaves the seconds of its phases for every call.
+
+    Parameters
+    ----------
+    directory
+        Where they go.
+    function
+        The operator.
+    """
+
+    def __init__(self, directory: Path, function: OperatorFunction) -> None:
+        super().__init__(function)
+        self._directory = directory
 
     def __call__(self, token: Any, frames: Any, state: Any) -> Iterator[Any]:
         """Process an epoch under the stopwatch."""
@@ -89,7 +98,7 @@ class MeasuredSubtask(SubtaskFunction):
         context = TaskContext.get()
         assert context is not None  # Spark calls this in a task only
         epoch = context.getLocalProperty("streaming.sql.batchId")
-        path = Path(os.environ[DIRECTORY]) / f"{epoch}-{context.partitionId()}.json"
+        path = self._directory / f"{epoch}-{context.partitionId()}.json"
         path.write_text(json.dumps(timer.seconds), encoding="utf-8")
 
 

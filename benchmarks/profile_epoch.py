@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import os
 import pstats
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,26 @@ from pyspark import TaskContext
 from benchmarks.alternation import run_turn
 from benchmarks.breakdown import break_down, breakdown_lines
 from benchmarks.case import Case, Contender, Kind
-from benchmarks.phases import DIRECTORY
 from benchmarks.session import Sessions, use_this_python
 from benchmarks.workloads.known import WORKLOADS, with_contenders
+from pyspark_ckpt.operator.operator_function import OperatorFunction
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 
 
 class ProfiledSubtask(SubtaskFunction):
-    """The operator's function, which leaves cProfile's statistics of every call."""
+    """The operator's function, which leaves cProfile's statistics of every call.
+
+    Parameters
+    ----------
+    directory
+        Where they go.
+    function
+        The operator.
+    """
+
+    def __init__(self, directory: Path, function: OperatorFunction) -> None:
+        super().__init__(function)
+        self._directory = directory
 
     def __call__(self, *arguments: Any) -> Iterator[Any]:
         """Process an epoch under cProfile."""
@@ -44,7 +56,7 @@ class ProfiledSubtask(SubtaskFunction):
         assert context is not None  # Spark calls this in a task only
         epoch = context.getLocalProperty("streaming.sql.batchId")
         name = f"{int(epoch or 0):05d}-{context.partitionId()}.pstats"
-        profile.dump_stats(Path(os.environ[DIRECTORY]) / name)
+        profile.dump_stats(self._directory / name)
 
 
 def main() -> None:
@@ -86,8 +98,8 @@ def _print_functions(
 ) -> None:
     profiles = directory / "profiles"
     profiles.mkdir(parents=True)
-    os.environ[DIRECTORY] = str(profiles)
-    run_turn(sessions.new(), case, replace(contender, subtask=ProfiledSubtask), directory)
+    profiled = replace(contender, subtask=partial(ProfiledSubtask, profiles))
+    run_turn(sessions.new(), case, profiled, directory)
     counted = case.epochs_of(contender).counted
     epochs = sorted({path.name.partition("-")[0] for path in profiles.iterdir()})[-counted:]
     files = [str(path) for path in profiles.iterdir() if path.name.partition("-")[0] in epochs]

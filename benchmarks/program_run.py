@@ -69,9 +69,15 @@ def _answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
         command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
     )
     if done.returncode != 0:
-        raise ProgramFailedError(f"{program.name}: {(done.stderr or done.stdout)[-3000:]}")
+        raise ProgramFailedError(f"{program.name}: {_causes(done.stderr or done.stdout)}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
+
+
+def _causes(text: str) -> str:
+    """Return an error's text without Java's frames, which hide its causes."""
+    lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
+    return "\n".join(lines)[-3000:]
 
 
 def _python(program: Program) -> Path:

@@ -19,7 +19,6 @@ class WrongResultError(Exception):
 class Epoch:
     """Spark's report of one epoch."""
 
-    rows: int
     started_at: float
     durations_ms: Mapping[str, int]
 
@@ -63,9 +62,7 @@ class Run:
         """Return the run whose counted epochs these are."""
         last = epochs[-1]
         seconds = last.started_at + last.ms / 1000 - epochs[0].started_at
-        return cls(
-            rows=sum(epoch.rows for epoch in epochs), seconds=seconds, epochs=epochs, **others
-        )
+        return cls(seconds=seconds, epochs=epochs, **others)
 
     def figure(self, figure: Figure) -> float | None:
         """Return one of the figures that ratios compare, ``None`` if this run has it not."""

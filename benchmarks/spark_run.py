@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -24,8 +25,8 @@ from benchmarks.check import check_rows
 from benchmarks.cpu import CpuTimes, CpuUse
 from benchmarks.input_files import link_files
 from benchmarks.memory import WorkersMemory
+from benchmarks.other_subtask import subtasks_of
 from benchmarks.run import Epoch, Run, WrongResultError
-from benchmarks.subtask_class import subtasks_of
 
 
 def run_query(
@@ -62,7 +63,8 @@ def run_query(
         more = dict(case.measure_more(FinishedRun(spark, case, contender, directory, query)))
     run = Run.of_epochs(
         epochs[first : first + counts.counted],
-        all_rows=sum(epoch.rows for epoch in epochs),
+        rows=_rows(all_files[first : first + counts.counted]),
+        all_rows=_rows(all_files),
         cpu=cpu,
         workers_peak_bytes=memory.peak_bytes(epochs[first].started_at),
         checkpoints=_checkpoints(name, query),
@@ -70,6 +72,10 @@ def run_query(
     )
     shutil.rmtree(directory, ignore_errors=True)
     return run
+
+
+def _rows(files: Sequence[Path]) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def start_query(
@@ -129,17 +135,21 @@ def read_output(spark: SparkSession, case: Case, directory: Path) -> pd.DataFram
 
 
 def report_epochs(query: StreamingQuery) -> list[Epoch]:
-    """Return Spark's report of every epoch that had rows."""
+    """Return Spark's report of every epoch that took a file."""
     progress: Sequence[Any] = query.recentProgress
     return [
         Epoch(
-            rows=report["numInputRows"],
             started_at=datetime.fromisoformat(report["timestamp"]).timestamp(),
             durations_ms=dict(report["durationMs"]),
         )
         for report in progress
-        if report["numInputRows"] > 0
+        if _offsets(report, "startOffset") != _offsets(report, "endOffset")
     ]
+
+
+def _offsets(report: Any, which: str) -> list[Any]:
+    # Not by the number of rows: a filter that Parquet evaluates may leave none of a file's.
+    return [source[which] for source in report["sources"]]
 
 
 def _checkpoints(name: str, query: StreamingQuery) -> int | None:

@@ -1,16 +1,17 @@
-"""Another class in the place of this library's function in a subtask, for measurements only."""
+"""Another function in the place of this library's function in a subtask, for measurements only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 from pyspark_ckpt import operator_plan
 
 
 @contextmanager
-def subtasks_of(subtask: type | None) -> Iterator[None]:
+def subtasks_of(subtask: Callable[..., Any] | None) -> Iterator[None]:
     """Have queries that are built in this context call `subtask`; ``None`` changes nothing."""
     if subtask is None:
         yield
