@@ -17,15 +17,16 @@ from typing import Any
 
 from benchmarks.alternation import Repetition, run_repetitions
 from benchmarks.breakdown import break_down, breakdown_lines
-from benchmarks.case import Case, Contender, Kind, Program, Workload
+from benchmarks.case import Contender, Kind, Workload
 from benchmarks.figures import Figures
 from benchmarks.machine import describe_machine
 from benchmarks.plot import save_plot
-from benchmarks.program_run import ProgramFailedError, is_installed
+from benchmarks.program_run import ProgramFailedError
 from benchmarks.report import Report
 from benchmarks.run import WrongResultError
+from benchmarks.selection import with_contenders, with_most_epochs, without_missing_programs
 from benchmarks.session import Sessions, use_this_python
-from benchmarks.workloads.known import WORKLOADS, with_contenders, with_most_epochs
+from benchmarks.workloads.known import DEFAULT, WITH_PROGRAMS, WORKLOADS
 
 _CHECKED_IN = Path(__file__).parent / "results"
 _SCRATCH = Path("bench-output")
@@ -111,10 +112,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workload",
         nargs="+",
-        default=[name for name in WORKLOADS if name != "W0"],
         choices=list(WORKLOADS),
         metavar="W",
-        help=f"which of {', '.join(WORKLOADS)}",
+        help=f"which of {', '.join(WORKLOADS)}; by default {', '.join(DEFAULT)}, with --peers "
+        f"{', '.join(WITH_PROGRAMS)}",
     )
     parser.add_argument(
         "--scale", type=_fraction, default=0.1, help="part of the full size, keys and rows alike"
@@ -154,27 +155,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _workloads(options: argparse.Namespace) -> list[Workload]:
     workloads = []
-    for name in options.workload:
-        workload = WORKLOADS[name](options.scale, with_programs=options.peers)
-        if options.peers and not any(map(_has_program, workload.cases)):
+    for name in options.workload or (WITH_PROGRAMS if options.peers else DEFAULT):
+        if options.peers and name not in WITH_PROGRAMS:
             raise ValueError(f"{name} is not written for Flink or Bytewax")
-        workloads.append(
-            with_contenders(with_most_epochs(workload, options.most_epochs), options.contenders)
-        )
-    missing = {
-        contender.environment
-        for workload in workloads
-        for case in workload.cases
-        for contender in case.contenders
-        if isinstance(contender, Program) and not is_installed(contender)
-    }
-    if missing:
-        raise ValueError(f"{', '.join(sorted(missing))} is missing; make bench-peers makes it")
+        workload = WORKLOADS[name](options.scale, with_programs=options.peers)
+        workload = with_most_epochs(workload, options.most_epochs)
+        workload = with_contenders(workload, options.contenders)
+        workloads.append(without_missing_programs(workload))
     return workloads
-
-
-def _has_program(case: Case) -> bool:
-    return any(isinstance(contender, Program) for contender in case.contenders)
 
 
 def _positive(text: str) -> Any:

@@ -23,8 +23,9 @@ from pyspark import TaskContext
 from benchmarks.alternation import run_turn
 from benchmarks.breakdown import break_down, breakdown_lines
 from benchmarks.case import Case, Contender, Kind
+from benchmarks.selection import with_contenders
 from benchmarks.session import Sessions, use_this_python
-from benchmarks.workloads.known import WORKLOADS, with_contenders
+from benchmarks.workloads.known import WORKLOADS
 from pyspark_ckpt.operator.operator_function import OperatorFunction
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 

@@ -1,0 +1,77 @@
+"""Parts of a workload, for those who need not run all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from benchmarks.case import Contender, Epochs, Program, Workload
+from benchmarks.program_run import is_installed
+
+
+def with_most_epochs(workload: Workload, most: int | None) -> Workload:
+    """Return a workload with at most so many epochs counted, and as many to warm up."""
+    if most is None:
+        return workload
+    cases = [
+        replace(
+            case,
+            epochs=_at_most(case.epochs, most),
+            slow_epochs=_at_most(case.slow_epochs, most),
+        )
+        for case in workload.cases
+    ]
+    return replace(workload, cases=cases)
+
+
+def _at_most(epochs: Epochs, most: int) -> Epochs:
+    return Epochs(min(epochs.counted, most), min(epochs.warm_up, most))
+
+
+def with_contenders(workload: Workload, wanted: Sequence[str]) -> Workload:
+    """Return a workload with those contenders whose name has one of some words in it.
+
+    Raises
+    ------
+    ValueError
+        If none is left; names those that there are.
+    """
+    if not wanted:
+        return workload
+    left = _only(workload, lambda one: any(word.lower() in one.name.lower() for word in wanted))
+    if not left.cases:
+        names = sorted({one.name for case in workload.cases for one in case.contenders})
+        raise ValueError(f"{workload.name} has no contender {wanted}; it has {names}")
+    return left
+
+
+def without_missing_programs(workload: Workload) -> Workload:
+    """Return a workload without the programs that are not installed; its text then names them.
+
+    Raises
+    ------
+    ValueError
+        If none of its programs is.
+    """
+    programs = {
+        contender.name: is_installed(contender)
+        for case in workload.cases
+        for contender in case.contenders
+        if isinstance(contender, Program)
+    }
+    missing = [name for name, installed in programs.items() if not installed]
+    if not missing:
+        return workload
+    if not any(programs.values()):
+        raise ValueError(f"{', '.join(missing)}: not installed; make bench-peers does that")
+    left = _only(workload, lambda contender: contender.name not in missing)
+    text = f"{workload.text} Not installed here, and so not measured: {', '.join(missing)}."
+    return replace(left, text=text)
+
+
+def _only(workload: Workload, wanted: Callable[[Contender | Program], bool]) -> Workload:
+    cases = [
+        replace(case, contenders=[one for one in case.contenders if wanted(one)])
+        for case in workload.cases
+    ]
+    return replace(workload, cases=[case for case in cases if case.contenders])
