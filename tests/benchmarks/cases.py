@@ -1,0 +1,54 @@
+"""Workloads without Spark, for tests of what is done with their runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.case import (
+    Case,
+    Contender,
+    Epochs,
+    Figure,
+    InputFiles,
+    Kind,
+    Target,
+    Workload,
+)
+from benchmarks.run import Epoch, Run
+
+OURS = Contender("ours", Kind.OURS, lambda df: df)
+PEER = Contender("peer", Kind.PEER, lambda df: df, slow=True)
+
+
+def case(name: str = "small") -> Case:
+    def write(directory: Path, epochs: int) -> InputFiles:
+        raise NotImplementedError
+
+    return Case(
+        name,
+        f"the {name} case",
+        "key long",
+        ("key", "n"),
+        write,
+        lambda files: pd.DataFrame(),
+        [OURS, PEER],
+        Epochs(2, 1),
+        Epochs(1),
+    )
+
+
+def workload(targets: list[Target], figure: Figure = Figure.ROWS_PER_SECOND) -> Workload:
+    cases = [case("small"), case("large")]
+    return Workload("W", "w", "A title", "A text.", cases, [PEER.name], targets, figure)
+
+
+def run(rows: int, *epochs_ms: int, gap_ms: int = 0) -> Run:
+    """A run of epochs with so many rows each, one after the other with a gap between."""
+    epochs = []
+    started_at = 0.0
+    for ms in epochs_ms:
+        epochs.append(Epoch(started_at, {"triggerExecution": ms, "addBatch": ms - 1}))
+        started_at += (ms + gap_ms) / 1000
+    return Run.of_epochs(epochs, rows=rows * len(epochs), all_rows=rows * len(epochs))

@@ -1,0 +1,119 @@
+"""Contenders take turns, over parts of a workload that somebody asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.alternation import in_turn
+from benchmarks.case import Epochs, InputFiles, Program
+from benchmarks.program_run import ProgramFailedError, run_program
+from benchmarks.run import WrongResultError
+from benchmarks.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.workloads.known import WORKLOADS
+from tests.benchmarks.cases import OURS, PEER, case, workload
+
+COPY = """
+import json, sys, pandas as pd
+request = json.loads(sys.argv[1])
+rows = pd.concat([pd.read_parquet(file) for file in request["files"]])
+rows.to_parquet(request["output"] + "/output.parquet")
+print("a line before")
+print(json.dumps({"rows": len(rows), "seconds": 2}))
+"""
+
+
+def test_each_repetition_begins_with_another_contender() -> None:
+    turns = [(one, contender) for one in workload([]).cases for contender in (OURS, PEER)]
+    orders = [in_turn(turns, repetition) for repetition in range(5)]
+    assert [order[0] for order in orders] == [*turns, turns[0]]
+    assert all(sorted(map(id, order)) == sorted(map(id, turns)) for order in orders)
+
+
+def test_contenders_are_chosen_by_words_in_their_names() -> None:
+    chosen = with_contenders(WORKLOADS["W1"](1), ["Rows, ROCKSDB", "jvm"])
+    assert [one.name for one in chosen.cases[0].contenders] == [
+        "pyspark_ckpt rows, rocksdb",
+        "pyspark_ckpt rows, rocksdb, not durable",
+        "groupBy.agg in the JVM",
+    ]
+    with pytest.raises(ValueError, match=r"no contender \['typo'\]; it has .*applyInPandas"):
+        with_contenders(WORKLOADS["W1"](1), ["typo"])
+
+
+def test_most_epochs_bounds_all_runs() -> None:
+    (small, _) = with_most_epochs(workload([]), 1).cases
+    assert (small.epochs, small.slow_epochs) == (Epochs(1, 1), Epochs(1, 0))
+
+
+def test_a_program_that_is_not_installed_is_named() -> None:
+    here = Program("here", str(Path(sys.prefix)), "x.py", {}, lambda df: df)
+    absent = Program("absent", "no-such-environment", "x.py", {}, lambda df: df)
+    both = workload([])
+    (first, second) = both.cases
+    of = replace(both, cases=[replace(first, contenders=[OURS, here, absent]), second])
+    left = without_missing_programs(of)
+    assert [one.name for one in left.cases[0].contenders] == ["ours", "here"]
+    assert left.text.endswith("Not installed here, and so not measured: absent.")
+    with pytest.raises(ValueError, match="absent: not installed"):
+        without_missing_programs(replace(of, cases=[replace(first, contenders=[absent])]))
+
+
+def program(tmp_path: Path, source: str) -> Program:
+    script = tmp_path / "script.py"
+    script.write_text(source)
+    return Program("copy", sys.prefix, str(script), {}, lambda output: output)
+
+
+def files(tmp_path: Path) -> InputFiles:
+    path = tmp_path / "0.parquet"
+    pd.DataFrame({"key": [1, 2], "n": [3, 4]}).to_parquet(path)
+    return InputFiles([path])
+
+
+def test_a_program_is_run_and_its_output_checked(tmp_path: Path) -> None:
+    given, expected = files(tmp_path), pd.DataFrame({"key": [2, 1], "n": [4, 3]})
+    run = run_program(case(), program(tmp_path, COPY), given, expected, tmp_path / "run")
+    assert (run.rows, run.seconds, run.epochs) == (2, 2, ())
+    wrong = expected.assign(n=0)
+    with pytest.raises(WrongResultError, match="small case: copy"):
+        run_program(case(), program(tmp_path, COPY), given, wrong, tmp_path / "wrong")
+
+
+def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
+    failing = program(tmp_path, "raise SystemExit('out of luck')")
+    with pytest.raises(ProgramFailedError, match="copy: out of luck"):
+        run_program(case(), failing, files(tmp_path), pd.DataFrame(), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--scale", "0"], "not above 0"),
+        (["--scale", "2"], "at most 1"),
+        (["--repetitions", "0"], "not at least 1"),
+        (["--workload", "W9"], "invalid choice"),
+        (["--contenders", "typo"], "no contender"),
+        (["--peers", "--workload", "W3"], "not written for Flink"),
+    ],
+)
+def test_the_command_line_is_checked_before_anything_starts(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert error in capsys.readouterr().err
+
+
+def test_checked_in_results_are_valid_and_belong_to_a_workload() -> None:
+    names = {make(1).file_name for make in WORKLOADS.values()}
+    for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
+        assert path.stem.removesuffix("_peers") in names
+        assert json.loads(path.read_text())["machine"]["CPUs"]
+        assert path.with_suffix(".md").exists()
