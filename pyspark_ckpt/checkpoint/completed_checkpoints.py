@@ -67,7 +67,9 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         )
 
     def used_ids(self) -> list[int]:
-        return sorted(self._listed_ids() | self._known_ids)
+        # A listing may forget what the one before it showed.
+        self._known_ids |= self._listed_ids()
+        return sorted(self._known_ids)
 
     def remove(self, checkpoint_id: int) -> None:
         self._storage.delete([_author_path(checkpoint_id)])
@@ -104,7 +106,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
 
     def _probe(self) -> None:
         """Find by name what a listing may not show yet."""
-        number = max(self._listed_ids(), default=0)
+        number = max(self.used_ids(), default=0)
         last = number + PROBED_IDS
         while number < last:
             number += 1
