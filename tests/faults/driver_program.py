@@ -1,0 +1,66 @@
+"""A driver in a process of its own that stops itself at one operation of its second checkpoint.
+
+``python driver_program.py URL SETTINGS OPERATION OCCURRENCE``: it stops before that operation has
+happened for that time (``before OPERATION``) or after it (``after OPERATION``), and says what
+became of its checkpoints, one JSON line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from tests.faults.epochs import Epochs
+from tests.faults.faulty_storage import FaultyStorage, Plan
+
+
+class StoppingStorage(FaultyStorage):
+    """Stops this process at one operation."""
+
+    def __init__(self, inner: Storage, stop_at: str, occurrence: int) -> None:
+        super().__init__(inner, Plan())
+        self._when, _, self._name = stop_at.partition(" ")
+        self._left = occurrence
+
+    def _do(self, name: str, operation: Callable[[], Any], cut: Any = None) -> Any:
+        self._left -= name == self._name
+        is_due = name == self._name and self._left == 0
+        if is_due and self._when == "before":
+            self._stop()
+        result = operation()
+        if is_due and self._when == "after":
+            self._stop()
+        return result
+
+    @staticmethod
+    def _stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        # With several threads, this one may run on for a moment: it waits to be told to go on.
+        sys.stdin.readline()
+
+
+def main(url: str, settings: str, stop_at: str, occurrence: str) -> None:
+    storage = StoppingStorage(open_storage(url), stop_at, int(occurrence))
+    epochs = Epochs(storage)
+    runner = epochs.runner(**json.loads(settings))
+    for _ in range(3):
+        epochs.commit()
+        try:
+            taken = runner.take(epochs.committed_epoch, periodic=False)
+        except CheckpointAbortedError as exc:
+            told = {"reason": exc.reason.value if exc.reason else None, "message": str(exc)}
+        else:
+            assert isinstance(taken, CompletedCheckpoint)
+            told = {"completed": taken.checkpoint_id}
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

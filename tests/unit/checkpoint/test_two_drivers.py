@@ -1,0 +1,143 @@
+"""Scenarios 23 and 24: a driver is stopped in its tracks, another one takes over, it goes on.
+
+The first driver is a process that stops itself (SIGSTOP) at one operation; the second is this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
+from pyspark_ckpt.checkpoint.open_store import open_store
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
+
+ROOT = Path(__file__).parents[3]
+
+FILES = [
+    ("before exists drivers/2", 4),  # after its first checkpoint: about to look whether it is alone
+    ("before write chk-2/_author", 1),
+    ("after write chk-2/_author", 1),
+    ("after read chk-2/_author", 1),
+    ("before write chk-2/_metadata", 1),
+    ("after write chk-2/_metadata", 1),
+    ("after read chk-2/_author", 2),
+]
+
+
+class FirstDriver:
+    """A process that completes chk-1 and stops in the middle of chk-2."""
+
+    def __init__(self, url: str, settings: dict[str, str], stop_at: str, occurrence: int) -> None:
+        program = ROOT / "tests" / "faults" / "driver_program.py"
+        self._process = subprocess.Popen(
+            [sys.executable, str(program), url, json.dumps(settings), stop_at, str(occurrence)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"it ended before {stop_at}"
+
+    def go_on(self) -> list[dict[str, object]]:
+        """Let it go on to its end; return what became of its checkpoints."""
+        self._process.send_signal(signal.SIGCONT)
+        output, _ = self._process.communicate("go on\n", timeout=60)
+        assert self._process.returncode == 0
+        return [json.loads(line) for line in output.splitlines()]
+
+
+def taken_over(
+    storage: Storage,
+    settings: dict[str, str],
+    first: FirstDriver,
+    *,
+    has_completed_2: bool = False,
+) -> list[int]:
+    """Take three checkpoints as the second driver, then let the first go on.
+
+    Returns the newest checkpoint that the second one found, and its own.
+    """
+    epochs = Epochs(storage)
+    runner = epochs.runner(**settings)
+    for _ in range(2):
+        epochs.commit()
+    seen = [runner.newest()]
+    for _ in range(3):
+        epochs.commit()
+        taken = runner.take(epochs.committed_epoch, periodic=False)
+        assert isinstance(taken, CompletedCheckpoint)
+        seen.append(taken)
+    store = open_store(storage, Settings(**settings), QUERY_ID)
+    before = checkpoints(store, storage)
+    told = first.go_on()
+    assert told[0] == {"completed": 1}
+    fenced = [line for line in told[1:] if line.get("reason") == "fenced"]
+    if has_completed_2:
+        assert told[1:] == [{"completed": 2}, *fenced]
+    else:
+        assert told[1:] == fenced
+    assert len(fenced) == 2 - has_completed_2
+    assert checkpoints(store, storage) == before
+    epochs.commit()
+    taken = runner.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(taken, CompletedCheckpoint)
+    assert taken.checkpoint_id == seen[-1].checkpoint_id + 1
+    assert restored_epoch(store, storage, taken.checkpoint_id) == taken.epoch
+    directories = {name for name in storage.list() if name.startswith("chk-")}
+    assert directories == {f"chk-{taken.checkpoint_id - n}" for n in range(NUM_RETAINED)}
+    store.close()
+    runner.close()
+    return [each.checkpoint_id for each in seen if each is not None]
+
+
+def checkpoints(store: CompletedCheckpointStore, storage: Storage) -> dict[int, int]:
+    """The epochs of all complete checkpoints; each has all of its files, and one author."""
+    for number in store.ids():
+        assert {f"chk-{number}/_metadata"} <= files_of(storage, f"chk-{number}")
+    return {number: restored_epoch(store, storage, number) for number in store.ids()}
+
+
+@pytest.mark.parametrize(("stop_at", "occurrence"), FILES)
+def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
+    tmp_path: Path, stop_at: str, occurrence: int
+) -> None:
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    first = FirstDriver(storage.url, {}, stop_at, occurrence)
+    seen = taken_over(storage, {}, first, has_completed_2=occurrence == 2)
+    is_published = stop_at == "after write chk-2/_metadata" or occurrence == 2
+    is_reserved = "_metadata" in stop_at or "read" in stop_at or stop_at.startswith("after")
+    newest = 2 if is_published else 1
+    following = 3 if is_reserved else 2
+    assert seen == [newest, following, following + 1, following + 2]
+
+
+def test_a_driver_that_was_stopped_publishes_nothing_in_s3(
+    s3_url: str, s3_environment: dict[str, str]
+) -> None:
+    first = FirstDriver(s3_url, {}, "before write chk-2/_metadata", 1)
+    assert taken_over(open_storage(s3_url), {}, first) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
+    tmp_path: Path, zookeeper_address: str, when: str
+) -> None:
+    settings = {
+        "high_availability_type": "zookeeper",
+        "zookeeper_quorum": zookeeper_address,
+        "zookeeper_root": f"/{when}{tmp_path.name}",
+    }
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    first = FirstDriver(storage.url, settings, f"{when} write chk-2/_metadata", 1)
+    assert taken_over(storage, settings, first) == [1, 3, 4, 5]
