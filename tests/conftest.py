@@ -6,10 +6,13 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import fsspec
 import pytest
 from pyspark.sql import SparkSession
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however pytest began
 
 from tests.servers.s3 import BUCKET, s3_server
 from tests.servers.zookeeper import zookeeper_server

@@ -9,7 +9,7 @@ from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class CheckpointFiles:
         Which of them are complete.
     """
 
-    def __init__(self, storage: Storage, store: CompletedCheckpointStore) -> None:
+    def __init__(self, storage: CoordinatorStorage, store: CompletedCheckpointStore) -> None:
         self.store = store
         self._storage = storage
         self._metadata: dict[int, CheckpointMetadata] = {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from pyspark_ckpt.on_disk.abstract_storage import Storage
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, encode_metadata, read_metadata
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 
 class CompletedCheckpointStore(ABC):
@@ -21,7 +21,7 @@ class CompletedCheckpointStore(ABC):
         The query's checkpoints directory.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: CoordinatorStorage) -> None:
         self._storage = storage
 
     @abstractmethod

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pyspark_ckpt.on_disk.layout import SHARED, TASK_OWNED, epoch_of, is_source_log
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 
-def garbage(storage: Storage, needed: Iterable[str], epoch: int) -> list[str]:
+def garbage(storage: CoordinatorStorage, needed: Iterable[str], epoch: int) -> list[str]:
     """Return the paths of all files that may go.
 
     Parameters

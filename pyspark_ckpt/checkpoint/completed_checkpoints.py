@@ -11,9 +11,9 @@ from __future__ import annotations
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.checkpoint.driver_term import DriverTerm
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
 from pyspark_ckpt.on_disk.layout import AUTHOR_NAME, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 PROBED_IDS = 8
 """How many ids beyond the highest one known are asked for by name when a store is claimed."""
@@ -26,7 +26,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
     next start knows the highest id from.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: CoordinatorStorage) -> None:
         super().__init__(storage)
         self._term: DriverTerm | None = None
         self._known_ids: set[int] = set()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import secrets
 
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
 from pyspark_ckpt.on_disk.layout import term_path
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 
 class DriverTerm:
@@ -30,7 +30,7 @@ class DriverTerm:
         If it cannot be claimed.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: CoordinatorStorage) -> None:
         self.author = secrets.token_hex(16)
         self._storage = storage
         self._term = self._claim(_highest(storage) + 1)
@@ -63,7 +63,7 @@ class DriverTerm:
         return True
 
 
-def _highest(storage: Storage) -> int:
+def _highest(storage: CoordinatorStorage) -> int:
     """Return the highest term there is, 0 if there is none; terms have no gaps."""
     missing = 1
     while storage.exists(term_path(missing)):

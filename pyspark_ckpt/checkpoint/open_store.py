@@ -8,10 +8,12 @@ from pyspark_ckpt.checkpoint.pointed_checkpoints import PointedCheckpoints
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
 from pyspark_ckpt.configuration import ZOOKEEPER, Settings
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 
-def open_store(storage: Storage, settings: Settings, query_id: str) -> CompletedCheckpointStore:
+def open_store(
+    storage: CoordinatorStorage, settings: Settings, query_id: str
+) -> CompletedCheckpointStore:
     """Open the store of a query's checkpoints; nothing is claimed yet.
 
     Raises

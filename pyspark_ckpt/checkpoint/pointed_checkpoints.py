@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
 from pyspark_ckpt.on_disk.layout import checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 
 class Pointers(ABC):
@@ -68,7 +68,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
         The query's pointers.
     """
 
-    def __init__(self, storage: Storage, pointers: Pointers) -> None:
+    def __init__(self, storage: CoordinatorStorage, pointers: Pointers) -> None:
         super().__init__(storage)
         self._pointers = pointers
         self._reserved: set[int] = set()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -28,7 +29,8 @@ ORIGIN_NAME = "origin.json"
 class QueryFiles:
     """Where a running query keeps its files, and what it consists of.
 
-    `source_ids` tells of each of Spark's source offsets which source it is of.
+    `source_ids` tells of each of Spark's source offsets which source it is of. `run` is a name that
+    no other start of the query has.
     """
 
     checkpoint_location: str
@@ -39,6 +41,7 @@ class QueryFiles:
     backend_type: str
     operators: tuple[OperatorDescriptor, ...]
     source_ids: tuple[int, ...]
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:
@@ -100,7 +103,9 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
 def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
     content = query.spark_log.storage.read(file.path)
     sha256 = hashlib.sha256(content).hexdigest()
-    path = source_log_path(file.source_index, file.log_name, sha256)
+    # A driver before this one, which may be about to clean up, shares no copy with it.
+    own = hashlib.sha256(f"{query.run} {sha256}".encode()).hexdigest()
+    path = source_log_path(file.source_index, file.log_name, own)
     reference = FileReference(path, len(content), sha256)
     if not query.storage.exists(path):
         with suppress(FileExistsError):  # of a checkpoint or savepoint at the same time

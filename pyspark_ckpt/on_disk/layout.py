@@ -79,7 +79,7 @@ def canonical_path(subtask: int, epoch: int) -> str:
 
 
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
-    """Return the path of a copy of one of Spark's source log files; equal content, equal path."""
+    """Return the path of a copy of one of Spark's source log files; equal digest, equal path."""
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
 
 

@@ -19,7 +19,7 @@ from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference, Handle
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
 from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 1
@@ -173,7 +173,7 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     return metadata
 
 
-def read_metadata(storage: Storage, directory: str | None = None) -> CheckpointMetadata:
+def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> CheckpointMetadata:
     """Read the ``_metadata`` of the checkpoint or savepoint in `directory` of `storage`.
 
     Raises

@@ -8,7 +8,7 @@ from itertools import chain
 from pyspark_ckpt.on_disk.change_file import encode_changes
 from pyspark_ckpt.on_disk.handle import Handle, Segment, new_version
 from pyspark_ckpt.on_disk.layout import segment_path
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from state_backends import Changes
 
 BASE_AFTER_BYTES = 1 << 20
@@ -18,7 +18,7 @@ BASE_AFTER_SEGMENTS = 100
 
 
 def make_segment(
-    storage: Storage,
+    storage: WorkerStorage,
     handle: Handle,
     changes: Iterable[Changes],
     epoch: int,

@@ -15,14 +15,16 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import base_path
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from state_backends import Changes, StateBackend
 
 _CHANGES_NAME = "state.chg"
 
 
-def make_base(storage: Storage, backend: StateBackend, handle: Handle, epoch: int) -> BaseSnapshot:
+def make_base(
+    storage: WorkerStorage, backend: StateBackend, handle: Handle, epoch: int
+) -> BaseSnapshot:
     """Write all state of a backend, which is at the handle's version, as a new base snapshot.
 
     The file is durable on return and works for every backend.
@@ -40,7 +42,7 @@ def make_base(storage: Storage, backend: StateBackend, handle: Handle, epoch: in
     return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, files=files)
 
 
-def read_base(storage: Storage, base: BaseSnapshot) -> Iterator[Changes]:
+def read_base(storage: WorkerStorage, base: BaseSnapshot) -> Iterator[Changes]:
     """Yield all state of a base snapshot, whichever backend it is for.
 
     Raises

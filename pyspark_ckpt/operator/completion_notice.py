@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 
 
-def checkpoint_to_notify(processor: Any, storage: Storage) -> int | None:
+def checkpoint_to_notify(processor: Any, storage: WorkerStorage) -> int | None:
     """Return the id of the newest completed checkpoint, if the processor wants to know it.
 
     Called by a task at the start of an epoch; lists the checkpoints directory once, and only for a

@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import sweep
@@ -15,7 +15,7 @@ from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 
 
 def end_epoch(
-    storage: Storage,
+    storage: WorkerStorage,
     handle: Handle,
     states: ProcessorHandle,
     epoch: int,

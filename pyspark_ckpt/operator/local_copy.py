@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, Segment
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from state_backends import Changes, StateBackend, StateBackendError, open_backend
 
@@ -40,7 +40,7 @@ class LocalCopy:
 
 @contextmanager
 def open_local_copy(
-    directory: Path, backend_type: str, storage: Storage, handle: Handle | None
+    directory: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
 ) -> Iterator[LocalCopy]:
     """Open a subtask's backend at exactly the version of `handle`.
 
@@ -138,7 +138,7 @@ def _try_lock(lock: io.BufferedWriter) -> bool:
 
 
 def _at_version(
-    place: Path, backend_type: str, storage: Storage, handle: Handle | None
+    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
 ) -> StateBackend:
     backend = _open_existing(place, backend_type)
     if backend is not None:
@@ -164,7 +164,7 @@ def _open_existing(place: Path, backend_type: str) -> StateBackend | None:
         return None
 
 
-def _catch_up(backend: StateBackend, storage: Storage, handle: Handle | None) -> bool:
+def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | None) -> bool:
     """Apply the segments that a copy lacks; ``False`` if it is not in the handle's lineage."""
     lineage = (EMPTY_VERSION,) if handle is None else handle.lineage
     version = backend.version()
@@ -177,7 +177,7 @@ def _catch_up(backend: StateBackend, storage: Storage, handle: Handle | None) ->
 
 
 def _rebuild(
-    place: Path, backend_type: str, storage: Storage, handle: Handle | None
+    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
 ) -> StateBackend:
     backend = open_backend(backend_type, place, create=True)
     try:
@@ -191,13 +191,13 @@ def _rebuild(
     return backend
 
 
-def _all_changes(storage: Storage, handle: Handle) -> Iterator[Changes]:
+def _all_changes(storage: WorkerStorage, handle: Handle) -> Iterator[Changes]:
     if handle.base is not None:
         yield from read_base(storage, handle.base)
     yield from segment_changes(storage, handle.segments)
 
 
-def segment_changes(storage: Storage, segments: Sequence[Segment]) -> Iterator[Changes]:
+def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iterator[Changes]:
     """Yield the puts and deletes of segments in their order, each checked by its digest."""
     for segment in segments:
         if segment.inline is not None:
