@@ -31,6 +31,11 @@ class Storage(ABC):
     url: str
     is_shared = True
 
+    @property
+    def name(self) -> str:
+        """The last part of the root's path."""
+        return self.url.rpartition("/")[2]
+
     @abstractmethod
     def child(self, relative: str) -> Storage:
         """Return the storage whose root is the directory `relative`; nothing is created.
@@ -109,7 +114,11 @@ class Storage(ABC):
 
     @abstractmethod
     def list(self, directory: str | None = None) -> list[str]:
-        """Return the names in a directory, by default the root; none if it does not exist."""
+        """Return the names in a directory, by default the root; none if it does not exist.
+
+        What was being written by a killed process has a name of its own, which starts with a dot
+        and ends with ``.tmp``; deleting it takes the bytes away.
+        """
 
     @abstractmethod
     def delete(self, relatives: Iterable[str]) -> None:

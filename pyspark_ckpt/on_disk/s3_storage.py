@@ -7,6 +7,7 @@ endpoint come from the environment, as botocore reads it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ _PARTS_BEFORE_DOUBLING = 1000
 """Parts grow, since S3 takes no more than 10,000 of them, and 5 TiB in all."""
 
 _WRITER = "writer"
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -67,6 +69,42 @@ class S3Storage(FsspecStorage):
     def _at(self, root: str) -> Storage:
         bucket, _, prefix = root.partition("/")
         return S3Storage(bucket, prefix)
+
+    def list(self, directory: str | None = None) -> list[str]:
+        return sorted([*super().list(directory), *self._uploads(directory)])
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        files = []
+        for relative in relatives:
+            directory, _, name = relative.rpartition("/")
+            if _UNFINISHED.fullmatch(name) is None:
+                files.append(relative)
+                continue
+            upload = self._uploads(directory or None).get(name)
+            if upload is not None:
+                with suppress(FileNotFoundError):  # it ended meanwhile
+                    self._call("abort_multipart_upload", upload[0], UploadId=upload[1])
+        super().delete(files)
+
+    def _uploads(self, directory: str | None) -> dict[str, tuple[str, str]]:
+        """Return path and id of the uploads into a directory that have not ended, by name."""
+        path = self._root if directory is None else self._path(directory)
+        bucket, _, prefix = f"{path}/".partition("/")
+        found = {}
+        try:
+            with self._errors_named(directory):
+                answer = self._file_system.call_s3(
+                    "list_multipart_uploads", Bucket=bucket, Prefix=prefix, Delimiter="/"
+                )
+        except FileNotFoundError:  # the bucket
+            return {}
+        for upload in answer.get("Uploads", []):
+            name, upload_id = upload["Key"].removeprefix(prefix), upload["UploadId"]
+            relative = name if directory is None else f"{directory}/{name}"
+            mark = hashlib.sha256(upload_id.encode()).hexdigest()[:8]
+            if name and "/" not in name:
+                found[f".{name}.{mark}.tmp"] = (relative, upload_id)
+        return found
 
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
         # A request that is repeated after a lost answer finds the name taken, by itself.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import fsspec
 import pytest
 
+from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
 from pyspark_ckpt.on_disk.storage import open_storage
 from tests.servers.s3 import BUCKET
@@ -77,6 +81,35 @@ def test_an_upload_whose_content_fails_leaves_no_parts(prefix: str) -> None:
     with pytest.raises(InterruptedError):
         S3Storage(BUCKET, prefix).write("shared/file", chunks())
     assert uploads(prefix) == []
+
+
+_KILLED_UPLOAD = """
+import os, signal, sys
+from pyspark_ckpt.on_disk.storage import open_storage
+def chunks():
+    yield b"x" * int(sys.argv[3])
+    os.kill(os.getpid(), signal.SIGKILL)
+open_storage(sys.argv[1]).write(sys.argv[2], chunks())
+"""
+
+
+def test_the_parts_of_a_killed_upload_are_garbage_once_their_epoch_is_over(
+    s3_url: str, prefix: str
+) -> None:
+    storage = open_storage(s3_url)
+    running = storage.write(segment_path(0, 5), [b"x"])
+    arguments = [s3_url, segment_path(0, 5), str(LARGE)]
+    killed = subprocess.run([sys.executable, "-c", _KILLED_UPLOAD, *arguments], check=False)
+    assert killed.returncode < 0
+    assert len(uploads(prefix)) == 1
+    assert garbage(storage, [running.path], 4) == []
+    (left,) = garbage(storage, [running.path], 5)
+    assert not storage.child("shared").list()
+    assert storage.list() == ["taskowned"]
+    storage.delete([left, left])
+    assert uploads(prefix) == []
+    assert garbage(storage, [running.path], 5) == []
+    assert storage.read(running.path) == b"x"
 
 
 def test_a_bucket_that_is_not_there_is_named(s3_url: str) -> None:

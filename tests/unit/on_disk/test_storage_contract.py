@@ -266,6 +266,7 @@ def test_a_child_has_the_files_below_and_its_parent_is_where_it_came_from(
     any_storage: Storage, url: str
 ) -> None:
     assert any_storage.url == url
+    assert any_storage.name == "check points"
     child = any_storage.child("query/chk-1")
     assert child.url == any_storage.url_of("query/chk-1") == f"{url}/query/chk-1"
     child.write("_metadata", [b"x"])
