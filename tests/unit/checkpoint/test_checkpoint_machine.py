@@ -377,6 +377,7 @@ class History(RuleBasedStateMachine):
         number = self.an_id(data)
         query = data.draw(st.sampled_from(["q", "q", "p"]))
         file = f"{number}-{subtask.uid}-{subtask.number}"
+        self.machine.take_released()  # of one that was given up after it was acknowledged
         reception = self.machine.acknowledge(ack(number, subtask, file, query=query))
         found = self.model.get(number)
         counts = (
