@@ -44,6 +44,8 @@ class LocalStorage(Storage):
             # Python 3.13 leaves links in a circle as they are.
             circular = any(part.is_symlink() for part in (resolved, *resolved.parents))
             inside = not circular and resolved.is_relative_to(self.root.resolve())
+        except PermissionError:
+            raise  # it may be inside
         except (OSError, RuntimeError):  # links in a circle
             inside = False
         if not inside:

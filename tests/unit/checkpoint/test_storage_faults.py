@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +18,12 @@ from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.on_disk.metadata import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 from tests.faults.faulty_storage import FAULTS, FaultyStorage, Plan, StaleStorage
+from tests.faults.nobody import as_nobody
 
 Taken = CompletedCheckpoint | CheckpointAbortedError
 
@@ -298,3 +302,56 @@ def _stale_history(seed: int) -> Iterator[str]:
 def test_late_listings_break_nothing(round_: int, seed: int) -> None:
     """Scenario 5: no id comes twice, one driver writes, the retained checkpoints are whole."""
     assert [print(step) for step in _stale_history(seed + round_)]
+
+
+@pytest.fixture
+def forbidden(tmp_path: Path) -> Iterator[LocalStorage]:
+    """A checkpoints directory below one that others may not enter."""
+    above = tmp_path / "above"
+    above.mkdir()
+    for path in (above, *above.parents):
+        if tempfile.gettempdir() in map(str, path.parents):  # pytest's own, for its user only
+            path.chmod(0o755)
+    yield LocalStorage(above / "checkpoints")
+    above.chmod(0o755)
+
+
+def test_a_directory_that_may_not_be_entered_is_named_and_left_alone(
+    forbidden: LocalStorage,
+) -> None:
+    """Scenario 4: at the start of a driver, of a checkpoint and of a restore."""
+    epochs = two_checkpoints(forbidden)
+    runner = epochs.runner()  # before its right is taken
+    before = files_of(forbidden)
+    forbidden.root.parent.chmod(0o700 if os.getuid() == 0 else 0o000)
+    runner_of_another = as_nobody(epochs.runner)
+    restored = as_nobody(lambda: read_metadata(open_storage(forbidden.url), "chk-2"))
+    listed = as_nobody(lambda: CompletedCheckpoints(forbidden).ids())
+    taken = as_nobody(lambda: runner.take(epochs.committed_epoch, periodic=False))
+    forbidden.root.parent.chmod(0o755)
+    for said in (runner_of_another, restored, listed):
+        assert said.startswith("PermissionError"), said
+        assert forbidden.url in said
+    assert taken.startswith("CheckpointAbortedError")
+    assert "Permission denied" in taken
+    assert forbidden.url in taken
+    assert files_of(forbidden) == before
+    assert isinstance(take(runner, epochs), CompletedCheckpoint)
+
+
+def test_a_directory_that_may_not_be_written_is_named_and_left_alone(
+    forbidden: LocalStorage,
+) -> None:
+    """Scenario 4: readable, so it restores, but no driver begins."""
+    epochs = two_checkpoints(forbidden)
+    before = files_of(forbidden)
+    for path in (forbidden.root, *forbidden.root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    started = as_nobody(epochs.runner)
+    restored = as_nobody(
+        lambda: restored_epoch(CompletedCheckpoints(forbidden), open_storage(forbidden.url), 2)
+    )
+    assert started.startswith("PermissionError")
+    assert f"{forbidden.url}/drivers" in started
+    assert restored == "returned 1"
+    assert files_of(forbidden) == before
