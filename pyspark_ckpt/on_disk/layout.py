@@ -33,6 +33,7 @@ CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
+_DRIVERS = "drivers"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _STATE_FILE = re.compile(
     r"\.?(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg(?:\.[0-9a-f]{8}\.tmp)?"
@@ -55,7 +56,13 @@ def checkpoint_id_of(name: str) -> int | None:
 
 def term_path(term: int) -> str:
     """Return the path of the file that a driver claims its term by."""
-    return f"drivers/{term}"
+    return f"{_DRIVERS}/{term}"
+
+
+def is_metadata(path: str) -> bool:
+    """Tell whether a path is of what says that a checkpoint is there, not of its state."""
+    directory, _, name = path.rpartition("/")
+    return name in (METADATA_NAME, AUTHOR_NAME) or directory == _DRIVERS
 
 
 def savepoint_name(query_id: str) -> str:
