@@ -27,7 +27,6 @@ FILES = [
     ("before exists drivers/2", 4),  # after its first checkpoint: about to look whether it is alone
     ("before write chk-2/_author", 1),
     ("after write chk-2/_author", 1),
-    ("after read chk-2/_author", 1),
     ("before write chk-2/_metadata", 1),
     ("after write chk-2/_metadata", 1),
     ("after read chk-2/_author", 2),
