@@ -22,6 +22,7 @@ from pyspark_ckpt.checkpoint.pointed_checkpoints import Pointers
 from pyspark_ckpt.errors import ConfigurationError, FencedError
 
 _CONNECT_SECONDS = 15.0
+_ANSWER_SECONDS = 30.0
 
 
 class ZooKeeperPointers(Pointers):
@@ -50,7 +51,7 @@ class ZooKeeperPointers(Pointers):
         self._version: int | None = None
         with self._errors_named():
             for node in ("driver", "last_id", "completed"):
-                self._client.ensure_path(f"{self._path}/{node}")
+                self._ask("ensure_path", f"{self._path}/{node}")
 
     def claim(self) -> None:
         from kazoo.exceptions import BadVersionError
@@ -59,17 +60,17 @@ class ZooKeeperPointers(Pointers):
         node = f"{self._path}/driver"
         with self._errors_named():
             while True:
-                _, status = self._client.get(node)
+                _, status = self._ask("get", node)
                 try:
-                    self._version = self._client.set(node, author, status.version).version
+                    self._version = self._ask("set", node, author, status.version).version
                 except BadVersionError:
                     continue  # another one came first: it is fenced by the next turn
                 return
 
     def check(self) -> None:
         with self._errors_named():
-            self._client.sync(self._path)
-            _, status = self._client.get(f"{self._path}/driver")
+            self._ask("sync", self._path)
+            _, status = self._ask("get", f"{self._path}/driver")
         if status.version != self._version:
             raise self._fenced()
 
@@ -95,10 +96,8 @@ class ZooKeeperPointers(Pointers):
 
     def ids(self) -> list[int]:
         with self._errors_named():
-            self._client.sync(self._path)
-            return sorted(
-                int(name) for name in self._client.get_children(f"{self._path}/completed")
-            )
+            self._ask("sync", self._path)
+            return sorted(map(int, self._ask("get_children", f"{self._path}/completed")))
 
     def close(self) -> None:
         self._client.stop()
@@ -113,8 +112,8 @@ class ZooKeeperPointers(Pointers):
 
     def _last_id(self) -> tuple[int, int]:
         with self._errors_named():
-            self._client.sync(self._path)
-            data, status = self._client.get(f"{self._path}/last_id")
+            self._ask("sync", self._path)
+            data, status = self._ask("get", f"{self._path}/last_id")
         return int(data or 0), status.version
 
     @contextmanager
@@ -126,7 +125,7 @@ class ZooKeeperPointers(Pointers):
             change = self._client.transaction()
             change.check(f"{self._path}/driver", -1 if self._version is None else self._version)
             yield change
-            fence, result = change.commit()
+            fence, result = change.commit_async().get(timeout=_ANSWER_SECONDS)
         if fence is not True and not _is_rolled_back(fence):
             raise self._fenced()
         if isinstance(result, NodeExistsError):
@@ -141,10 +140,14 @@ class ZooKeeperPointers(Pointers):
         self._connect()
         try:
             yield
-        except KazooException as exc:
+        except (KazooException, self._client.handler.timeout_exception) as exc:
             raise OSError(
                 f"{self._where}: {type(exc).__name__} {exc}; see that its servers are up"
             ) from exc
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the client; while no server is there, it would wait for ever."""
+        return getattr(self._client, f"{method}_async")(*arguments).get(timeout=_ANSWER_SECONDS)
 
     def _connect(self) -> None:
         if self._is_connected:

@@ -23,12 +23,14 @@ PLACES = (Path("/usr/share/java"), Path(sys.prefix) / "share" / "zookeeper" / "u
 
 
 @contextmanager
-def zookeeper_server(directory: Path) -> Iterator[str]:
-    """Run a server with its data below `directory`; yields its address, ``host:port``."""
+def zookeeper_server(directory: Path, port: int | None = None) -> Iterator[str]:
+    """Run a server with its data below `directory`; yields its address, ``host:port``.
+
+    The port is a free one unless it is given. A server on the data of one that was killed goes on
+    where that one was.
+    """
     jars = _jars(directory)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port or _free_port()
     configuration = directory / "zoo.cfg"
     configuration.write_text(
         f"dataDir={directory}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
@@ -43,7 +45,9 @@ def zookeeper_server(directory: Path) -> Iterator[str]:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"127.0.0.1:{port}"
-        client = KazooClient(address)
+        client = KazooClient(
+            address, connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1}
+        )
         try:
             client.start(timeout=60)
         except client.handler.timeout_exception as exc:
@@ -55,6 +59,12 @@ def zookeeper_server(directory: Path) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _java() -> str:

@@ -1,0 +1,78 @@
+"""ZooKeeper alone: its absence, its end, and what is asked of the settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.checkpoint import zookeeper_pointers
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.open_store import open_store
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
+from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.on_disk.storage import Storage
+from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
+from tests.servers.zookeeper import zookeeper_server
+
+
+def test_its_servers_must_be_named(storage: Storage) -> None:
+    with pytest.raises(ConfigurationError, match=r"high-availability\.zookeeper\.quorum"):
+        open_store(storage, Settings(high_availability_type="zookeeper"), QUERY_ID)
+
+
+def test_servers_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zookeeper_pointers, "_CONNECT_SECONDS", 0.2)
+    with pytest.raises(OSError, match=r"ZooKeeper 127\.0\.0\.1:1 cannot be reached"):
+        ZooKeeperPointers("127.0.0.1:1", "/q")
+
+
+def test_without_its_library_it_says_what_to_install() -> None:
+    program = (
+        "import sys\nsys.modules['kazoo'] = None\n"
+        "from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers\n"
+        "try: ZooKeeperPointers('localhost:2181', '/q')\n"
+        "except ValueError as refused: print(type(refused).__name__, refused)"
+    )
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert said.startswith("ConfigurationError")
+    assert "pyspark_ckpt[zookeeper]" in said
+
+
+def test_servers_that_die_fail_checkpoints_and_forget_nothing(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed, a checkpoint fails, and a server on the same data goes on."""
+    monkeypatch.setattr(zookeeper_pointers, "_ANSWER_SECONDS", 1.0)
+    epochs = Epochs(storage)
+    epochs.commit()
+    with zookeeper_server(tmp_path) as address:
+        settings = {"high_availability_type": "zookeeper", "zookeeper_quorum": address}
+        runner = epochs.runner(**settings)
+        first = runner.take(epochs.committed_epoch, periodic=False)
+        assert isinstance(first, CompletedCheckpoint)
+    epochs.commit()
+    with pytest.raises(CheckpointAbortedError) as failed:
+        runner.take(epochs.committed_epoch, periodic=False)
+    assert failed.value.reason is AbortReason.STORAGE_FAILED
+    assert address in str(failed.value)
+    port = int(address.rpartition(":")[2])
+    with zookeeper_server(tmp_path, port):
+        second = epochs.runner(**settings)
+        newest = second.newest()
+        assert newest is not None
+        assert newest.checkpoint_id == 1
+        with pytest.raises(CheckpointAbortedError) as fenced:
+            runner.take(epochs.committed_epoch, periodic=False)
+        assert fenced.value.reason is AbortReason.FENCED
+        following = second.take(epochs.committed_epoch, periodic=False)
+        assert isinstance(following, CompletedCheckpoint)
+        store = open_store(storage, Settings(**settings), QUERY_ID)
+        assert store.ids() == [1, following.checkpoint_id]
+        assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1]
+        for open_one in (store, runner, second):
+            open_one.close()
