@@ -146,8 +146,13 @@ class ZooKeeperPointers(Pointers):
             ) from exc
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the client; while no server is there, it would wait for ever."""
-        return getattr(self._client, f"{method}_async")(*arguments).get(timeout=_ANSWER_SECONDS)
+        """Call a method that may be repeated; while no server is there, it would wait for ever."""
+
+        def ask() -> Any:
+            answer = getattr(self._client, f"{method}_async")(*arguments)
+            return answer.get(timeout=_ANSWER_SECONDS)
+
+        return self._client.retry(ask)
 
     def _connect(self) -> None:
         if self._is_connected:
@@ -176,7 +181,12 @@ def _client(quorum: str) -> Any:
             "high-availability.type zookeeper needs kazoo: install pyspark_ckpt[zookeeper] for "
             "the driver"
         ) from exc
-    return KazooClient(hosts=quorum)
+    # Servers that come back are found soon, and a session that has ended is followed by another.
+    return KazooClient(
+        hosts=quorum,
+        connection_retry={"max_tries": -1, "max_delay": 1.0},
+        command_retry={"max_tries": 5, "delay": 0.2, "max_delay": 1.0},
+    )
 
 
 def _is_rolled_back(result: Any) -> bool:

@@ -45,8 +45,9 @@ def zookeeper_server(directory: Path, port: int | None = None) -> Iterator[str]:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"127.0.0.1:{port}"
+        # A server that is not ready yet takes connections and answers none.
         client = KazooClient(
-            address, connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1}
+            address, timeout=1, connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 1}
         )
         try:
             client.start(timeout=60)
