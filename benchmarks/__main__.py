@@ -58,7 +58,7 @@ def _run(
     settings = {"scale": options.scale, "repetitions": options.repetitions}
     if options.most_epochs is not None:
         settings["most epochs"] = options.most_epochs
-    machine = describe_machine(sessions.new())
+    machine = describe_machine(sessions.last())
     _publish(workload, settings, machine, repetitions, options)
     breakdown = _break_down(sessions, workload, directory / "breakdown")
     print(_publish(workload, settings, machine, repetitions, options, breakdown), flush=True)

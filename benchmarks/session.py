@@ -63,6 +63,10 @@ class Sessions:
         spark.sparkContext.setLogLevel("ERROR")
         return spark
 
+    def last(self) -> SparkSession:
+        """Return the session that was begun last, or a new one."""
+        return self._spark or self.new()
+
     def stop(self) -> None:
         """End the session, if there is one."""
         if self._spark is not None:

@@ -65,7 +65,7 @@ class Sessions(KeyedProcessFunction):
     def _merged(self, sessions: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         joined: list[tuple[int, int, int]] = []
         for start, last, n in sorted(sessions):
-            if joined and start - joined[-1][1] < self._gap_ms:
+            if joined and start - joined[-1][1] <= self._gap_ms:
                 before = joined[-1]
                 joined[-1] = (before[0], max(before[1], last), before[2] + n)
             else:

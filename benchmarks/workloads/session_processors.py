@@ -20,10 +20,13 @@ _STATE = "start_ms long, last_ms long, n long"
 
 
 def merged(sessions: Iterable[Session], gap_ms: int) -> list[Session]:
-    """Return sessions with those joined that are less than the gap apart, in order of time."""
+    """Return sessions with those joined that are at most the gap apart, in order of time.
+
+    Exactly the gap joins too, as in Spark's session windows and in Flink's.
+    """
     joined: list[Session] = []
     for start, last, n in sorted(sessions):
-        if joined and start - joined[-1][1] < gap_ms:
+        if joined and start - joined[-1][1] <= gap_ms:
             before = joined[-1]
             joined[-1] = (before[0], max(before[1], last), before[2] + n)
         else:

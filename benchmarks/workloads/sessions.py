@@ -141,7 +141,7 @@ def closed_sessions(gap_ms: int, files: Sequence[Path]) -> pd.DataFrame:
 def sessions_of(rows: pd.DataFrame, gap_ms: int) -> pd.DataFrame:
     """Compute with pandas the sessions of keys and times."""
     rows = rows.sort_values(["key", "time_ms"], ignore_index=True)
-    is_first = (rows["key"].diff() != 0) | (rows["time_ms"].diff() >= gap_ms)
+    is_first = (rows["key"].diff() != 0) | (rows["time_ms"].diff() > gap_ms)
     times = rows.groupby(["key", is_first.cumsum().rename("session")])["time_ms"]
     found = times.agg(start_ms="min", last_ms="max", n="size")
     return found.reset_index()[list(COLUMNS)]

@@ -110,7 +110,8 @@ def test_a_late_row_joins_two_sessions() -> None:
     apart = [(0, 5, 2), (20, 25, 3)]
     assert merged(apart, 10) == apart
     assert merged([*apart, (13, 13, 1)], 10) == [(0, 25, 6)]
-    assert merged([(0, 0, 1), (10, 10, 1)], 10) == [(0, 0, 1), (10, 10, 1)], "a gap ends it"
+    assert merged([(0, 0, 1), (10, 10, 1)], 10) == [(0, 10, 2)]
+    assert merged([(0, 0, 1), (11, 11, 1)], 10) == [(0, 0, 1), (11, 11, 1)]
 
 
 def test_nexmark_has_its_proportions() -> None:
