@@ -27,11 +27,13 @@ OTHER = "the rest of the function"
 _OPERATOR = "pyspark_ckpt.operator"
 PHASES: dict[str, tuple[str, ...]] = {
     "open and close the local copy": (f"{_OPERATOR}.subtask:open_local_copy",),
-    "apply the last segment": (f"{_OPERATOR}.local_copy:_catch_up",),
-    "flush": (
+    "read and apply the last segment": (
         "state_backends.rocksdb:RocksDBBackend.apply",
-        "state_backends.rocksdb:RocksDBBackend.close",
         "state_backends.heap:HeapBackend.apply",
+    ),
+    "flush": (
+        "state_backends.rocksdb:RocksDBBackend._flush",
+        "state_backends.rocksdb:RocksDBBackend.close",
         "state_backends.heap:HeapBackend.close",
     ),
     "base snapshot": (f"{_OPERATOR}.subtask:make_base",),

@@ -12,7 +12,6 @@ import pandas as pd
 
 from benchmarks.case import Case, InputFiles, Program
 from benchmarks.check import check_rows
-from benchmarks.cpu import CpuTimes, CpuUse
 from benchmarks.run import Run
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -50,9 +49,7 @@ def run_program(
         "output": str(output),
         "scratch": str(directory / "scratch"),
     }
-    clocks = CpuTimes.now()
     answer = _answer(program, request)
-    cpu = CpuUse.since(clocks)
     name = f"{case.title}: {program.name}"
     written = pd.concat(
         [pd.read_parquet(path) for path in sorted(output.glob("*.parquet"))], ignore_index=True
@@ -60,7 +57,7 @@ def run_program(
     check_rows(name, program.final(written), program.final(expected), case.output)
     shutil.rmtree(directory, ignore_errors=True)
     rows = int(answer["rows"])
-    return Run(rows=rows, seconds=float(answer["seconds"]), all_rows=rows, cpu=cpu)
+    return Run(rows=rows, seconds=float(answer["seconds"]), all_rows=rows)
 
 
 def _answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:

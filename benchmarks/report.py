@@ -17,9 +17,9 @@ _HOW = (
     "own in one JVM. Every output row of every run was checked against pandas. Figures are the "
     "median of the repetitions (lowest to highest); a ratio is taken within a repetition. Time is "
     "from the trigger of the first counted epoch to the commit of the last, barrier and sink "
-    "included; of a program that is no Spark query, that of the job less that of the same job over "
-    "one row. CPU time is that of driver, JVM and workers over the whole run; what other programs "
-    "took of the machine is noise. Memory is the most that Python workers took together."
+    "included; of a program that is no Spark query, that of a job over all rows less that of the "
+    "same job over one. CPU time is that of driver, JVM and workers over the whole run; what other "
+    "programs took of the machine is noise. Memory is the most that Python workers took together."
 )
 
 
