@@ -38,9 +38,12 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "base snapshot": (f"{_OPERATOR}.subtask:make_base",),
     "grouping": (
-        f"{_OPERATOR}.rows_input:RowsInput.keys_of",
-        f"{_OPERATOR}.pandas_input:PandasInput.keys_of",
-        f"{_OPERATOR}.batch_input:BatchInput.keys_of",
+        f"{_OPERATOR}.rows_input:RowsInput.part",
+        f"{_OPERATOR}.rows_input:RowsPart.rows",
+        f"{_OPERATOR}.pandas_input:PandasInput.part",
+        f"{_OPERATOR}.pandas_input:PandasPart.rows",
+        f"{_OPERATOR}.batch_input:BatchInput.part",
+        f"{_OPERATOR}.batch_input:BatchPart.rows",
     ),
     "state read": tuple(
         f"{_OPERATOR}.state_table:StateTable.{name}"
