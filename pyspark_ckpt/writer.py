@@ -17,7 +17,7 @@ from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import RUNTIME_KEY, Settings, is_ckpt_option, read_settings
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
@@ -171,7 +171,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
             memory_limit_bytes=settings.memory_limit_bytes,
         )
 
+        options = dict(self._sink_options)
+
         def run_epoch(drained_from_ms: int | None) -> None:
+            if self._sink_options != options:
+                raise CheckpointAbortedError(
+                    f"the writer of the query at {location.storage.url} was given other options "
+                    "since, and its last epoch cannot be run with them: start the query again"
+                )
             self._run_one_epoch(
                 start, msgspec.structs.replace(runtime, drained_from_ms=drained_from_ms), operators
             )
