@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from pyspark_ckpt.on_disk.metadata import (
     encode_metadata,
     read_metadata,
 )
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from tests.unit.checkpoint.tampered import tampered
 
 FILES = ["shared/base", "shared/log", "taskowned/segment"]
@@ -154,3 +155,18 @@ def test_files_of_the_same_size_are_told_apart(savepoint: Savepoint) -> None:
     with pytest.raises(CorruptFileError, match="2 of 3 files") as caught:
         verify(savepoint.path)
     assert all(name in str(caught.value) for name in FILES[1:])
+
+
+def test_in_a_store_without_directories(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    """A savepoint in an object store is whole, and nothing of it is left."""
+    place = f"memory://{secrets.token_hex(8)}/sp"
+    made = write_savepoint(snapshot, storage, place, SavepointFormat.NATIVE)
+    assert verify(made.path).files == made.files == 4
+    parent = open_storage(place)
+    parent.write("other", [b"of someone else"])
+    open_storage(made.path).write("note", [b"mine"])
+    assert dispose_savepoint(made.path).left == ("note",)
+    open_storage(made.path).delete(["note"])
+    again = write_savepoint(snapshot, storage, place, SavepointFormat.NATIVE)
+    assert dispose_savepoint(again.path).left == ()
+    assert parent.list() == ["other"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from pyspark_ckpt.on_disk.request_files import (
     RequestFiles,
     now_ms,
 )
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 REQUEST = (
     b'{"action":"stop","requested_at_ms":1,"expires_at_ms":9999999999999,"requested_by":"x",'
@@ -120,6 +121,18 @@ def test_a_request_is_dealt_with_once_and_stays(
     stop = files.post(request(action="stop", drain=True))
     assert answered(query, files, stop).error is None
     assert query.calls[-1] == ("stop", str(savepoints), SavepointFormat.CANONICAL, True)
+
+
+def test_requests_in_an_object_store(savepoints: Path) -> None:
+    storage = open_storage(f"memory://{secrets.token_hex(8)}")
+    query, files = Query(storage, savepoints), RequestFiles(storage)
+    assert answered(query, files, files.post(request())).error is None
+    assert len(query.calls) == 1
+    assert savepoint_target("a", "s3://bucket/sp") == "s3://bucket/sp/a"
+    assert savepoint_target("s3://bucket/sp/a", "s3://bucket/sp") == "s3://bucket/sp/a"
+    for wanted in ("s3://bucket/spa", "s3://other/x", "s3://bucket/sp/../x", "/etc", "file:/etc"):
+        with pytest.raises(UnsafePathError):
+            savepoint_target(wanted, "s3://bucket/sp")
 
 
 def test_a_failure_is_answered(query: Query, files: RequestFiles) -> None:
