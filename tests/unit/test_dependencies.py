@@ -96,7 +96,9 @@ def test_what_is_on_disk_does_not_depend_on_spark() -> None:
 @pytest.mark.parametrize(
     ("package", "above"),
     [
-        ("pyspark_ckpt.on_disk", ["operator", "checkpoint", "stream", "writer", "query"]),
+        ("pyspark_ckpt.on_disk", ["operator", "checkpoint", "stream", "writer", "query", "cli"]),
+        ("pyspark_ckpt.checkpoint", ["stream", "writer", "query", "start_location", "cli"]),
+        ("pyspark_ckpt.query", ["writer", "cli"]),
         (
             "pyspark_ckpt.operator",
             ["checkpoint", "stream", "writer", "query", "start_location", "testing"],
