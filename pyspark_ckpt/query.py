@@ -153,6 +153,8 @@ class CheckpointedQuery(StreamingQuery):
         CheckpointAbortedError, CorruptFileError
             If it could not be made; the query is stopped, and goes on from its
             ``checkpointLocation`` when it is started again.
+        FencedError
+            If it was started again meanwhile; that query runs on.
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
         return self._coordinator.stop_with_savepoint(

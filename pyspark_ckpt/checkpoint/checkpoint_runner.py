@@ -104,6 +104,16 @@ class CheckpointRunner:
         with self._guard:
             return self._machine.tolerance_is_exceeded
 
+    def check_not_fenced(self) -> None:
+        """Check that no other driver, or start in this one, has taken the query over.
+
+        Raises
+        ------
+        FencedError
+            If one has.
+        """
+        self._store.check()
+
     def due_in_ms(self) -> int:
         """Return how long it is until the next periodic checkpoint."""
         with self._guard:

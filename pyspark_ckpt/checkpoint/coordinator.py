@@ -219,6 +219,7 @@ class CheckpointCoordinator:
         def stop() -> None:
             stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
+            self._runner.check_not_fenced()  # it would be stopped for an epoch of ours
             self._last_epochs.settle()
             if drain:
                 self._last_epochs.drain(self._all_handles, len(self._files.operators))

@@ -148,7 +148,7 @@ class _logged:  # noqa: N801  # reads as the statement it is
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, OSError | CkptError):
+        if not isinstance(error, Exception):
             return False
-        logger.warning("requests could not be dealt with: %s", error)
+        logger.warning("requests could not be dealt with: %s: %s", type(error).__name__, error)
         return True

@@ -57,6 +57,11 @@ def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
         query.processAllAvailable()
         assert not files_below(job.base / "sp")
     assert job.result() == expected(job.feed.rows)
+    with job.running() as again:  # it must not be stopped for an epoch of the first one
+        with pytest.raises(ckpt.FencedError):
+            query.stopWithSavepoint(str(job.base / "sp"))
+        assert again.isActive
+        assert not files_below(job.base / "sp")
 
 
 class Alarm(StatefulProcessor):
