@@ -53,7 +53,6 @@ def _draw(panel: Axes, case: Case, figures: Figures, figure: Figure) -> None:
         panel.annotate(f" {value:,.0f}", (value, at), fontsize=7, va="bottom", textcoords="data")
     panel.invert_yaxis()
     panel.tick_params(labelsize=7)
-    panel.set_xlim(left=0)
-    panel.margins(x=0.12)
+    panel.set_xlim(0, 1.15 * max(spread.highest for _, spread in bars))
     panel.set_xlabel(figure.value, fontsize=7)
     panel.set_title(case.title, fontsize=8, loc="left")
