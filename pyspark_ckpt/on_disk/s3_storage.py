@@ -96,7 +96,7 @@ class S3Storage(FsspecStorage):
                 answer = self._file_system.call_s3(
                     "list_multipart_uploads", Bucket=bucket, Prefix=prefix, Delimiter="/"
                 )
-        except FileNotFoundError:  # the bucket
+        except (FileNotFoundError, PermissionError):  # no bucket, or nothing to clean for us
             return {}
         for upload in answer.get("Uploads", []):
             name, upload_id = upload["Key"].removeprefix(prefix), upload["UploadId"]
