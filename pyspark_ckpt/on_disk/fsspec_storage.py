@@ -43,6 +43,9 @@ class FsspecStorage(Storage):
     _failures: tuple[type[Exception], ...] = (asyncio.TimeoutError,)
     """What the file system raises that is no ``OSError``."""
 
+    _no_place: str | None = None
+    """The code of an error that says that no write could make the directory."""
+
     def __init__(self, url: str, root: str, file_system: AbstractFileSystem) -> None:
         self.url = url.rstrip("/")
         self._root = root.rstrip("/")
@@ -122,7 +125,9 @@ class FsspecStorage(Storage):
         try:
             with self._errors_named(directory):
                 names = self._file_system.ls(path, detail=False)
-        except FileNotFoundError:
+        except FileNotFoundError as exc:
+            if self._no_place in _codes_of(exc):
+                raise
             return []
         # Asked for the name of a file, some file systems list the file itself.
         below = [name.strip("/") for name in names]
@@ -163,6 +168,18 @@ class FsspecStorage(Storage):
         except failures as exc:
             number = exc.errno if isinstance(exc, OSError) else None
             raise OSError(number or errno.EIO, f"{type(exc).__name__}: {exc}", url) from exc
+
+
+def _codes_of(error: BaseException) -> set[str | None]:
+    """Return the codes of the answers that an error goes back to."""
+    codes = set()
+    cause: BaseException | None = error
+    while cause is not None:
+        response = getattr(cause, "response", None)
+        if isinstance(response, dict):
+            codes.add(response.get("Error", {}).get("Code"))
+        cause = cause.__cause__
+    return codes - {None}
 
 
 _NUMBERS = {

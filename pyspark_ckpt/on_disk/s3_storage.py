@@ -52,6 +52,8 @@ class S3Storage(FsspecStorage):
         If the prefix steps upwards.
     """
 
+    _no_place = "NoSuchBucket"
+
     def __init__(self, bucket: str, prefix: str = "") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
@@ -96,7 +98,7 @@ class S3Storage(FsspecStorage):
                 answer = self._file_system.call_s3(
                     "list_multipart_uploads", Bucket=bucket, Prefix=prefix, Delimiter="/"
                 )
-        except (FileNotFoundError, PermissionError):  # no bucket, or nothing to clean for us
+        except PermissionError:  # there is nothing to clean for us
             return {}
         for upload in answer.get("Uploads", []):
             name, upload_id = upload["Key"].removeprefix(prefix), upload["UploadId"]

@@ -69,15 +69,15 @@ def test_aggregation_in_update_mode(job: Job) -> None:
 
 @pytest.mark.parametrize("scheme", ["s3a", "hdfs"])
 def test_locations_that_are_not_local(job: Job, scheme: str) -> None:
-    """Only local file systems hold checkpoints so far."""
+    """Spark keeps its own files there, on local file systems only so far."""
     location = f"{scheme}://bucket/loc"
     with refused(ckpt.NotBuiltYetError, location, "checkpointLocation", unchanged=job.base):
         start(job, job.df(), location)
 
 
 def test_directories_that_are_not_local(job: Job) -> None:
-    """The same goes for the other directories, and for what a query is restored from."""
-    remote = "s3a://bucket/dir"
+    """The other directories, and what a query is restored from, are local or in S3."""
+    remote = "hdfs://host/dir"
     for key in ("dir", "savepoint-dir"):
         key = f"spark.ckpt.execution.checkpointing.{key}"
         with refused(ckpt.CkptError, remote, unchanged=job.base) as caught:

@@ -17,6 +17,7 @@ from tests.query.harness import (
     Job,
     await_checkpoint,
     drop_local_copies,
+    refused,
 )
 from tests.query.model import events_of, expected, expected_after
 from tests.query.stored import metadata_of
@@ -33,6 +34,17 @@ def job(job: Job, s3_url: str, s3_environment: dict[str, str]) -> Iterator[Job]:
     )
     environment.clear()
     environment.update(before)
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
+    job: Job, s3_environment: dict[str, str]
+) -> None:
+    job.feed.add(events_of(0))
+    for key in (CHECKPOINT_DIR, SAVEPOINT_DIR):
+        with refused(FileNotFoundError, "s3://nobody-made-this", unchanged=job.base):
+            job.using({key: "s3://nobody-made-this/dir"}).start()
+    with refused(ckpt.CheckpointNotFoundError, "s3://nobody-made-this", unchanged=job.base):
+        job.start(restore="s3://nobody-made-this/chk-1")
 
 
 def test_a_query_lives_on_s3(job: Job, s3_url: str) -> None:

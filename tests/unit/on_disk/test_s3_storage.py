@@ -11,7 +11,9 @@ import fsspec
 import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.on_disk.layout import segment_path
+from pyspark_ckpt.on_disk.metadata import read_metadata
 from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
 from pyspark_ckpt.on_disk.storage import open_storage
 from tests.servers.s3 import BUCKET
@@ -118,7 +120,11 @@ def test_a_bucket_that_is_not_there_is_named(s3_url: str) -> None:
         FileNotFoundError, match="s3://nobody-made-this/checkpoints/chk-1/_metadata"
     ):
         storage.write("chk-1/_metadata", [b"x"])
-    assert storage.list() == []
+    for directory in (None, "shared"):
+        with pytest.raises(FileNotFoundError, match="nobody-made-this"):
+            storage.list(directory)
+    with pytest.raises(CheckpointNotFoundError, match="s3://nobody-made-this"):
+        read_metadata(storage, "chk-1")
 
 
 def test_a_storage_of_another_bucket_has_other_files(s3_url: str) -> None:
