@@ -37,6 +37,15 @@ _RETENTIONS = (NO_EXTERNALIZED_CHECKPOINTS, DELETE_ON_CANCELLATION, RETAIN_ON_CA
 
 
 @dataclass(frozen=True, slots=True)
+class Materialization:
+    """When a subtask's changelog becomes a new base snapshot: whichever comes first."""
+
+    interval_ms: int = 600_000
+    min_changelog_bytes: int = 1024**2
+    max_segments: int = 100
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one query, parsed and checked."""
 
@@ -55,6 +64,16 @@ class Settings:
     high_availability_type: str = "none"
     zookeeper_quorum: str | None = None
     zookeeper_root: str = "/pyspark_ckpt"
+    materialize_interval_ms: int = 600_000
+    materialize_min_bytes: int = 1024**2
+    materialize_max_segments: int = 100
+
+    @property
+    def materialization(self) -> Materialization:
+        """When a changelog becomes a new base snapshot."""
+        return Materialization(
+            self.materialize_interval_ms, self.materialize_min_bytes, self.materialize_max_segments
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +251,22 @@ def _directory(text: str) -> str:
 
 
 _CHECKPOINTING = "spark.ckpt.execution.checkpointing."
+_CHANGELOG = "spark.ckpt.state.changelog."
 
 KEYS: Mapping[str, _Key] = {
     "spark.ckpt.state.backend.type": _Key(
         "backend_type", _one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
+    ),
+    f"{_CHANGELOG}periodic-materialize.interval": _Key(
+        "materialize_interval_ms",
+        _duration_ms,
+        "a duration above zero with its unit, such as 10min",
+    ),
+    f"{_CHANGELOG}materialize.min-size": _Key(
+        "materialize_min_bytes", _size_bytes, "a size, such as 1mb"
+    ),
+    f"{_CHANGELOG}materialize.max-segments": _Key(
+        "materialize_max_segments", _at_least_one, "a number of at least 1"
     ),
     "spark.ckpt.execution.memory-limit": _Key(
         "memory_limit_bytes", _memory_bytes, "a size of at least 1mb, such as 512mb"

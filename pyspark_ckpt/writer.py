@@ -169,6 +169,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             backend_type=settings.backend_type,
             inline_threshold_bytes=settings.inline_threshold_bytes,
             memory_limit_bytes=settings.memory_limit_bytes,
+            materialization=settings.materialization,
         )
 
         options = dict(self._sink_options)

@@ -13,6 +13,7 @@ from state_backends.errors import (
     StateBackendError,
 )
 from state_backends.registry import BACKEND_TYPES, open_backend
+from state_backends.rocksdb_files import is_immutable, is_snapshot_file
 
 __all__ = [
     "BACKEND_TYPES",
@@ -22,5 +23,7 @@ __all__ = [
     "Changes",
     "StateBackend",
     "StateBackendError",
+    "is_immutable",
+    "is_snapshot_file",
     "open_backend",
 ]

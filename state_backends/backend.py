@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 VERSION_KEY = b"\xff\xffversion"
@@ -79,6 +80,32 @@ class StateBackend(ABC):
         """Fill an empty backend in bounded memory and set the version last.
 
         Unlike :meth:`apply` a kill may leave part of the data behind, without a version.
+        """
+
+    @abstractmethod
+    def snapshot_files(self, directory: Path) -> list[str]:
+        """Put a consistent view of the whole state into a new local directory.
+
+        What is done to this backend later does not show in it. Opened with ``create=False``, a
+        copy of the directory is a backend with the same content and version; the files themselves
+        may be shared with this backend and must not be changed.
+
+        Parameters
+        ----------
+        directory
+            Does not exist yet; its parent does, on the file system of the backend's directory.
+
+        Returns
+        -------
+        list of str
+            The names of the files that make up the snapshot; others in the directory do not matter.
+
+        Raises
+        ------
+        FileExistsError
+            If there is something at `directory`; it is left as it is.
+        BackendFullError
+            If there is no room.
         """
 
     @abstractmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -223,9 +224,59 @@ class BackendContract:
             lambda: list(backend.scan()),
             lambda: backend.apply([], "1"),
             lambda: backend.load([], "1"),
+            lambda: backend.snapshot_files(directory.with_name("snapshot")),
         ):
             with pytest.raises(StateBackendError):
                 use()
+
+    def test_a_snapshot_is_the_state_when_it_was_taken(
+        self, directory: Path, tmp_path: Path
+    ) -> None:
+        entries = {b"%05d" % number: b"v" * 100 for number in range(5000)} | {b"k" * 600: b""}
+        self.make(directory, entries)
+        first, second = tmp_path / "first", tmp_path / "second"
+        with self.open(directory) as backend:
+            names = backend.snapshot_files(first)
+            backend.apply([Changes([*entries, b"new"], [*[None] * len(entries), b"1"])], "2")
+            assert backend.snapshot_files(second)
+            check_content(backend, {b"new": b"1"}, "2")
+        self.check(directory, {b"new": b"1"}, "2")
+        contents = {name: (first / name).read_bytes() for name in names}
+        for number in range(2):
+            copied = tmp_path / f"copy {number}"
+            copied.mkdir()
+            for name in names:
+                shutil.copy(first / name, copied / name)
+            self.check(copied, entries, "1")
+            with self.open(copied) as backend:
+                backend.apply([Changes([b"00000"], [b"changed"])], "3")
+        assert {name: (first / name).read_bytes() for name in names} == contents
+        shutil.rmtree(first)
+        self.check(directory, {b"new": b"1"}, "2")
+
+    def test_a_snapshot_is_whole_while_scans_are_open(
+        self, directory: Path, tmp_path: Path
+    ) -> None:
+        entries = {b"%04d" % number: b"v" * 100 for number in range(2000)}
+        self.make(directory, entries)
+        with self.open(directory) as backend:
+            scan = backend.scan()
+            next(scan)
+            backend.snapshot_files(tmp_path / "snapshot")
+            assert len(list(scan)) == len(entries) - 1
+        self.check(tmp_path / "snapshot", entries, "1")
+
+    def test_a_snapshot_takes_no_directory_that_is_there(
+        self, directory: Path, tmp_path: Path
+    ) -> None:
+        taken = tmp_path / "taken"
+        taken.mkdir()
+        (taken / "file").write_text("something")
+        with self.open(directory, create=True) as backend:
+            backend.apply([], "1")
+            with pytest.raises(FileExistsError, match="taken"):
+                backend.snapshot_files(taken)
+        assert [path.name for path in taken.iterdir()] == ["file"]
 
     def test_a_missing_directory_is_no_backend(self, directory: Path) -> None:
         for _ in range(2):  # the first try must not make what the second one finds

@@ -58,7 +58,7 @@ class HeapBackend(StateBackend):
             )
             self._env.reader_check()
         if create:
-            self._record_size()
+            _write_size(self._directory)
 
     def version(self) -> str | None:
         with self._translated("read"), self._environment.begin() as transaction:
@@ -93,24 +93,23 @@ class HeapBackend(StateBackend):
                     else:
                         transaction.put(_stored_key(key), _stored_value(key, value))
             transaction.put(VERSION_KEY, version.encode())
-        self._record_size()
+        _write_size(self._directory)
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
         # One transaction: LMDB spills dirty pages to its map, so memory stays bounded all the same.
         self.apply(changes, version)
 
+    def snapshot_files(self, directory: Path) -> list[str]:
+        directory.mkdir()
+        with self._translated("snapshot"):
+            self._environment.copy(str(directory))
+        _write_size(directory)
+        return [_DATA_FILE, _SIZE_FILE]
+
     def close(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = None
-
-    def _record_size(self) -> None:
-        size = (self._directory / _DATA_FILE).stat().st_size
-        descriptor = os.open(self._directory / _SIZE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            os.pwrite(descriptor, b"%020d" % size, 0)  # one small write: a kill cannot split it
-        finally:
-            os.close(descriptor)
 
     @property
     def _environment(self) -> lmdb.Environment:
@@ -130,6 +129,15 @@ class HeapBackend(StateBackend):
             ) from exc
         except lmdb.Error as exc:
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
+
+
+def _write_size(directory: Path) -> None:
+    size = (directory / _DATA_FILE).stat().st_size
+    descriptor = os.open(directory / _SIZE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, b"%020d" % size, 0)  # one small write: a kill cannot split it
+    finally:
+        os.close(descriptor)
 
 
 def _check_size(directory: Path) -> None:

@@ -82,13 +82,9 @@ class CheckpointFiles:
         self._metadata.clear()
         if isinstance(metadata, CheckpointMetadata):
             # Later epochs build on the handles of this one; source logs only serve a restore.
-            needed = {
-                reference.path
-                for operator in metadata.operators
-                for handle in operator.handles
-                for reference in handle.files()
-            }
-            self._storage.delete(garbage(self._storage, needed, metadata.epoch))
+            needed = {file.path for handle in metadata.handles() for file in handle.files()}
+            pending = metadata.pending_snapshots()
+            self._storage.delete(garbage(self._storage, needed, metadata.epoch, pending))
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
         for number in self.store.used_ids():
@@ -100,7 +96,7 @@ class CheckpointFiles:
             del self._metadata[number]
 
     def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
-        epoch = self.epoch_of(completed[-1])
+        newest = self.read(completed[-1])
         needed: set[str] = set()
         # Whatever a listing says, what is known to be retained is needed.
         for number in {*self.store.ids(), *completed, *uncertain}:
@@ -109,7 +105,8 @@ class CheckpointFiles:
                 logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
                 return
             needed.update(reference.path for reference in metadata.files())
-        if epoch is not None:
-            found = garbage(self._storage, needed, epoch)
+        if isinstance(newest, CheckpointMetadata):
+            pending = newest.pending_snapshots()
+            found = garbage(self._storage, needed, newest.epoch, pending)
             self.store.check()  # a driver that came meanwhile has written none of what was found
             self._storage.delete(found)

@@ -202,6 +202,7 @@ def _adopt(
         epoch=SEEDED_EPOCH,
         base=base,
         segments=segments,
+        pending=None,
         time_mode=operator.time_mode,
         timeout_ms=handle.timeout_ms if handle.time_mode == operator.time_mode else None,
     )

@@ -51,19 +51,41 @@ CANONICAL_FORMAT = "canonical"
 """Format of a base snapshot that is one canonical file, as savepoints have it."""
 
 
+ROCKSDB_FORMAT = "rocksdb"
+"""Format of a base snapshot that is the files of a RocksDB database, shared between snapshots."""
+
+
 class BaseSnapshot(msgspec.Struct, frozen=True):
-    """A full copy of a subtask's state at `version`, in files of a `format`."""
+    """A full copy of a subtask's state at `version`, in files of a `format`.
+
+    `snapshot_id` is what executors know it by; `entries` is ``None`` where nobody has counted.
+    """
 
     version: str
     epoch: int
-    entries: int
+    entries: int | None
     files: tuple[BaseFile, ...]
     format: str = CHANGES_FORMAT
+    snapshot_id: str = ""
 
     @property
     def size_bytes(self) -> int:
         """Bytes in all its files, shared ones included."""
         return sum(each.file.size_bytes for each in self.files)
+
+
+class PendingSnapshot(msgspec.Struct, frozen=True):
+    """A base snapshot of the state at `version` whose files are on their way to the storage.
+
+    It is no part of the state. As long as a handle names it, its files are not garbage, so a later
+    handle can take it for its base. `run_id` is the run of the query that took it.
+    """
+
+    snapshot_id: str
+    version: str
+    epoch: int
+    taken_at_ms: int
+    run_id: str
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -128,6 +150,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     `sweep_from` is the stored key at which the removal of expired entries goes on. `timeout_ms` is
     when Spark must call the subtask again at the latest, in the time of `time_mode`.
+    `changelog_since_ms` is the processing time at which `segments` began.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -141,6 +164,8 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[StateDescriptor, ...] = ()
     base: BaseSnapshot | None = None
     segments: tuple[Segment, ...] = ()
+    pending: PendingSnapshot | None = None
+    changelog_since_ms: int | None = None
     sweep_from: bytes = b""
     time_mode: str = "None"
     timeout_ms: int | None = None
@@ -156,6 +181,12 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     def version(self) -> str:
         """The version of the state that this handle names."""
         return self.lineage[-1]
+
+    def segments_since(self, version: str) -> tuple[Segment, ...] | None:
+        """Return the segments that follow a version, ``None`` if it is not in the lineage."""
+        if version not in self.lineage:
+            return None
+        return self.segments[self.lineage.index(version) :]
 
     def files(self) -> list[FileReference]:
         """Return every file that this version of the state needs."""

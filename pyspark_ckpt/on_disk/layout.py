@@ -3,7 +3,8 @@
 ::
 
     <checkpoints directory>/
-      shared/base-<subtask>-<epoch>-<random>.chg            base snapshots
+      shared/base-<subtask>-<epoch>-<snapshot>-<random>.part  files of base snapshots
+      shared/base-<subtask>-<epoch>-<random>.chg            base snapshots of one file
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
       drivers/<term>                                        one driver, by a number that only grows
@@ -36,8 +37,10 @@ SEEDING_MARKER = "_seeding"
 _DRIVERS = "drivers"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _STATE_FILE = re.compile(
-    r"\.?(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg(?:\.[0-9a-f]{8}\.tmp)?"
+    r"\.?(?:(?:base|segment)-[0-9]{1,9}-([0-9]{1,18})-[0-9a-f]{16}\.chg"
+    r"|base-[0-9]{1,9}-([0-9]{1,18})-([0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
+_SNAPSHOT_ID = re.compile(r"[0-9a-f]{16}")
 _SOURCE_FILE = re.compile(
     r"\.?source-[0-9]{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log(?:\.[0-9a-f]{8}\.tmp)?"
 )
@@ -85,6 +88,21 @@ def canonical_path(subtask: int, epoch: int) -> str:
     return f"{SHARED}/canonical-{subtask}-{epoch}-{secrets.token_hex(8)}.parquet"
 
 
+def new_snapshot_id() -> str:
+    """Return a new, unique id of a base snapshot."""
+    return secrets.token_hex(8)
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Tell whether `text`, which comes from a file, can be the id of a base snapshot."""
+    return _SNAPSHOT_ID.fullmatch(text) is not None
+
+
+def snapshot_path(subtask: int, epoch: int, snapshot_id: str) -> str:
+    """Return a new, unique path for a file of the base snapshot `snapshot_id`."""
+    return f"{SHARED}/base-{subtask}-{epoch}-{snapshot_id}-{secrets.token_hex(4)}.part"
+
+
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
     """Return the path of a copy of one of Spark's source log files; equal digest, equal path."""
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
@@ -96,7 +114,13 @@ def epoch_of(name: str) -> int | None:
     A killed task leaves its temporary file behind, whose name tells the same.
     """
     match = _STATE_FILE.fullmatch(name)
-    return int(match[2]) if match else None
+    return int(match[1] or match[2]) if match else None
+
+
+def snapshot_id_of(name: str) -> str | None:
+    """Return the id of the base snapshot that the file `name` is of, ``None`` for other names."""
+    match = _STATE_FILE.fullmatch(name)
+    return match[3] if match else None
 
 
 def is_source_log(name: str) -> bool:

@@ -93,10 +93,17 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
 
+    def handles(self) -> list[Handle]:
+        """Return the handles of all operators."""
+        return [handle for operator in self.operators for handle in operator.handles]
+
+    def pending_snapshots(self) -> set[str]:
+        """Return the ids of the base snapshots that its epochs' successors may turn to."""
+        return {handle.pending.snapshot_id for handle in self.handles() if handle.pending}
+
     def files(self) -> list[FileReference]:
         """Return every file besides ``_metadata`` that this checkpoint needs."""
-        handles = [handle for operator in self.operators for handle in operator.handles]
-        state = [reference for handle in handles for reference in handle.files()]
+        state = [reference for handle in self.handles() for reference in handle.files()]
         return state + [log.file for log in self.source_logs]
 
     @property

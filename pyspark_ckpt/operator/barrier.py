@@ -11,11 +11,6 @@ from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from state_backends import Changes
 
-BASE_AFTER_BYTES = 1 << 20
-"""Smallest changelog for which a base snapshot is worth its file."""
-
-BASE_AFTER_SEGMENTS = 100
-
 
 def make_segment(
     storage: WorkerStorage,
@@ -74,17 +69,3 @@ class _Counted:
         for part in self._changes:
             self.entries += len(part)
             yield part
-
-
-def needs_base(handle: Handle) -> bool:
-    """Tell whether the changelog has outgrown the base snapshot.
-
-    Waiting until it is as large as the base keeps all base snapshots together within a constant
-    factor of all changes written.
-    """
-    changelog_bytes = sum(segment.size_bytes for segment in handle.segments)
-    base_bytes = 0 if handle.base is None else handle.base.size_bytes
-    return (
-        changelog_bytes > max(base_bytes, BASE_AFTER_BYTES)
-        or len(handle.segments) >= BASE_AFTER_SEGMENTS
-    )

@@ -1,8 +1,17 @@
-"""Base snapshots: full copies of a subtask's state, made at a barrier and read by a rebuild."""
+"""Base snapshots: full copies of a subtask's state, read by a rebuild.
+
+In the format ``changes`` one is a change file, in the format ``rocksdb`` the files of a database.
+Whichever it is, every backend can be built from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.canonical_file import decode_canonical
@@ -10,16 +19,26 @@ from pyspark_ckpt.on_disk.change_file import decode_changes, encode_changes
 from pyspark_ckpt.on_disk.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
+    ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
+    FileReference,
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import base_path
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.epoch_writes import in_frames
-from state_backends import Changes, StateBackend
+from state_backends import (
+    BackendCorruptError,
+    Changes,
+    StateBackend,
+    is_immutable,
+    is_snapshot_file,
+    open_backend,
+)
 
-_CHANGES_NAME = "state.chg"
+CHANGES_NAME = "state.chg"
+_COPY_BYTES = 1 << 20
 
 
 def make_base(
@@ -38,28 +57,134 @@ def make_base(
             yield part
 
     file = storage.write(base_path(handle.subtask, epoch), encode_changes(frames()))
-    files = (BaseFile(_CHANGES_NAME, file),)
+    files = (BaseFile(CHANGES_NAME, file),)
     return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, files=files)
 
 
-def read_base(storage: WorkerStorage, base: BaseSnapshot) -> Iterator[Changes]:
+def read_base(
+    storage: WorkerStorage, base: BaseSnapshot, directory: Path | None = None
+) -> Iterator[Changes]:
     """Yield all state of a base snapshot, whichever backend it is for.
+
+    Parameters
+    ----------
+    storage
+        The directory that the references are relative to.
+    base
+        The snapshot.
+    directory
+        Where a database is put for as long as it is read; by default the system's own place.
 
     Raises
     ------
     CorruptFileError
         If a file is missing or changed, or the format is not known.
     """
-    if base.format == CANONICAL_FORMAT:
+    if base.format == CHANGES_FORMAT:
         for each in base.files:
             with storage.open_verified(each.file) as file:
-                yield from decode_canonical(file, each.file.path, base.entries)
-        return
-    if base.format != CHANGES_FORMAT:
+                yield from decode_changes(file, each.file.path)
+    elif base.format == CANONICAL_FORMAT:
+        counted = -1 if base.entries is None else base.entries  # it always is
+        for each in base.files:
+            with storage.open_verified(each.file) as file:
+                yield from decode_canonical(file, each.file.path, counted)
+    elif base.format == ROCKSDB_FORMAT:
+        with tempfile.TemporaryDirectory(prefix="base-", dir=directory) as temporary:
+            place = Path(temporary) / "files"
+            fetch_files(storage, base, place)
+            with open_fetched(place, base) as backend:
+                yield from in_frames(iter(backend.scan()))
+    else:
         raise CorruptFileError(
             f"base snapshot {base.version} below {storage.url} has the format {base.format!r}, "
             "which this library does not know: upgrade pyspark_ckpt"
         )
+
+
+def fetch_files(
+    storage: WorkerStorage, base: BaseSnapshot, directory: Path, local_files: Iterable[Path] = ()
+) -> None:
+    """Put the files of a snapshot of RocksDB into a new directory.
+
+    Every file has the size and the digest that were written, wherever it was taken from.
+
+    Parameters
+    ----------
+    storage
+        The directory that the references are relative to.
+    base
+        The snapshot.
+    directory
+        Is made.
+    local_files
+        Files of this file system; those that turn out to be in the snapshot are linked, not read
+        from the storage.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed, or is none that a snapshot can have.
+    """
+    directory.mkdir()
+    names = [each.name for each in base.files]
+    strange = [name for name in names if not is_snapshot_file(name) or names.count(name) > 1]
+    if strange:
+        raise CorruptFileError(
+            f"base snapshot {base.version} below {storage.url} has files {strange!r}, which no "
+            "database has; restore from another checkpoint"
+        )
+    by_size: dict[int, list[Path]] = defaultdict(list)
+    for path in local_files:
+        by_size[path.stat().st_size].append(path)
     for each in base.files:
-        with storage.open_verified(each.file) as file:
-            yield from decode_changes(file, each.file.path)
+        target = directory / each.name
+        found = next((p for p in by_size[each.file.size_bytes] if _is(p, each.file)), None)
+        if found is None:
+            _fetch(storage, each.file, target)
+        elif is_immutable(each.name):
+            target.hardlink_to(found)
+        else:
+            shutil.copyfile(found, target)
+
+
+def open_fetched(place: Path, base: BaseSnapshot) -> StateBackend:
+    """Open the files of a snapshot of RocksDB, which become the backend's own.
+
+    Raises
+    ------
+    CorruptFileError
+        If they are no database at the snapshot's version.
+    """
+    try:
+        backend = open_backend("rocksdb", place, create=False)
+    except BackendCorruptError as exc:
+        raise _not_a_database(base, str(exc)) from exc
+    try:
+        version = backend.version()
+    except BackendCorruptError as exc:
+        backend.close()
+        raise _not_a_database(base, str(exc)) from exc
+    if version != base.version:
+        backend.close()
+        raise _not_a_database(base, f"its database is at version {version!r}")
+    return backend
+
+
+def _is(path: Path, reference: FileReference) -> bool:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_COPY_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest() == reference.sha256
+
+
+def _fetch(storage: WorkerStorage, reference: FileReference, target: Path) -> None:
+    with storage.open_verified(reference) as source, target.open("xb") as file:
+        shutil.copyfileobj(source, file, _COPY_BYTES)
+
+
+def _not_a_database(base: BaseSnapshot, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"base snapshot {base.version} cannot be used: {what}; restore from another checkpoint"
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark import cloudpickle
 from pyspark.sql import types as T
@@ -56,6 +57,10 @@ class _NoState(StateBackend):
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
         """Nothing is kept."""
+
+    def snapshot_files(self, directory: Path) -> list[str]:  # noqa: ARG002
+        """Nothing is put there."""
+        return []
 
     def close(self) -> None:
         """Nothing is open."""

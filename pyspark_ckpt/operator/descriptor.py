@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
@@ -67,6 +68,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     backend_type: str
     inline_threshold_bytes: int
     memory_limit_bytes: int
+    materialization: Materialization
     drained_from_ms: int | None = None
 
 

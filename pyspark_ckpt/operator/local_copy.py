@@ -20,9 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, Segment
+from pyspark_ckpt.on_disk.handle import (
+    EMPTY_VERSION,
+    ROCKSDB_FORMAT,
+    BaseSnapshot,
+    Handle,
+    Segment,
+)
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
-from pyspark_ckpt.operator.base_snapshot import read_base
+from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
 from state_backends import Changes, StateBackend, StateBackendError, open_backend
 
 _LOCK = "lock"
@@ -32,10 +39,16 @@ _SCRATCH = "scratch"
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """A subtask's backend and, beside it, an empty directory for the length of the epoch."""
+    """A subtask's backend and, beside it, an empty directory for the length of the epoch.
+
+    A private copy goes when its attempt ends, with its snapshots.
+    """
 
     backend: StateBackend
     scratch: Path
+    backend_type: str
+    snapshots: LocalSnapshots
+    is_private: bool
 
 
 @contextmanager
@@ -66,12 +79,14 @@ def open_local_copy(
     directory.mkdir(parents=True, exist_ok=True)
     with _claimed(directory) as claimed:
         place = claimed / backend_type
-        backend = _at_version(place, backend_type, storage, handle)
+        snapshots = LocalSnapshots(claimed)
+        backend = _at_version(place, backend_type, storage, handle, snapshots)
         try:
             with backend, _scratch(claimed / _SCRATCH) as scratch:
-                yield LocalCopy(backend, scratch)
+                yield LocalCopy(backend, scratch, backend_type, snapshots, claimed != directory)
         except StateBackendError:
             shutil.rmtree(place, ignore_errors=True)  # a damaged copy: the retry builds a new one
+            snapshots.keep_only(())  # they share files with it
             raise
 
 
@@ -138,30 +153,41 @@ def _try_lock(lock: io.BufferedWriter) -> bool:
 
 
 def _at_version(
-    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
+    place: Path,
+    backend_type: str,
+    storage: WorkerStorage,
+    handle: Handle | None,
+    snapshots: LocalSnapshots,
 ) -> StateBackend:
-    backend = _open_existing(place, backend_type)
-    if backend is not None:
-        try:
-            if _catch_up(backend, storage, handle):
-                return backend
-        except StateBackendError:
-            pass  # a damaged copy is replaced like an outdated one
-        except BaseException:
-            backend.close()
-            raise
-        backend.close()
+    base = None if handle is None else handle.base
+    try:
+        backend = _existing_at_version(place, backend_type, storage, handle)
+        if backend is not None:
+            return backend
+    except StateBackendError:  # a damaged copy is replaced like an outdated one
+        snapshots.keep_only(() if base is None else {base.snapshot_id})  # it has digests
+    if base is not None and base.format == ROCKSDB_FORMAT and backend_type == "rocksdb":
+        assert handle is not None  # it has the base
+        return _rebuild_natively(place, storage, handle, base, snapshots)
     shutil.rmtree(place, ignore_errors=True)
     return _rebuild(place, backend_type, storage, handle)
 
 
-def _open_existing(place: Path, backend_type: str) -> StateBackend | None:
+def _existing_at_version(
+    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
+) -> StateBackend | None:
+    """Open the copy that is there, ``None`` if there is none or it cannot come to the version."""
     if not place.is_dir():
         return None
+    backend = open_backend(backend_type, place, create=False)
     try:
-        return open_backend(backend_type, place, create=False)
-    except StateBackendError:
-        return None
+        if _catch_up(backend, storage, handle):
+            return backend
+    except BaseException:
+        backend.close()
+        raise
+    backend.close()
+    return None
 
 
 def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | None) -> bool:
@@ -169,6 +195,10 @@ def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | No
     lineage = (EMPTY_VERSION,) if handle is None else handle.lineage
     version = backend.version()
     if version not in lineage:
+        return False
+    if version == EMPTY_VERSION and lineage[-1] != EMPTY_VERSION:
+        # Built anew it costs no more, and RocksDB has no tiny oldest file, for whose sake it would
+        # soon rewrite all others.
         return False
     if handle is not None and version != handle.version:
         missing = handle.segments[lineage.index(version) :]
@@ -184,16 +214,45 @@ def _rebuild(
         if handle is None:
             backend.load((), EMPTY_VERSION)
         else:
-            backend.load(_all_changes(storage, handle), handle.version)
+            scratch = place.parent / _SCRATCH
+            scratch.mkdir(exist_ok=True)
+            backend.load(_all_changes(storage, handle, scratch), handle.version)
     except BaseException:
         backend.close()
         raise
     return backend
 
 
-def _all_changes(storage: WorkerStorage, handle: Handle) -> Iterator[Changes]:
+def _rebuild_natively(
+    place: Path,
+    storage: WorkerStorage,
+    handle: Handle,
+    base: BaseSnapshot,
+    snapshots: LocalSnapshots,
+) -> StateBackend:
+    """Build a database from the files of a snapshot, fetching those that are not here."""
+    here = [path for path in (*place.glob("*"), *snapshots.all_files()) if path.is_file()]
+    kept = snapshots.keep_base(
+        base, handle.subtask, lambda files: fetch_files(storage, base, files, here)
+    )
+    building = place.with_name(f"{place.name}.new")
+    shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
+    kept.copy_to(building)
+    shutil.rmtree(place, ignore_errors=True)
+    building.rename(place)
+    backend = open_fetched(place, base)
+    try:
+        is_at_version = _catch_up(backend, storage, handle)
+        assert is_at_version  # the base is the first of the lineage
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _all_changes(storage: WorkerStorage, handle: Handle, directory: Path) -> Iterator[Changes]:
     if handle.base is not None:
-        yield from read_base(storage, handle.base)
+        yield from read_base(storage, handle.base, directory)
     yield from segment_changes(storage, handle.segments)
 
 

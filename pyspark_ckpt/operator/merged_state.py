@@ -42,7 +42,7 @@ def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Ch
         for part in segment_changes(storage, handle.segments):
             for key, value in zip(part.keys, part.values, strict=True):
                 writes.add(key, value)
-        base = iter(()) if handle.base is None else read_base(storage, handle.base)
+        base = iter(()) if handle.base is None else read_base(storage, handle.base, scratch)
         yield from _merged(_in_order(base, handle), writes.all_in_order())
     finally:
         writes.close()

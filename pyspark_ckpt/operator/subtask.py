@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
@@ -21,8 +20,6 @@ from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
-from pyspark_ckpt.operator.barrier import needs_base
-from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
@@ -34,6 +31,7 @@ from pyspark_ckpt.operator.local_copy import (
     open_local_copy,
     subtask_directory,
 )
+from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
@@ -50,6 +48,12 @@ class _Epoch:
     storage: Storage
     local_directory: Path
     clock: EpochClock
+    run_id: str
+
+    @property
+    def start(self) -> EpochStart:
+        """What its base snapshots depend on."""
+        return EpochStart(self.number, self.clock.processing_time_ms, self.run_id)
 
 
 class SubtaskFunction:
@@ -84,9 +88,9 @@ class SubtaskFunction:
             handle = old or self._descriptor.first_handle(
                 epoch.query_id, epoch.subtask, epoch.number
             )
-            if needs_base(handle):
-                base = make_base(epoch.storage, copy.backend, handle, epoch.number)
-                handle = msgspec.structs.replace(handle, base=base, segments=())
+            handle = materializer(copy, epoch.storage, epoch.runtime.materialization).advance(
+                handle, epoch.start
+            )
             opened = time.monotonic()
             writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)
@@ -132,9 +136,9 @@ class SubtaskFunction:
         if runtime.query_subdirectory:
             storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
-        return _Epoch(
-            query_id, subtask, number, runtime, storage, local, self._clock(state, runtime)
-        )
+        run_id = context.getLocalProperty("spark.jobGroup.id") or ""
+        clock = self._clock(state, runtime)
+        return _Epoch(query_id, subtask, number, runtime, storage, local, clock, run_id)
 
     def _clock(self, state: GroupState, runtime: Runtime) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -21,14 +20,13 @@ from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage
-from pyspark_ckpt.operator.barrier import needs_base
-from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.declared_states import copy_as_sent
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.epoch_end import end_epoch
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
@@ -192,9 +190,12 @@ class HarnessSubtask:
         handle, number = self.handle, self.handle.epoch + 1
         settings = self._settings
         with open_local_copy(self._local, settings.backend_type, self.storage, handle) as copy:
-            if needs_base(handle):
-                base = make_base(self.storage, copy.backend, handle, number)
-                handle = msgspec.structs.replace(handle, base=base, segments=())
+            base = handle.base
+            start = EpochStart(number, clock.processing_time_ms, run_id="")
+            handle = materializer(copy, self.storage, settings.materialization).advance(
+                handle, start
+            )
+            if handle.base != base:
                 reach(CrashStep.AFTER_BASE)
             writes = EpochWrites(settings.memory_limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)

@@ -10,6 +10,7 @@ from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.stored_keys import MAX_STATES, is_keyed, state_id_of
 
 Entries = dict[bytes, bytes]
@@ -42,10 +43,10 @@ def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:
 def _entries(storage: Storage, handle: Handle) -> Entries:
     """Base snapshot and segments of a subtask, in order, deletes applied."""
     entries: dict[bytes, bytes | None] = {}
-    files = [] if handle.base is None else [(each.file, None) for each in handle.base.files]
-    files += [(segment.file, segment.inline) for segment in handle.segments]
-    for reference, inline in files:
-        content = inline if reference is None else storage.read(reference.path)
+    for changes in () if handle.base is None else read_base(storage, handle.base):
+        entries.update(zip(changes.keys, changes.values, strict=True))
+    for segment in handle.segments:
+        content = segment.inline if segment.file is None else storage.read(segment.file.path)
         for changes in decode_changes(io.BytesIO(content), "the test"):
             entries.update(zip(changes.keys, changes.values, strict=True))
     return {key: value for key, value in entries.items() if value is not None}

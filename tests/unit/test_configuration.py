@@ -73,6 +73,9 @@ def test_all_keys_are_read() -> None:
         f"{HA}type": "ZooKeeper",
         f"{HA}zookeeper.quorum": "one:2181,two:2181",
         f"{HA}zookeeper.path.root": "/spark/checkpoints",
+        "spark.ckpt.state.changelog.periodic-materialize.interval": "1min",
+        "spark.ckpt.state.changelog.materialize.min-size": "0b",
+        "spark.ckpt.state.changelog.materialize.max-segments": "10",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
@@ -91,6 +94,9 @@ def test_all_keys_are_read() -> None:
         high_availability_type="zookeeper",
         zookeeper_quorum="one:2181,two:2181",
         zookeeper_root="/spark/checkpoints",
+        materialize_interval_ms=60_000,
+        materialize_min_bytes=0,
+        materialize_max_segments=10,
     )
 
 

@@ -12,12 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.on_disk.layout import base_path, segment_path, source_log_path
+from pyspark_ckpt.on_disk.layout import (
+    base_path,
+    new_snapshot_id,
+    segment_path,
+    snapshot_path,
+    source_log_path,
+)
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 FOREIGN = [
     "notes.txt", "shared/notes.txt", "shared/base-1.chg", "taskowned/segment-x-1.chg",
-    "taskowned/segment-0-1-short.chg", "shared/.hidden", "other/segment-0-1-0123456789abcdef.chg",
+    "taskowned/segment-0-1-short.chg",
+    "shared/base-0-1-0123456789abcdef.part", "shared/.hidden",
+    "other/segment-0-1-0123456789abcdef.chg",
     "chk-1/_metadata", "segment-0-1-0123456789abcdef.chg", "origin.json",
 ]  # fmt: skip
 
@@ -72,6 +80,18 @@ def test_files_of_later_epochs_stay(storage: Storage, put_all: Callable[..., lis
     put_all(segment_path(0, 6), base_path(0, 6), segment_path(0, 10), segment_path(0, 51))
     (at_the_epoch,) = put_all(segment_path(0, 5))
     assert garbage(storage, [], 5) == [at_the_epoch]
+
+
+def test_files_of_a_pending_snapshot_stay_until_it_is_not_pending_any_more(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    pending, other = new_snapshot_id(), new_snapshot_id()
+    waited_for = put_all(*(snapshot_path(0, 5, pending) for _ in range(3)))
+    given_up = put_all(snapshot_path(0, 5, other), snapshot_path(1, 4, other))
+    later = put_all(snapshot_path(0, 8, other))
+    assert sorted(garbage(storage, [], 7, {pending})) == sorted(given_up)
+    picked_up = waited_for[:2]
+    assert sorted(garbage(storage, picked_up, 9)) == sorted([waited_for[2], *given_up, *later])
 
 
 def test_files_of_other_names_and_places_stay(

@@ -39,6 +39,7 @@ def test_each_checkpoint_id_has_one_name_only(name: str) -> None:
 def test_a_foreign_name_says_nothing(name: str) -> None:
     assert layout.checkpoint_id_of(name) is None
     assert layout.epoch_of(name) is None
+    assert layout.snapshot_id_of(name) is None
     assert not layout.is_source_log(name)
 
 
@@ -48,6 +49,28 @@ def test_state_files_tell_their_epoch(subtask: int, epoch: int) -> None:
     assert layout.epoch_of(name_of(segment)) == epoch
     assert layout.epoch_of(name_of(base)) == epoch
     assert not layout.is_source_log(name_of(segment))
+
+
+@given(_numbers, st.integers(0, 10**18 - 1))
+def test_files_of_base_snapshots_tell_their_epoch_and_snapshot(subtask: int, epoch: int) -> None:
+    snapshot_id = layout.new_snapshot_id()
+    assert layout.is_snapshot_id(snapshot_id)
+    path = layout.snapshot_path(subtask, epoch, snapshot_id)
+    assert path != layout.snapshot_path(subtask, epoch, snapshot_id)
+    assert str(PurePosixPath(path).parent) == layout.SHARED
+    for name in (name_of(path), f".{name_of(path)}.0a1b2c3d.tmp"):
+        assert layout.epoch_of(name) == epoch
+        assert layout.snapshot_id_of(name) == snapshot_id
+        assert not layout.is_source_log(name)
+    for other in (layout.segment_path(subtask, epoch), layout.base_path(subtask, epoch)):
+        assert layout.snapshot_id_of(name_of(other)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "..", "0" * 15, "0" * 17, "g" * 16, "A" * 16, "0" * 16 + "\n"]
+)
+def test_other_texts_are_no_snapshot_ids(text: str) -> None:
+    assert not layout.is_snapshot_id(text)
 
 
 def test_state_files_lie_where_the_cleaner_looks_and_have_names_of_their_own() -> None:

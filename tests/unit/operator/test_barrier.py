@@ -11,15 +11,10 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.handle import FileReference, Handle, Segment
 from pyspark_ckpt.on_disk.layout import epoch_of
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.barrier import (
-    BASE_AFTER_BYTES,
-    BASE_AFTER_SEGMENTS,
-    make_segment,
-    needs_base,
-)
+from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from state_backends import Changes
 
@@ -137,30 +132,3 @@ def test_changes_are_never_all_in_memory(storage: Storage, handle: Handle, thres
     assert segment is not None
     assert (segment.entries, len(pulled.alive)) == (50_000, 50)
     assert pulled.most_alive <= 3
-
-
-@pytest.mark.parametrize(
-    ("sizes", "base_bytes", "expected"),
-    [
-        ([], None, False),
-        ([BASE_AFTER_BYTES], None, False),
-        ([BASE_AFTER_BYTES, 1], None, True),
-        ([1] * (BASE_AFTER_SEGMENTS - 1), None, False),
-        ([1] * BASE_AFTER_SEGMENTS, None, True),
-        ([], 10 * BASE_AFTER_BYTES, False),
-        ([9 * BASE_AFTER_BYTES], 10 * BASE_AFTER_BYTES, False),
-        ([9 * BASE_AFTER_BYTES, BASE_AFTER_BYTES + 1], 10 * BASE_AFTER_BYTES, True),
-        ([BASE_AFTER_BYTES, 1], 10, True),
-        ([1] * BASE_AFTER_SEGMENTS, 10 * BASE_AFTER_BYTES, True),
-    ],
-)
-@pytest.mark.parametrize("inline", [True, False])
-def test_a_base_is_due_when_the_changelog_has_outgrown_the_last_one(
-    handle: Handle, sizes: list[int], base_bytes: int | None, expected: bool, inline: bool
-) -> None:
-    grown = with_segments(handle, *sizes, inline=inline)
-    if base_bytes is not None:
-        file = FileReference("shared/x", base_bytes, "0" * 64)
-        base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
-        grown = msgspec.structs.replace(grown, base=base)
-    assert needs_base(grown) is expected

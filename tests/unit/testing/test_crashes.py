@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.operator.barrier import BASE_AFTER_SEGMENTS
+from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
@@ -24,6 +24,7 @@ from tests.unit.testing.processors import (
     Everything,
 )
 
+MAX_SEGMENTS = Materialization().max_segments
 KEYS = ["ada", "bob", None]
 ALL_IN_FILES = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
 IN_EVERY_EPOCH = [
@@ -174,15 +175,15 @@ def test_a_lost_copy_is_built_from_durable_files(backend: str) -> None:
 def test_a_crash_after_a_base_waits_for_an_epoch_that_writes_one() -> None:
     harness = ProcessorHarness(Count())
     harness.crashAt(CrashStep.AFTER_BASE)
-    for n in range(BASE_AFTER_SEGMENTS):
+    for n in range(MAX_SEGMENTS):
         assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=n + 1)]
     with pytest.raises(ckpt.CrashedError, match="base snapshot"):
         harness.test("ada", [Row(n=1)])
     assert harness.snapshot().handle.base is None
-    assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=BASE_AFTER_SEGMENTS + 1)]
+    assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=MAX_SEGMENTS + 1)]
     assert harness.snapshot().handle.base is not None
     harness.loseLocalCopy()
-    assert harness.peek("count", "ada") == (BASE_AFTER_SEGMENTS + 1,)
+    assert harness.peek("count", "ada") == (MAX_SEGMENTS + 1,)
 
 
 def test_a_crash_while_the_clock_moves_leaves_it_where_it_was() -> None:

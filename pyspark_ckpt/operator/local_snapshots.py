@@ -1,0 +1,242 @@
+"""Base snapshots on an executor's disk, beside the local copy: taken here, uploaded from here.
+
+::
+
+    <subtask's directory>/snapshots/<snapshot id>/
+      files/    hard links to the SST files of RocksDB, or a copy of the heap
+      note      which files the snapshot has, and of each that is uploaded the reference
+      lock      held by whoever uploads
+
+Nothing here is the truth: a directory that is lost costs one upload. The note is replaced as a
+whole after each uploaded file, so whoever comes after a killed upload goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pyspark_ckpt.on_disk.handle import (
+    CHANGES_FORMAT,
+    ROCKSDB_FORMAT,
+    BaseFile,
+    BaseSnapshot,
+    FileReference,
+    Handle,
+)
+from pyspark_ckpt.on_disk.layout import is_snapshot_id, new_snapshot_id
+from pyspark_ckpt.operator.base_snapshot import CHANGES_NAME
+from state_backends import StateBackend, is_immutable
+
+_DIRECTORY = "snapshots"
+_FILES = "files"
+_NOTE = "note"
+_LOCK = "lock"
+_INCOMING = "incoming"
+
+
+class SnapshotNote(msgspec.Struct, frozen=True):
+    """What a local snapshot is of, and which of its files are uploaded."""
+
+    snapshot_id: str
+    version: str
+    epoch: int
+    subtask: int
+    format: str
+    files: dict[str, FileReference | None]
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the files that are not uploaded yet."""
+        return [name for name, reference in self.files.items() if reference is None]
+
+    def base(self) -> BaseSnapshot:
+        """Return the base snapshot that this is, once nothing is missing."""
+        files = tuple(
+            BaseFile(name, reference)
+            for name, reference in self.files.items()
+            if reference is not None
+        )
+        assert len(files) == len(self.files)
+        return BaseSnapshot(
+            self.version, self.epoch, None, files, self.format, snapshot_id=self.snapshot_id
+        )
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(SnapshotNote)
+
+
+class LocalSnapshot:
+    """One snapshot's directory.
+
+    Parameters
+    ----------
+    directory
+        Named by the snapshot's id.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = directory / _FILES
+
+    def note(self) -> SnapshotNote:
+        """Return what is known of the snapshot.
+
+        Raises
+        ------
+        OSError, msgspec.MsgspecError
+            If there is no readable note: the snapshot was never completed, or is gone.
+        """
+        return _decoder.decode((self.directory / _NOTE).read_bytes())
+
+    def write_note(self, note: SnapshotNote) -> None:
+        """Replace the note as a whole."""
+        new = self.directory / f"{_NOTE}.new"
+        new.write_bytes(_encoder.encode(note))
+        new.replace(self.directory / _NOTE)
+
+    def copy_to(self, directory: Path) -> None:
+        """Put the files into a new directory, for a backend to open and change them there."""
+        directory.mkdir()
+        for path in self.files.iterdir():
+            if is_immutable(path.name):
+                (directory / path.name).hardlink_to(path)
+            else:
+                shutil.copyfile(path, directory / path.name)
+
+    @contextmanager
+    def claimed(self, *, wait: bool) -> Iterator[bool]:
+        """Yield whether this thread, and no other in any process, may upload the snapshot.
+
+        The claim ends with the context or with the process, whichever comes first.
+
+        Parameters
+        ----------
+        wait
+            Wait for whoever has it.
+        """
+        with (self.directory / _LOCK).open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+
+class LocalSnapshots:
+    """The snapshots of one subtask on this executor; used by who holds its local copy.
+
+    Parameters
+    ----------
+    directory
+        The subtask's directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / _DIRECTORY
+
+    def find(self, snapshot_id: str) -> LocalSnapshot | None:
+        """Return the snapshot of that id, ``None`` if it is not here."""
+        if not is_snapshot_id(snapshot_id):
+            return None
+        snapshot = LocalSnapshot(self._directory / snapshot_id)
+        try:
+            known = snapshot.note().snapshot_id
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return snapshot if known == snapshot_id else None
+
+    def take(
+        self, backend: StateBackend, backend_type: str, handle: Handle, epoch: int
+    ) -> LocalSnapshot:
+        """Take a snapshot of a backend that is at the handle's version.
+
+        For RocksDB that is hard links. A file that is the very same file as one of the handle's
+        base snapshot is not uploaded again. The snapshot is there from when its note is.
+        """
+        snapshot = LocalSnapshot(self._directory / new_snapshot_id())
+        snapshot.directory.mkdir(parents=True)
+        names = backend.snapshot_files(snapshot.files)
+        is_native = backend_type == "rocksdb"
+        files: dict[str, FileReference | None] = (
+            {**dict.fromkeys(names), **self._shared(snapshot, names, handle.base)}
+            if is_native
+            else {CHANGES_NAME: None}
+        )
+        snapshot.write_note(
+            SnapshotNote(
+                snapshot.directory.name,
+                handle.version,
+                epoch,
+                handle.subtask,
+                ROCKSDB_FORMAT if is_native else CHANGES_FORMAT,
+                files,
+            )
+        )
+        return snapshot
+
+    def keep_base(
+        self, base: BaseSnapshot, subtask: int, fetch: Callable[[Path], None]
+    ) -> LocalSnapshot:
+        """Keep the files of a base snapshot here, which `fetch` puts into a new directory.
+
+        It takes the place of what is known under the same id, from when it is whole.
+        """
+        known = is_snapshot_id(base.snapshot_id)
+        snapshot_id = base.snapshot_id if known else new_snapshot_id()
+        incoming = LocalSnapshot(self._directory / _INCOMING)
+        shutil.rmtree(incoming.directory, ignore_errors=True)
+        incoming.directory.mkdir(parents=True)
+        fetch(incoming.files)
+        files: dict[str, FileReference | None] = {each.name: each.file for each in base.files}
+        incoming.write_note(
+            SnapshotNote(snapshot_id, base.version, base.epoch, subtask, base.format, files)
+        )
+        snapshot = LocalSnapshot(self._directory / snapshot_id)
+        shutil.rmtree(snapshot.directory, ignore_errors=True)
+        incoming.directory.rename(snapshot.directory)
+        return snapshot
+
+    def all_files(self) -> list[Path]:
+        """Return the files of all snapshots."""
+        return list(self._directory.glob(f"*/{_FILES}/*"))
+
+    def keep_only(self, snapshot_ids: Collection[str]) -> None:
+        """Remove the other snapshots, those half made included."""
+        if not self._directory.is_dir():
+            return
+        for path in self._directory.iterdir():
+            if path.name not in snapshot_ids:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _shared(
+        self, snapshot: LocalSnapshot, names: Collection[str], base: BaseSnapshot | None
+    ) -> dict[str, FileReference]:
+        """Return the files that are, link by link, files of the base snapshot."""
+        if base is None or base.format != ROCKSDB_FORMAT:
+            return {}
+        before = self.find(base.snapshot_id)
+        if before is None:
+            return {}
+        references = {each.name: each.file for each in base.files}
+        return {
+            name: references[name]
+            for name in names
+            if name in references
+            and is_immutable(name)
+            and _is_same_file(snapshot.files / name, before.files / name)
+        }
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,206 @@
+"""When a subtask's changelog is materialized: turned into a base snapshot, step by step.
+
+``due -> taken on local disk, pending in the handle -> uploaded in the background -> base``
+
+Every step but the upload is taken at the start of an epoch and is in the handle that the epoch
+leaves, so Spark commits, retries and rolls it back with the state. Until a snapshot has become the
+base, the old base and all segments remain the truth.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pyspark_ckpt.configuration import Materialization
+from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
+from pyspark_ckpt.operator.base_snapshot import make_base
+from pyspark_ckpt.operator.local_copy import LocalCopy
+from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.snapshot_upload import background_uploads, outlives_tasks, upload
+
+MOST_SEGMENTS = 3
+"""How many times the segments that make a snapshot due may pile up until an epoch waits for it."""
+
+logger = logging.getLogger(__name__)
+
+StartUpload = Callable[[WorkerStorage, LocalSnapshot], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """What an epoch knows when it starts.
+
+    `run_id` is the run of the query, the same in all its tasks.
+    """
+
+    number: int
+    processing_time_ms: int
+    run_id: str
+
+
+def is_due(
+    handle: Handle,
+    segments: Sequence[Segment],
+    since_ms: int | None,
+    now_ms: int,
+    settings: Materialization,
+) -> bool:
+    """Tell whether these segments are worth a new base snapshot.
+
+    Waiting until they are as large as the base keeps all base snapshots together within a constant
+    factor of all changes written. A clock that went back only delays the period.
+    """
+    if not segments:
+        return False
+    changelog_bytes = sum(segment.size_bytes for segment in segments)
+    base_bytes = 0 if handle.base is None else handle.base.size_bytes
+    return (
+        changelog_bytes > max(base_bytes, settings.min_changelog_bytes)
+        or len(segments) >= settings.max_segments
+        or (since_ms is not None and now_ms - since_ms >= settings.interval_ms)
+    )
+
+
+class Materializer:
+    """Brings a subtask's base snapshot forward at the start of an epoch.
+
+    Called by a task on an executor that holds the local copy, which is at the handle's version.
+
+    Parameters
+    ----------
+    copy
+        The subtask's local copy.
+    storage
+        The query's checkpoints directory.
+    settings
+        When a snapshot is due.
+    start_upload
+        Uploads in the background; without it, an upload is done before the epoch goes on.
+    """
+
+    def __init__(
+        self,
+        copy: LocalCopy,
+        storage: WorkerStorage,
+        settings: Materialization,
+        start_upload: StartUpload | None,
+    ) -> None:
+        self._copy = copy
+        self._storage = storage
+        self._settings = settings
+        self._start_upload = start_upload
+
+    def advance(self, handle: Handle, epoch: EpochStart) -> Handle:
+        """Return the handle that the epoch builds on: the same state, perhaps on another base.
+
+        Raises
+        ------
+        OSError
+            If the changelog is so long that the epoch has to wait for an upload, and that fails.
+        """
+        if self._copy.is_private:  # its snapshots would go with it
+            return self._made_at_once(handle, epoch) if self._must_wait(handle) else handle
+        kept = _of_use(handle)
+        if handle.pending is not None:
+            handle = self._pending_taken_on(handle, handle.pending, epoch)
+        if handle.pending is None and self._is_due(handle, epoch):
+            handle = self._taken(handle, epoch)
+        self._copy.snapshots.keep_only(kept | _of_use(handle))  # a retry starts where this did
+        if handle.changelog_since_ms is None:
+            handle = msgspec.structs.replace(handle, changelog_since_ms=epoch.processing_time_ms)
+        return handle
+
+    def _is_due(self, handle: Handle, epoch: EpochStart) -> bool:
+        since_ms, now_ms = handle.changelog_since_ms, epoch.processing_time_ms
+        return is_due(handle, handle.segments, since_ms, now_ms, self._settings)
+
+    def _must_wait(self, handle: Handle) -> bool:
+        return len(handle.segments) >= MOST_SEGMENTS * self._settings.max_segments
+
+    def _taken(self, handle: Handle, epoch: EpochStart) -> Handle:
+        """Take a snapshot of the version that the epoch starts from."""
+        snapshot = self._copy.snapshots.take(
+            self._copy.backend, self._copy.backend_type, handle, epoch.number
+        )
+        pending = PendingSnapshot(
+            snapshot.directory.name,
+            handle.version,
+            epoch.number,
+            epoch.processing_time_ms,
+            epoch.run_id,
+        )
+        handle = msgspec.structs.replace(handle, pending=pending)
+        return self._brought_on(handle, pending, snapshot)
+
+    def _pending_taken_on(
+        self, handle: Handle, pending: PendingSnapshot, epoch: EpochStart
+    ) -> Handle:
+        snapshot = self._copy.snapshots.find(pending.snapshot_id)
+        if snapshot is not None:
+            return self._brought_on(handle, pending, snapshot)
+        since = handle.segments_since(pending.version)
+        is_overtaken = pending.run_id != epoch.run_id or is_due(
+            handle, since or (), pending.taken_at_ms, epoch.processing_time_ms, self._settings
+        )
+        # It may be on another executor, to which the subtask may return.
+        return _without(handle) if since is None or is_overtaken else handle
+
+    def _brought_on(
+        self, handle: Handle, pending: PendingSnapshot, snapshot: LocalSnapshot
+    ) -> Handle:
+        """Make a pending snapshot that is here the base, if it is uploaded; else see that it is."""
+        if snapshot.note().missing:
+            if self._start_upload is not None and not self._must_wait(handle):
+                self._start_upload(self._storage, snapshot)
+                return handle
+            upload(self._storage, snapshot)
+        base = snapshot.note().base()
+        since = handle.segments_since(pending.version)
+        lost = [each.file for each in base.files if not self._storage.exists(each.file.path)]
+        if lost:
+            logger.warning("snapshot %s is not used, %s is gone", base.snapshot_id, lost[0].path)
+            return _without(handle)
+        if since is None or base.version != pending.version:
+            return _without(handle)
+        return msgspec.structs.replace(
+            handle,
+            base=base,
+            segments=since,
+            pending=None,
+            changelog_since_ms=pending.taken_at_ms,
+        )
+
+    def _made_at_once(self, handle: Handle, epoch: EpochStart) -> Handle:
+        base = make_base(self._storage, self._copy.backend, handle, epoch.number)
+        return msgspec.structs.replace(
+            handle,
+            base=base,
+            segments=(),
+            pending=None,
+            changelog_since_ms=epoch.processing_time_ms,
+        )
+
+
+def materializer(
+    copy: LocalCopy, storage: WorkerStorage, settings: Materialization
+) -> Materializer:
+    """Return the one for the process that this is: only a lasting worker uploads in background."""
+    start_upload = background_uploads.start if outlives_tasks() else None
+    return Materializer(copy, storage, settings, start_upload)
+
+
+def _of_use(handle: Handle) -> set[str]:
+    """Return the ids of the local snapshots that a handle has a use for."""
+    pending = set() if handle.pending is None else {handle.pending.snapshot_id}
+    if handle.base is None or handle.base.format != ROCKSDB_FORMAT:
+        return pending
+    return {handle.base.snapshot_id, *pending}
+
+
+def _without(handle: Handle) -> Handle:
+    return msgspec.structs.replace(handle, pending=None)

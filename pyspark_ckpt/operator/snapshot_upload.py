@@ -1,0 +1,131 @@
+"""The upload of local snapshots: here and now, or in the background while epochs go on.
+
+One thread of a Python worker uploads what the worker's tasks hand it, one snapshot after the other.
+The worker may go at any moment; then the next task that opens the subtask's local copy hands the
+rest to its own worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from pyspark_ckpt.on_disk.change_file import encode_changes
+from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT
+from pyspark_ckpt.on_disk.layout import snapshot_path
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
+from pyspark_ckpt.operator.epoch_writes import in_frames
+from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
+from state_backends import open_backend
+
+_CHUNK_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
+    """Upload what is missing of a snapshot; all of it is durable on return.
+
+    Waits for an upload that is under way.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read or written; what was uploaded is noted.
+    """
+    for _ in upload_steps(storage, snapshot, wait=True):
+        pass
+
+
+def upload_steps(
+    storage: WorkerStorage, snapshot: LocalSnapshot, *, wait: bool
+) -> Generator[str, None, None]:
+    """Upload what is missing of a snapshot, file by file, and yield the path of each.
+
+    Does nothing if someone else uploads it and `wait` is false. Every attempt writes under names
+    of its own.
+    """
+    with snapshot.claimed(wait=wait) as claimed:
+        if not claimed:
+            return
+        note = snapshot.note()
+        for name in note.missing:
+            path = snapshot_path(note.subtask, note.epoch, note.snapshot_id)
+            is_changes = note.format == CHANGES_FORMAT
+            content = _changes(snapshot) if is_changes else _content(snapshot.files / name)
+            with closing(content):  # the heap that it may be read from
+                reference = storage.write(path, content)
+            note = msgspec.structs.replace(note, files={**note.files, name: reference})
+            snapshot.write_note(note)
+            yield path
+
+
+class BackgroundUploads:
+    """Uploads snapshots one after the other in a thread of this process.
+
+    The thread ends with the process, whatever it is doing: nothing depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[tuple[WorkerStorage, LocalSnapshot]] = queue.SimpleQueue()
+        self._known: set[Path] = set()
+        self._thread: threading.Thread | None = None
+
+    def start(self, storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
+        """Upload a snapshot when those before it are done; does nothing if it waits already."""
+        with self._lock:
+            if snapshot.directory in self._known:
+                return
+            self._known.add(snapshot.directory)
+            self._waiting.put((storage, snapshot))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="pyspark_ckpt uploads", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            storage, snapshot = self._waiting.get()
+            try:
+                for _ in upload_steps(storage, snapshot, wait=False):
+                    pass
+            except Exception as exc:
+                # The next epoch of the subtask tries again, or has given this snapshot up.
+                level = logging.WARNING if snapshot.directory.is_dir() else logging.DEBUG
+                logger.log(level, "the upload of %s ended: %s", snapshot.directory, exc)
+            finally:
+                with self._lock:
+                    self._known.discard(snapshot.directory)
+
+
+background_uploads = BackgroundUploads()
+"""Those of this Python worker."""
+
+
+def outlives_tasks() -> bool:
+    """Tell whether this process is a worker that Spark keeps after its task.
+
+    Elsewhere an upload in the background would be cut short each time.
+    """
+    return "SPARK_REUSE_WORKER" in os.environ
+
+
+def _content(path: Path) -> Generator[bytes, None, None]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _changes(snapshot: LocalSnapshot) -> Generator[bytes, None, None]:
+    # The heap's snapshot is a copy that shares nothing, so it can be opened where it is.
+    with open_backend("heap", snapshot.files, create=False) as backend:
+        yield from encode_changes(in_frames(iter(backend.scan())))
