@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.operator.epoch_clock import DRAIN_TIME_MS
 from tests.query.harness import BACKEND, OFTEN, Feed, Job, newest_checkpoint
 from tests.query.model import in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
@@ -95,3 +96,18 @@ def test_timers_and_late_rows(job: Job) -> None:
         then += [(k, due, "due"), (k, 17, "now")]
     assert told(fork) == in_order(then)
     assert told(chain) == in_order(first + then)
+
+
+def test_drain(job: Job) -> None:
+    """What timers of the first operator emit reaches the second, whose timers all fire too."""
+    chain = job.but(output=OUTPUT, watermark="ts", plan=twice).using(OFTEN)
+    chain.feed.add([("a", None, at(0))])
+    query = chain.start()
+    query.processAllAvailable()
+    assert told(chain) == [("row", 0, "row")]
+    query.stopWithSavepoint(str(job.base / "savepoints"), drain=True)
+    now = (DRAIN_TIME_MS - ORIGIN_MS) / 1000 + 1
+    drained = [("row", 0, "row"), ("due", 5, "row"), ("now", now, "row")]
+    for k, due in (("row", 5), ("due", 10), ("now", now + 5)):
+        drained += [(k, due, "due"), (k, now, "now")]
+    assert told(chain) == in_order(drained)
