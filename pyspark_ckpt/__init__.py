@@ -17,7 +17,9 @@ from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.checkpoint.restore_plan import PlannedState, RestorePlan
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.configuration import read_conf_file
@@ -45,6 +47,8 @@ from pyspark_ckpt.operator.batch_input import BatchProcessor
 from pyspark_ckpt.operator.merging_states import AggregateFunction
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.restoring import plan_restore, rename_uid
+from pyspark_ckpt.rolling_back import Rollback, rollback
 from pyspark_ckpt.stream import KeyedStream, key_by
 from pyspark_ckpt.version import __version__
 from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream
@@ -73,8 +77,12 @@ __all__ = [
     "Migration",
     "NotBuiltYetError",
     "PlanError",
+    "PlannedState",
     "ProcessorError",
+    "Restore",
     "RestoreError",
+    "RestorePlan",
+    "Rollback",
     "Savepoint",
     "StateError",
     "StateTtlConfig",
@@ -86,7 +94,10 @@ __all__ = [
     "history",
     "key_by",
     "lineage",
+    "plan_restore",
     "read_conf_file",
+    "rename_uid",
+    "rollback",
     "verify",
     "write_stream",
 ]

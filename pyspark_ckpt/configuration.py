@@ -34,6 +34,9 @@ RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
 ZOOKEEPER = "zookeeper"
 _HIGH_AVAILABILITY = ("none", ZOOKEEPER)
 _RETENTIONS = (NO_EXTERNALIZED_CHECKPOINTS, DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION)
+NO_CLAIM = "NO_CLAIM"
+CLAIM = "CLAIM"
+CLAIM_MODES = (NO_CLAIM, CLAIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,10 @@ class Settings:
     materialize_interval_ms: int = 600_000
     materialize_min_bytes: int = 1024**2
     materialize_max_segments: int = 100
+    restore_path: str | None = None
+    claim_mode: str = NO_CLAIM
+    allow_non_restored_state: bool = False
+    restore_fallback: bool = False
 
     @property
     def materialization(self) -> Materialization:
@@ -163,11 +170,18 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def _retention(text: str) -> str:
-    # Flink's documentation writes it in capitals, its programs take both.
-    if text.upper() not in _RETENTIONS:
-        raise ValueError(text)
-    return text.upper()
+def _one_in_capitals(*allowed: str) -> Callable[[str], str]:
+    # Flink's documentation writes them in capitals, its programs take both.
+    def parse(text: str) -> str:
+        if text.upper() not in allowed:
+            raise ValueError(text)
+        return text.upper()
+
+    return parse
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
 
 
 def _pause_ms(text: str) -> int:
@@ -252,6 +266,7 @@ def _directory(text: str) -> str:
 
 _CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 _CHANGELOG = "spark.ckpt.state.changelog."
+_RECOVERY = "spark.ckpt.execution.state-recovery."
 
 KEYS: Mapping[str, _Key] = {
     "spark.ckpt.state.backend.type": _Key(
@@ -300,7 +315,7 @@ KEYS: Mapping[str, _Key] = {
         "tolerable_failed_checkpoints", _not_negative, "a number of at least 0"
     ),
     f"{_CHECKPOINTING}externalized-checkpoint-retention": _Key(
-        "retention", _retention, f"one of {', '.join(_RETENTIONS)}"
+        "retention", _one_in_capitals(*_RETENTIONS), f"one of {', '.join(_RETENTIONS)}"
     ),
     f"{_CHECKPOINTING}dir": _Key("checkpoints_directory", _directory, "a directory"),
     f"{_CHECKPOINTING}savepoint-dir": _Key("savepoints_directory", _directory, "a directory"),
@@ -308,4 +323,10 @@ KEYS: Mapping[str, _Key] = {
     f"{_CHECKPOINTING}data-inline-threshold": _Key(
         "inline_threshold_bytes", _inline_bytes, "a size from 0 to 1mb, such as 20kb"
     ),
+    f"{_RECOVERY}path": _Key("restore_path", _directory, "a savepoint-... or chk-... directory"),
+    f"{_RECOVERY}claim-mode": _Key(
+        "claim_mode", _one_in_capitals(*CLAIM_MODES), f"one of {', '.join(CLAIM_MODES)}"
+    ),
+    f"{_RECOVERY}ignore-unclaimed-state": _Key("allow_non_restored_state", _truth, "true or false"),
+    f"{_RECOVERY}fallback": _Key("restore_fallback", _truth, "true or false"),
 }

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.errors import CkptError
@@ -26,15 +27,29 @@ class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
     Everything that ``StreamingQuery`` has, and :meth:`checkpoints`, :meth:`triggerCheckpoint`,
-    :meth:`triggerSavepoint`, :meth:`stopWithSavepoint` and :meth:`addCheckpointListener`.
+    :meth:`triggerSavepoint`, :meth:`stopWithSavepoint`, :meth:`addCheckpointListener` and
+    :attr:`lastRestore`.
     """
 
     def __init__(
-        self, spark: SparkSession, query: StreamingQuery, coordinator: CheckpointCoordinator
+        self,
+        spark: SparkSession,
+        query: StreamingQuery,
+        coordinator: CheckpointCoordinator,
+        restore: Restore | None = None,
     ) -> None:
         super().__init__(query._jsq)
         self._spark = spark
+        self._restore = restore
         self._coordinator = coordinator
+
+    @property
+    def lastRestore(self) -> Restore | None:
+        """What the query was restored from when its location was filled, ``None`` if it was not.
+
+        Its ``needs_original`` tells whether that may be deleted as far as this query goes.
+        """
+        return self._restore
 
     def checkpoints(self) -> DataFrame:
         """Return what this query can be restored from, and what was given up.

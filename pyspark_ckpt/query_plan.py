@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, decode_descriptor
@@ -74,6 +74,13 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
             distinct.append(node)
         ids.append(known[0] if known else len(distinct) - 1)
     return tuple(ids)
+
+
+def is_active(spark: SparkSession, query_id: str) -> bool:
+    """Tell whether a query runs in this application, whichever session started it."""
+    jvm: Any = spark._jvm
+    active = spark._jsparkSession.sharedState().activeStreamingQueries()
+    return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))
 
 
 def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:

@@ -7,8 +7,11 @@ import logging
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.origin import read_origin
+from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
+from pyspark_ckpt.checkpoint.restore_source import open_source
 from pyspark_ckpt.checkpoint.seeding import (
+    SEEDED_EPOCH,
     Seed,
     begin_seeding,
     clear_unfinished,
@@ -21,7 +24,7 @@ from pyspark_ckpt.checkpoint.state_check import check_states
 from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
+from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, ROLLBACK_MARKER, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
 
@@ -149,6 +152,20 @@ class StartLocation:
                 )
         check_states(operator, handles)
 
+    def check_not_half_rolled_back(self) -> None:
+        """Refuse a location in which a rollback was interrupted.
+
+        Raises
+        ------
+        RestoreError
+            If there is one.
+        """
+        if self.storage.exists(ROLLBACK_MARKER):
+            raise RestoreError(
+                f"{self.storage.root}: a rollback of this location was interrupted; call "
+                "pyspark_ckpt.rollback again, which goes on with it"
+            )
+
     def check_not_half_seeded(self) -> None:
         """Refuse a location in which a restore was interrupted.
 
@@ -164,32 +181,54 @@ class StartLocation:
             )
 
     def restore(
-        self, spark: SparkSession, path: str, file_sink_path: str | None, *, to_table: bool
+        self,
+        spark: SparkSession,
+        request: RestoreRequest,
+        file_sink_path: str | None,
+        *,
+        to_table: bool,
     ) -> None:
-        """Seed the location from `path`, unless it has committed epochs to go on from.
+        """Seed the location from a checkpoint or savepoint, unless it has committed epochs.
 
         Raises
         ------
         RestoreError
             If the location or the sink's path is not fresh, or operators do not fit.
+        IncompatibleStateError, PlanError
+            If a state does not fit.
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If there is no good checkpoint or savepoint at `path`.
+            If there is no good checkpoint or savepoint at the path.
         """
         if self._committed_epoch is not None:
-            logger.info("%s has committed epochs: not restored from %s", self.storage.root, path)
+            logger.info(
+                "%s has committed epochs: not restored from %s", self.storage.root, request.path
+            )
             return
-        source = RestoreSource(path)
-        source.check(self._operators)
+        source = open_source(request.path, falls_back=request.falls_back)
+        plan = request.plan(source, self._operators)
+        plan.check()
+        logger.info("%s", plan)
         if to_table:
             raise NotBuiltYetError("restoreFrom with toTable is not built yet; use start(path)")
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
         self._clear_for_seeding()
         query_id = begin_seeding(self.storage)
-        seed(spark, self.storage, self.checkpoints(query_id), source, self._operators)
+        checkpoints = self.checkpoints(query_id)
+        seed(
+            spark,
+            self.storage,
+            checkpoints,
+            source,
+            self._operators,
+            request.claim_mode,
+            request.migrations,
+            request.source_ids,
+        )
         if sink_log is not None and not sink_log.exists("0"):
             # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
             sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
         finish_seeding(self.storage, source.path)
+        logger.info("%s is no longer needed by query %s: all is copied", source.path, query_id)
 
     def start_from_initial_state(
         self, spark: SparkSession, runtime: Runtime, sources: int, file_sink_path: str | None
@@ -231,6 +270,34 @@ class StartLocation:
             sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
         finish_seeding(self.storage, "its initial state")
 
+    def prepare_sink(self, file_sink_path: str | None) -> None:
+        """Check that the file sink takes the next epochs of a location that was seeded.
+
+        Raises
+        ------
+        RestoreError
+            If it has the output of later epochs: it would skip those of this query. That is so
+            after a rollback.
+        """
+        query_id = self._log.query_id()
+        if file_sink_path is None or query_id is None or self._committed_epoch is None:
+            return
+        origin = read_origin(self.checkpoints(query_id))
+        if origin is None:
+            return
+        sink_log = open_storage(file_sink_path).child(_SINK_LOG)
+        written = _newest_sink_epoch(sink_log)
+        begun = self._log.begun_epoch()
+        if written is not None and begun is not None and written > begun:
+            raise RestoreError(
+                f"{file_sink_path} already has the output of epochs up to {written}, this location "
+                f"goes on from epoch {begun} since it was restored from {origin.path}, epoch "
+                f"{origin.epoch}: Spark's file sink would skip what comes now; give the query a "
+                "new path"
+            )
+        if written is None and self._committed_epoch == SEEDED_EPOCH:
+            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+
     @property
     def _is_half_seeded(self) -> bool:
         return self.storage.exists(SEEDING_MARKER)
@@ -248,6 +315,11 @@ class StartLocation:
                 f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
                 "query a fresh checkpointLocation"
             )
+
+
+def _newest_sink_epoch(log: Storage) -> int | None:
+    names = [name.removesuffix(".compact") for name in log.list()]
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _fresh_sink_log(path: str) -> Storage:

@@ -12,11 +12,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.drain import LastEpochs
+from pyspark_ckpt.checkpoint.origin import Restore, read_origin
+from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan
+from pyspark_ckpt.checkpoint.restore_request import RestoreRequest, plan_of_request
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.configuration import RUNTIME_KEY, Settings, is_ckpt_option, read_settings
+from pyspark_ckpt.configuration import (
+    CLAIM,
+    CLAIM_MODES,
+    RUNTIME_KEY,
+    Settings,
+    is_ckpt_option,
+    read_settings,
+)
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
@@ -49,22 +60,59 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._ckpt_options: dict[str, str] = {}
         self._sink_options: dict[str, Any] = {}
         self._format: str | None = None
-        self._restore_path: str | None = None
         self._when: dict[str, Any] = {"processingTime": "0 seconds"}
+        self._restore_from: dict[str, Any] = {}
+        self._migrations: RestoreMigrations = {}
 
-    def restoreFrom(self, path: str) -> CheckpointedStreamWriter:
+    def restoreFrom(
+        self,
+        path: str,
+        claimMode: str | None = None,
+        allowNonRestoredState: bool | None = None,  # noqa: FBT001  # Flink's, by its name
+        migrations: RestoreMigrations | None = None,
+    ) -> CheckpointedStreamWriter:
         """Start from a savepoint or a retained checkpoint.
 
         A ``checkpointLocation`` that has committed epochs goes on from there, and `path` is not
-        used; a fresh one is seeded with copies of all that the query needs. `path` itself is only
-        read.
+        used; a fresh one is seeded with copies of all that the query needs, so that `path` may
+        go as soon as ``start`` returns.
+
+        Operators that `path` does not know start empty.
 
         Parameters
         ----------
         path
-            A ``savepoint-...`` or ``chk-...`` directory.
+            A ``savepoint-...`` or ``chk-...`` directory; wins over
+            ``spark.ckpt.execution.state-recovery.path``.
+        claimMode
+            ``NO_CLAIM``: `path` is only read. ``CLAIM``: the query deletes it once it has a
+            checkpoint of its own; of a ``chk-...`` it deletes no file that others may share. By
+            default ``spark.ckpt.execution.state-recovery.claim-mode``, which is ``NO_CLAIM``.
+        allowNonRestoredState
+            Whether to leave behind the state of operators that the query no longer has, instead
+            of refusing to start. By default
+            ``spark.ckpt.execution.state-recovery.ignore-unclaimed-state``, which is false.
+        migrations
+            By the uid of an operator and the name of its state: what brings stored states to new
+            schemas or names while they are restored. The query needs none of it later, unlike the
+            migrations of an operator, which are done in its first epochs.
+
+        Raises
+        ------
+        ConfigurationError
+            If `claimMode` is neither of them.
         """
-        self._restore_path = str(path)
+        if claimMode is not None and claimMode not in CLAIM_MODES:
+            raise ConfigurationError(
+                f"claimMode is {claimMode!r}: allowed is {', '.join(CLAIM_MODES)}"
+            )
+        given = {
+            "restore_path": str(path),
+            "claim_mode": claimMode,
+            "allow_non_restored_state": allowNonRestoredState,
+        }
+        self._migrations = migrations or {}
+        self._restore_from = {name: value for name, value in given.items() if value is not None}
         return self
 
     def format(self, source: str) -> CheckpointedStreamWriter:
@@ -161,6 +209,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         settings = self._settings(spark)
         operators = tuple(operators_of(self._stream))
         location = StartLocation(self._location(), settings.checkpoints_directory, operators)
+        location.check_not_half_rolled_back()
         location.check_parallelism(spark)
         location.check_states(spark)
         runtime = Runtime(
@@ -187,13 +236,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
         last_epochs = LastEpochs(SparkLog(location.storage), run_epoch)
         last_epochs.finish_interrupted()
         with _start_lock:
-            if self._restore_path is not None:
-                source = qualified_path(spark, self._restore_path)
-                location.restore(spark, source, self._file_sink_path(), to_table=to_table)
+            if settings.restore_path is not None:
+                request = self._restore_request(settings, settings.restore_path)
+                location.restore(spark, request, self._file_sink_path(), to_table=to_table)
             else:
                 location.start_from_initial_state(
                     spark, runtime, len(source_ids(self._stream)), self._file_sink_path()
                 )
+            location.prepare_sink(self._file_sink_path())
             query = self._start_with_runtime(start, runtime, operators)
         return self._with_coordinator(query, settings, location, operators, last_epochs)
 
@@ -210,12 +260,47 @@ class CheckpointedStreamWriter(DataStreamWriter):
             self.trigger(**when)
         query.awaitTermination()
 
+    def planRestore(self) -> RestorePlan:
+        """Tell what :meth:`restoreFrom` would do with every operator and state; starts nothing.
+
+        Returns
+        -------
+        RestorePlan
+            Prints as a table. ``start`` makes the same plan and raises what is refused in it.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is not told from where.
+        CheckpointNotFoundError, CorruptFileError, UnsafePathError
+            If there is no good checkpoint or savepoint there.
+        """
+        settings = self._settings(self._stream.sparkSession)
+        if settings.restore_path is None:
+            raise ConfigurationError(
+                "planRestore needs restoreFrom(path), or spark.ckpt.execution.state-recovery.path"
+            )
+        request = self._restore_request(settings, settings.restore_path)
+        return plan_of_request(request, operators_of(self._stream))
+
+    def _restore_request(self, settings: Settings, path: str) -> RestoreRequest:
+        return RestoreRequest(
+            path=qualified_path(self._stream.sparkSession, path),
+            claim_mode=settings.claim_mode,
+            allow_non_restored_state=settings.allow_non_restored_state,
+            falls_back=settings.restore_fallback,
+            migrations=self._migrations,
+            backend_type=settings.backend_type,
+            source_ids=source_ids(self._stream),
+        )
+
     def _settings(self, spark: SparkSession) -> Settings:
         settings = read_settings(spark.conf.getAll, self._ckpt_options)
         return replace(
             settings,
             checkpoints_directory=_qualified(spark, settings.checkpoints_directory),
             savepoints_directory=_qualified(spark, settings.savepoints_directory),
+            **self._restore_from,
         )
 
     def _start_with_runtime(
@@ -256,8 +341,12 @@ class CheckpointedStreamWriter(DataStreamWriter):
         except BaseException:
             query.stop()  # nobody would have a handle on it
             raise
+        origin = read_origin(files.storage)
+        if origin is not None and origin.claim_mode == CLAIM:
+            coordinator.listeners.add(ClaimedSource(origin))
         coordinator.start()
-        return CheckpointedQuery(spark, query, coordinator)
+        restore = None if origin is None else Restore.of(origin)
+        return CheckpointedQuery(spark, query, coordinator, restore)
 
     def _location(self) -> LocalStorage:
         """Return the query's checkpointLocation, from its option or Spark's own default."""

@@ -1,27 +1,33 @@
-"""What a query is restored from: a checkpoint or savepoint, checked against the query."""
+"""What a query is restored from: a checkpoint or savepoint, read and checked."""
 
 from __future__ import annotations
 
-from pyspark_ckpt.checkpoint.state_check import check_states
-from pyspark_ckpt.errors import (
-    CorruptFileError,
-    NotBuiltYetError,
-    RestoreError,
-    UnsafePathError,
-)
+import hashlib
+import logging
+
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.state_catalog import schema_text
+
+_LINES_BEFORE_OFFSETS = 2
+"""Of an entry of Spark's offset log: its version, and what holds for all sources."""
+
+logger = logging.getLogger(__name__)
 
 
 class RestoreSource:
     """A checkpoint or savepoint to start from, read and checked but for its data files.
 
+    `skipped` says why each newer one was passed over, newest first.
+
     Parameters
     ----------
     path
         A ``savepoint-...`` or ``chk-...`` directory.
+    check_files
+        Whether all data files must be there, in their sizes.
 
     Raises
     ------
@@ -29,37 +35,42 @@ class RestoreSource:
         If there is none, or it cannot be trusted.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, check_files: bool = True) -> None:
         directory = open_storage(path)
         self.path = directory.url
         self.metadata: CheckpointMetadata = read_metadata(directory)
+        self.sha256 = hashlib.sha256(directory.read(METADATA_NAME)).hexdigest()
         self.storage = self._root(directory)
+        self.skipped: tuple[str, ...] = ()
         for operator in self.metadata.operators:
             self._check_handles(operator)
-        for reference in self.metadata.files():
-            self.storage.verify_size(reference)
+        if check_files:
+            for reference in self.metadata.files():
+                self.storage.verify_size(reference)
 
-    def check(self, operators: tuple[OperatorDescriptor, ...]) -> None:
-        """Check that a query with these operators can start from here.
+    @property
+    def offsets(self) -> dict[int, str]:
+        """Each source's offset, as Spark writes it, by the number of the source."""
+        lines = self.metadata.offsets_entry.split("\n")[_LINES_BEFORE_OFFSETS:]
+        numbers = self.metadata.source_ids or tuple(range(len(lines)))
+        if len(numbers) != len(lines):
+            raise CorruptFileError(
+                f"{self.path} has {len(lines)} source offsets and tells of {len(numbers)} whose "
+                "they are; restore from another checkpoint or savepoint"
+            )
+        return dict(zip(numbers, lines, strict=True))
+
+    def verify(self) -> None:
+        """Read every file and check it by its digest.
 
         Raises
         ------
-        RestoreError
-            If uid, key schema or max parallelism differ.
-        IncompatibleStateError
-            If a state's kind or schema differs.
-        NotBuiltYetError
-            If the parallelism differs.
+        CorruptFileError
+            If one is missing or changed.
         """
-        stored = {operator.uid: operator for operator in self.metadata.operators}
-        wanted = {operator.uid: operator for operator in operators}
-        if set(stored) != set(wanted):
-            raise RestoreError(
-                f"{self.path} holds the operators {sorted(stored)}, the query has "
-                f"{sorted(wanted)}: give the query's operator the uid that its state has"
-            )
-        for uid, operator in wanted.items():
-            self._check_operator(stored[uid], operator)
+        for reference in {each.path: each for each in self.metadata.files()}.values():
+            with self.storage.open_verified(reference):
+                pass
 
     def _root(self, directory: Storage) -> Storage:
         """Return the directory that the files' paths start from."""
@@ -85,23 +96,78 @@ class RestoreSource:
                 "operators; restore from another checkpoint or savepoint"
             )
 
-    def _check_operator(self, stored: OperatorMetadata, wanted: OperatorDescriptor) -> None:
-        where = f"{self.path}, operator {wanted.uid!r}"
-        keys = schema_text(stored.key_schema), schema_text(wanted.key_schema)
-        if keys[0] != keys[1]:
-            raise RestoreError(
-                f"{where}: the state is keyed by {keys[0]}, the query by {keys[1]}: key_by the "
-                "same columns"
-            )
-        if stored.max_parallelism != wanted.max_parallelism:
-            raise RestoreError(
-                f"{where}: the state has maxParallelism {stored.max_parallelism}, the query "
-                f"{wanted.max_parallelism}: pass maxParallelism={stored.max_parallelism} to key_by"
-            )
-        if stored.parallelism != wanted.parallelism:
-            raise NotBuiltYetError(
-                f"{where}: restoring at another parallelism is not built yet; set "
-                f"spark.sql.shuffle.partitions to {stored.parallelism} (it is "
-                f"{wanted.parallelism}) before building the query"
-            )
-        check_states(wanted, stored.handles)
+
+def open_source(path: str, *, falls_back: bool) -> RestoreSource:
+    """Open what a query is to be restored from.
+
+    Parameters
+    ----------
+    path
+        A ``savepoint-...`` or ``chk-...`` directory.
+    falls_back
+        Whether a corrupt ``chk-N`` is passed over for the newest whole one before it, which
+        brings its own source offsets. Every file is read and checked for that.
+
+    Raises
+    ------
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is none that can be trusted.
+    """
+    try:
+        return _checked(path, verify=falls_back)
+    except CorruptFileError as exc:
+        earlier = _earlier_checkpoints(path)
+        if not earlier:
+            raise
+        if not falls_back:
+            raise CorruptFileError(
+                f"{exc} ({earlier[0]} lies before it; with "
+                "spark.ckpt.execution.state-recovery.fallback=true the query would go back to it)"
+            ) from exc
+        source = _first_whole(earlier, [str(exc)])
+    logger.warning(
+        "fallback: restoring from %s, epoch %s; %s newer corrupt: %s",
+        source.path,
+        source.metadata.epoch,
+        len(source.skipped),
+        "; ".join(source.skipped),
+    )
+    return source
+
+
+def _first_whole(paths: list[str], reasons: list[str]) -> RestoreSource:
+    """Open the first whole checkpoint of `paths`; `reasons` say why others were passed over."""
+    if not paths:
+        raise CorruptFileError(
+            f"no whole checkpoint is left to fall back to: {'; '.join(reasons)}; restore from a "
+            "savepoint"
+        )
+    try:
+        source = _checked(paths[0], verify=True)
+    except CorruptFileError as exc:
+        return _first_whole(paths[1:], [*reasons, str(exc)])
+    source.skipped = tuple(reasons)
+    return source
+
+
+def _checked(path: str, *, verify: bool) -> RestoreSource:
+    source = RestoreSource(path)
+    if verify:
+        source.verify()
+    return source
+
+
+def _earlier_checkpoints(path: str) -> list[str]:
+    """Return the complete checkpoints before a ``chk-N`` in its directory, newest first."""
+    directory = open_storage(path)
+    number = checkpoint_id_of(name_of(directory))
+    if number is None:
+        return []
+    checkpoints = directory.parent()
+    earlier = [each for each in CompletedCheckpoints(checkpoints).ids() if each < number]
+    return [checkpoints.url_of(checkpoint_name(each)) for each in reversed(earlier)]
+
+
+def name_of(directory: Storage) -> str:
+    """Return the name of a storage's root directory."""
+    return directory.url.rstrip("/").rpartition("/")[2]

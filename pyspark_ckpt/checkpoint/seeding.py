@@ -26,9 +26,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
+from pyspark_ckpt.checkpoint.origin import write_origin
+from pyspark_ckpt.checkpoint.redistributing import has_to_move, redistribute
+from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.snapshot import ORIGIN_NAME
 from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
+from pyspark_ckpt.configuration import NO_CLAIM
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.handle import (
     BaseFile,
@@ -84,6 +87,9 @@ def seed(
     checkpoints: Storage,
     source: RestoreSource,
     operators: Sequence[OperatorDescriptor],
+    claim_mode: str = NO_CLAIM,
+    migrations: RestoreMigrations | None = None,
+    source_ids: tuple[int, ...] | None = None,
 ) -> None:
     """Fill a location that :func:`begin_seeding` has marked, durably but for the marker's removal.
 
@@ -98,32 +104,55 @@ def seed(
     source
         What to start from.
     operators
-        The new query's, in the order of their ids; `source` has one for each.
+        The new query's, in the order of their ids. Those that `source` does not have start empty,
+        those that only it has are left behind.
+    claim_mode
+        Whether the new query will delete `source`.
+    migrations
+        Those that are done on the way, by uid and state.
+    source_ids
+        Which source the new query reads at each place; by default as before.
     """
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
+
     stored = {operator.uid: operator for operator in source.metadata.operators}
-    seeds = [
-        Seed(
-            operator,
-            [
-                _adopt(handle, operator, query_id, source.storage, checkpoints)
-                for handle in stored[operator.uid].handles
-            ],
-        )
-        for operator in operators
-    ]
+
+    def handles(operator: OperatorDescriptor) -> list[Handle]:
+        if operator.uid not in stored:
+            return []
+        found, of_operator = stored[operator.uid], (migrations or {}).get(operator.uid)
+        if has_to_move(found, operator, of_operator):
+            return redistribute(
+                spark,
+                source.storage,
+                checkpoints,
+                found,
+                operator,
+                query_id,
+                SEEDED_EPOCH,
+                of_operator,
+            )
+        return [
+            _adopt(handle, operator, query_id, source.storage, checkpoints)
+            for handle in found.handles
+        ]
+
+    seeds = [Seed(operator, handles(operator)) for operator in operators]
     _seed_state_store(spark, location, seeds)
-    _replace_offsets(location, source)
+    _replace_offsets(location, source, source_ids or source.metadata.source_ids)
     origin = Origin(
         path=source.path,
         kind=source.metadata.kind,
         checkpoint_id=source.metadata.checkpoint_id,
         query_id=source.metadata.query_id,
         epoch=source.metadata.epoch,
-        operators=tuple(operator.uid for operator in operators),
+        operators=tuple(each.uid for each in operators if each.uid in stored),
+        sha256=source.sha256,
+        claim_mode=claim_mode,
+        skipped=source.skipped,
     )
-    checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
+    write_origin(checkpoints, origin)
     shutil.rmtree(location.path(_SEED_DIRECTORY))
 
 
@@ -266,15 +295,18 @@ def _put_handle(
     yield pd.DataFrame({"token": [int(token[0])]})
 
 
-def _replace_offsets(location: LocalStorage, source: RestoreSource) -> None:
+def _replace_offsets(
+    location: LocalStorage, source: RestoreSource, source_ids: tuple[int, ...]
+) -> None:
     """Give epoch 0 the snapshot's source offsets, source logs and watermark."""
     log = SparkLog(location)
     metadata = source.metadata
-    lines = metadata.offsets_entry.split("\n")
-    stored = OffsetsEntry(json.loads(lines[1]), tuple(lines[2:]))
+    for_all_sources = json.loads(metadata.offsets_entry.split("\n")[1])
+    by_source = source.offsets
     seeded = log.offsets_entry(SEEDED_EPOCH)
-    times = {key: stored.metadata[key] for key in ("batchWatermarkMs", "batchTimestampMs")}
-    offsets = OffsetsEntry({**seeded.metadata, **times}, stored.source_offsets)
+    times = {key: for_all_sources[key] for key in ("batchWatermarkMs", "batchTimestampMs")}
+    at_each_place = tuple(by_source[number] for number in source_ids or by_source)
+    offsets = OffsetsEntry({**seeded.metadata, **times}, at_each_place)
     shutil.rmtree(location.path("sources"))
     for source_log in metadata.source_logs:
         path = f"sources/{source_log.source_index}/{source_log.log_name}"

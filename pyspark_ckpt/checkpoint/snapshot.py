@@ -8,10 +8,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.spark_log import SourceLogFile, SparkLog
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
@@ -20,9 +20,6 @@ from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.fingerprint import schema_fingerprint
 from pyspark_ckpt.version import __version__
-
-ORIGIN_NAME = "origin.json"
-"""Beside the checkpoints of a restored query: what it was restored from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
             max_parallelism=operator.max_parallelism,
             key_schema=operator.key_schema,
             backend=query.backend_type,
+            time_mode=operator.time_mode,
             handles=committed_handles(
                 spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
             ),
@@ -94,6 +92,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
             for file in query.spark_log.source_log_files(offsets, query.source_ids)
         ),
         operators=operators,
+        source_ids=query.source_ids,
     )
     for reference in metadata.files():
         query.storage.verify_size(reference)
@@ -114,9 +113,7 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
 
 
 def _parent(storage: Storage) -> Origin | None:
-    if not storage.exists(ORIGIN_NAME):
-        return None
-    return msgspec.json.decode(storage.read(ORIGIN_NAME), type=Origin)
+    return read_origin(storage)
 
 
 def _now_ms() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
-from pyspark_ckpt.operator.evolution_report import EvolutionReport, OperatorSchema, check
+from pyspark_ckpt.operator.evolution_report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.state_catalog import struct_type
 from pyspark_ckpt.operator.state_verdict import Outcome, StateSchema
 
@@ -27,15 +27,27 @@ def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> Evo
     PlanError
         If a migration does not fit what the processor asks for.
     """
+    report = compare_states(operator, handles)
+    report.check()
+    if any(row.verdict not in (Outcome.RESTORED, Outcome.NEW) for row in report.verdicts):
+        logger.warning("operator %r starts with changed states\n%s", operator.uid, report.render())
+    return report
+
+
+def compare_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
+    """Compare one operator with the handles of its subtasks; on the driver.
+
+    Raises
+    ------
+    PlanError
+        If a migration does not fit what the processor asks for.
+    """
     stored = {
         OperatorSchema(struct_type(handle.key_schema), _state_schemas(handle.states))
         for handle in handles
     }
     wanted = OperatorSchema(struct_type(operator.key_schema), _state_schemas(operator.states))
-    report = check(operator.uid, stored, wanted, _migrations(operator.migrations))
-    if any(row.verdict not in (Outcome.RESTORED, Outcome.NEW) for row in report.verdicts):
-        logger.warning("operator %r starts with changed states\n%s", operator.uid, report.render())
-    return report
+    return compare_operator(operator.uid, stored, wanted, _migrations(operator.migrations))
 
 
 def _state_schemas(states: Iterable[StateDescriptor]) -> tuple[StateSchema, ...]:

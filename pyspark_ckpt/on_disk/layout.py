@@ -34,6 +34,9 @@ CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
+ROLLBACK_MARKER = "_rollback"
+"""Present while a rollback exchanges what is in a checkpointLocation."""
+
 _DRIVERS = "drivers"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _STATE_FILE = re.compile(

@@ -140,6 +140,22 @@ class LocalStorage(Storage):
             if directory.is_dir():
                 _sync_directory(directory)
 
+    def move(self, relative: str, target: str) -> None:
+        """Give a file or directory another place, at once and durably.
+
+        Raises
+        ------
+        FileExistsError
+            If there is something at that place; nothing is moved.
+        """
+        source, path = self.path(relative), self.path(target)
+        if path.exists():
+            raise FileExistsError(f"{path} exists: {source} is not moved there")
+        _make_directories(path.parent)
+        source.rename(path)
+        _sync_directory(path.parent)
+        _sync_directory(source.parent)
+
     def delete_directory(self, relative: str) -> None:
         shutil.rmtree(self.path(relative), ignore_errors=True)
 

@@ -38,7 +38,8 @@ class SourceLog(msgspec.Struct, frozen=True):
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """What a query was restored from: a checkpoint or savepoint as it was then.
 
-    `operators` are the uids whose state was taken.
+    `operators` are the uids whose state was taken, `sha256` is the digest of its ``_metadata``.
+    `skipped` says of each newer checkpoint that was corrupt why it was passed over.
     """
 
     path: str
@@ -47,6 +48,9 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     query_id: str
     epoch: int
     operators: tuple[str, ...]
+    sha256: str = ""
+    claim_mode: str = "NO_CLAIM"
+    skipped: tuple[str, ...] = ()
 
 
 class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,7 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""
     code_sha256: str = ""
     schema_sha256: str = ""
+    time_mode: str = "None"
 
 
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +79,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is ``checkpoint`` or ``savepoint``; `root` is the directory, relative to that of the
     ``_metadata`` file, that all paths start from; `parent` is what the query
     was restored from, if it was; the two entries are Spark's own log texts.
+    `source_ids` tells of each of the offsets in there which source it is of.
     """
 
     checkpoint_id: int | None
@@ -92,6 +98,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     commits_entry: str
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
+    source_ids: tuple[int, ...] = ()
 
     def handles(self) -> list[Handle]:
         """Return the handles of all operators."""

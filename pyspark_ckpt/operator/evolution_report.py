@@ -48,6 +48,22 @@ class EvolutionReport:
         """The verdicts that keep the query from starting."""
         return tuple(row for row in self.verdicts if row.verdict is Outcome.REFUSED)
 
+    def check(self) -> None:
+        """Raise if anything is refused.
+
+        Raises
+        ------
+        IncompatibleStateError
+            With the report in its message.
+        """
+        if self.refused:
+            names = ", ".join(dict.fromkeys(repr(row.state) for row in self.refused))
+            raise IncompatibleStateError(
+                f"operator {self.uid!r}: what is stored of {names} does not fit what the processor "
+                "asks for; nothing was changed, the report says what to do\n\n"
+                f"{self.render()}"
+            )
+
     def render(self) -> str:
         """Return the report as a table in plain text."""
         rows = [
@@ -75,12 +91,7 @@ def check(
         If a migration does not fit what the processor asks for.
     """
     report = compare_operator(uid, stored, wanted, migrations)
-    if report.refused:
-        names = ", ".join(dict.fromkeys(repr(row.state) for row in report.refused))
-        raise IncompatibleStateError(
-            f"operator {uid!r}: what is stored of {names} does not fit what the processor asks "
-            f"for; nothing was changed, the report says what to do\n\n{report.render()}"
-        )
+    report.check()
     return report
 
 

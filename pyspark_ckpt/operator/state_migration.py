@@ -6,34 +6,21 @@ starts from where the first attempt did, and what was migrated is never migrated
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
-from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import CkptError, IncompatibleStateError, ProcessorError
+from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
-from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.message_pack import end_of_value
-from pyspark_ckpt.operator.row_types import row_type_of
-from pyspark_ckpt.operator.state_catalog import (
-    StateCatalog,
-    codec_of,
-    continued_ttl,
-    struct_type,
-)
+from pyspark_ckpt.operator.state_catalog import StateCatalog, continued_ttl, struct_type
+from pyspark_ckpt.operator.state_rewrite import StateRewrite
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.state_verdict import StateSchema, used_migration
 from pyspark_ckpt.operator.stored_keys import KEY_GROUP_BYTES, OPERATOR_STATE, is_keyed, state_id_of
 from pyspark_ckpt.operator.time_to_live import without_stamp
-
-_chunk_encoder = msgspec.msgpack.Encoder()
-_chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
-_LISTS = ("list", "operator-list")
-_MAPS = ("map", "broadcast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +65,7 @@ def migrate(
     if source_id is None:
         return None
     source = catalog.descriptor(source_id)
-    if used_migration(_schema_of(source), _schema_of(wanted), migration) is None:
+    if used_migration(schema_of(source), schema_of(wanted), migration) is None:
         return None
     if source.kind != wanted.kind:
         raise IncompatibleStateError(
@@ -87,72 +74,19 @@ def migrate(
         )
     ttl = continued_ttl(source, wanted.ttl)
     target_id = catalog.add(msgspec.structs.replace(wanted, ttl=ttl, is_stamped=True))
-    rewrite = _Rewrite(source, wanted, migration, f"{where}, state {source.name!r}")
+    rewrite = StateRewrite(source, wanted, migration, f"{where}, state {source.name!r}")
     for entry in _entries_of(table, source_id):
         prefix = entry.prefix + bytes([target_id]) + entry.key
-        rest, data = rewrite(entry)
+        rest, data = rewrite(entry.rest, entry.data)
         table.write_below(prefix, prefix + rest, entry.stamp + data)
     catalog.delete(source_id)
     return target_id
 
 
-def _schema_of(state: StateDescriptor) -> StateSchema:
+def schema_of(state: StateDescriptor) -> StateSchema:
+    """Return a stored state as verdicts see it, but for its time to live."""
     keys = None if state.map_key_schema is None else struct_type(state.map_key_schema)
     return StateSchema(state.name, state.kind, struct_type(state.value_schema), keys)
-
-
-class _Rewrite:
-    """Turns an entry of the stored state into one of the wanted state."""
-
-    def __init__(
-        self, source: StateDescriptor, wanted: StateDescriptor, migration: Migration, where: str
-    ) -> None:
-        self._where = where
-        self._kind = source.kind
-        self._old = codec_of(source, where)
-        self._new = TupleCodec(struct_type(wanted.value_schema), where)
-        self._value = _on_rows(migration.value, struct_type(source.value_schema))
-        if source.map_key_schema is not None and wanted.map_key_schema is not None:
-            key_schema = struct_type(source.map_key_schema)
-            self._old_key = TupleCodec(key_schema, where, is_key=True)
-            self._new_key = TupleCodec(struct_type(wanted.map_key_schema), where, is_key=True)
-            self._map_key = _on_rows(migration.key, key_schema)
-
-    def __call__(self, entry: _Entry) -> tuple[bytes, bytes]:
-        """Return the entry's new map key or chunk number, and its new data."""
-        try:
-            return self._rewritten(entry)
-        except CkptError:
-            raise
-        except Exception as exc:
-            raise ProcessorError(
-                f"{self._where}: the migration raised {type(exc).__name__}: {exc}; mend it and "
-                "start the query again, nothing of this epoch was committed"
-            ) from exc
-
-    def _rewritten(self, entry: _Entry) -> tuple[bytes, bytes]:
-        if self._kind in _LISTS:
-            if not entry.rest:  # the list's number of chunks
-                return b"", entry.data
-            items = [self._item(item) for item in _chunk_decoder.decode(entry.data)]
-            return entry.rest, _chunk_encoder.encode(items)
-        if self._kind in _MAPS:
-            key = self._map_key(self._old_key.decode(entry.rest))
-            return self._new_key.encode(key), self._item(entry.data)
-        return b"", self._item(entry.data)
-
-    def _item(self, data: bytes) -> bytes:
-        return self._new.encode(self._value(self._old.decode(data)))
-
-
-def _on_rows(
-    function: Callable[[Any], tuple[Any, ...]] | None, schema: T.StructType
-) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a user's function as one over tuples; it gets named rows."""
-    if function is None:
-        return lambda values: values
-    row_type = row_type_of(schema.names)
-    return lambda values: function(tuple.__new__(row_type, values))
 
 
 def _entries_of(table: StateTable, state_id: int) -> Iterator[_Entry]:

@@ -207,6 +207,11 @@ def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
     return clock.watermark_ms
 
 
+def stamp_of(time: str, written_ms: int) -> bytes:
+    """Return what an entry begins with that was written at a time."""
+    return _STAMP.pack(_MARKS[TtlTime(time)], max(written_ms, 0))
+
+
 def without_stamp(data: bytes) -> bytes:
     """Return an entry without the time it was written at, if it has one."""
     return data[_STAMP.size :] if data[0] in _STAMPED else data

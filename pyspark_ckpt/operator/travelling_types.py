@@ -105,9 +105,14 @@ def _json_transport(field: T.StructField, time_zone: str) -> Transport:
     return Transport(partial(to_travelling, field.dataType), None, reader)
 
 
+def travels_as_json(data_type: T.DataType) -> bool:
+    """Tell whether a column of this type travels as JSON text, and is a key in encoded form."""
+    return type(data_type) not in _TRANSPORTS
+
+
 def sent_type(field: T.StructField) -> T.DataType:
     """Return the type that a column has on its way."""
-    if type(field.dataType) not in _TRANSPORTS:
+    if travels_as_json(field.dataType):
         return travelling_type(field.dataType)
     return _OTHER_TYPES.get(type(field.dataType), field.dataType)
 

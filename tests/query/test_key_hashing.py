@@ -6,15 +6,18 @@ What is fixed here is stored: other values would lose the state of every older q
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import InputColumns
 from pyspark_ckpt.operator.json_columns import JsonKey
+from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
 
 KEYS: dict[str, dict[str, tuple[int, str]]] = {
     "byte": {
@@ -200,3 +203,24 @@ def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
     compiled.conf.set("spark.sql.codegen.wholeStage", "true")
     compiled.conf.set("spark.sql.codegen.factoryMode", "CODEGEN_ONLY")
     assert found(compiled, ddl, list(KEYS[ddl])) == KEYS[ddl]
+
+
+COLLATED = "string collate UTF8_LCASE"
+
+
+def test_key_groups_of_stored_keys(spark: SparkSession) -> None:
+    """From its bytes alone a key falls into the key group that its columns fell into."""
+    keys = {**KEYS, COLLATED: found(spark, COLLATED, ["'Ab'", "'aB'", "null"])}
+    frames = []
+    for ddl, known in keys.items():
+        columns = StoredKeyColumns(spark.sql(f"select cast(null as {ddl}) k").schema)
+        stored = [bytes.fromhex(data) for _, data in known.values()]
+        table = pa.Table.from_arrays(columns.arrays([*stored, None]), names=columns.schema.names)
+        df = spark.createDataFrame(table).to(columns.schema)
+        key_group = F.pmod(columns.hash_column(), F.lit(128)).alias("g")
+        frames.append(df.withColumn("n", F.monotonically_increasing_id()).select("n", key_group))
+        frames[-1] = frames[-1].withColumn("ddl", F.lit(ddl))
+    rows = reduce(DataFrame.union, frames).collect()
+    for ddl, known in keys.items():
+        groups = [row.g for row in sorted(rows) if row.ddl == ddl]
+        assert groups[:-1] == [key_group for key_group, _ in known.values()], ddl

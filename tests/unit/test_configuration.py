@@ -20,6 +20,7 @@ from pyspark_ckpt.errors import ConfigurationError
 
 HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
+RECOVERY = "spark.ckpt.execution.state-recovery."
 BACKEND = "spark.ckpt.state.backend.type"
 INTERVAL = f"{CHECKPOINTING}interval"
 PAUSE = f"{CHECKPOINTING}min-pause"
@@ -48,6 +49,10 @@ def test_defaults_hold_without_any_key() -> None:
         savepoints_directory=None,
         num_retained=3,
         inline_threshold_bytes=20_480,
+        restore_path=None,
+        claim_mode="NO_CLAIM",
+        allow_non_restored_state=False,
+        restore_fallback=False,
     )
 
 
@@ -76,6 +81,10 @@ def test_all_keys_are_read() -> None:
         "spark.ckpt.state.changelog.periodic-materialize.interval": "1min",
         "spark.ckpt.state.changelog.materialize.min-size": "0b",
         "spark.ckpt.state.changelog.materialize.max-segments": "10",
+        f"{RECOVERY}path": "/savepoint",
+        f"{RECOVERY}claim-mode": "claim",
+        f"{RECOVERY}ignore-unclaimed-state": "True",
+        f"{RECOVERY}fallback": "true",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
@@ -97,6 +106,10 @@ def test_all_keys_are_read() -> None:
         materialize_interval_ms=60_000,
         materialize_min_bytes=0,
         materialize_max_segments=10,
+        restore_path="/savepoint",
+        claim_mode="CLAIM",
+        allow_non_restored_state=True,
+        restore_fallback=True,
     )
 
 

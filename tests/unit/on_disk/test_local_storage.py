@@ -148,3 +148,19 @@ def test_a_directory_is_made_once_and_its_entry_is_durable(storage: Storage, dis
     assert disk_log == []
     with pytest.raises(UnsafePathError):
         storage.make_directory("../chk-1")
+
+
+def test_a_move_is_durable_and_replaces_nothing(storage: Storage, disk_log: Log) -> None:
+    storage.write("old/file", [b"x"])
+    storage.make_directory("taken")
+    disk_log.clear()
+    storage.move("old", "new/place")
+    assert storage.read("new/place/file") == b"x"
+    assert not storage.exists("old")
+    synced = [path for what, path in disk_log if what == "fsync"]
+    assert synced[-2:] == [str(storage.root / "new"), str(storage.root)]
+    with pytest.raises(FileExistsError):
+        storage.move("new", "taken")
+    assert storage.list() == ["new", "taken"]
+    with pytest.raises(UnsafePathError):
+        storage.move("taken", "../taken")

@@ -1,0 +1,81 @@
+"""A claimed checkpoint or savepoint: the query that was restored from it deletes it.
+
+Everything was copied before the query started, so when is a matter of caution: not before the
+query has a checkpoint of its own. A savepoint goes with exactly the files that its ``_metadata``
+lists. Of a ``chk-N`` only the checkpoint itself goes: its files may be shared with other
+checkpoints, and with the query that it is of, which may go on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
+from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
+from pyspark_ckpt.on_disk.layout import METADATA_NAME
+from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.on_disk.storage import open_storage
+
+logger = logging.getLogger(__name__)
+
+
+class ClaimedSource(CheckpointListener):
+    """Deletes what a query claimed once the query has a checkpoint of its own; on the driver.
+
+    A deletion that failed is tried again at the next checkpoint.
+
+    Parameters
+    ----------
+    origin
+        What the query was restored from.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._is_done = False
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        """Delete the original, if that has not been done."""
+        if self._is_done:
+            return
+        try:
+            deleted = discard(self._origin)
+        except (CkptError, OSError) as exc:
+            logger.warning("claimed %s is not deleted yet: %s", self._origin.path, exc)
+            return
+        self._is_done = True
+        if deleted:
+            logger.info(
+                "claimed %s is deleted: chk-%s has all of it",
+                self._origin.path,
+                checkpoint.checkpoint_id,
+            )
+
+
+def discard(origin: Origin) -> bool:
+    """Delete what a query was restored from; its ``_metadata`` goes last.
+
+    Returns
+    -------
+    bool
+        Whether there was anything to delete: nothing else that has come to lie at the path is.
+    """
+    try:
+        source = RestoreSource(origin.path, check_files=False)
+    except CheckpointNotFoundError:
+        return False
+    if source.sha256 != origin.sha256:
+        logger.warning("%s is another one than was claimed: it stays", origin.path)
+        return False
+    directory = open_storage(origin.path)
+    if source.metadata.root == "..":
+        # The directory stays, for the cleaner: the newest one tells the highest id.
+        directory.delete([METADATA_NAME])
+        return True
+    left = dispose_savepoint(origin.path).left
+    if left:
+        logger.warning("%s: %s are not of the savepoint, and stay", origin.path, ", ".join(left))
+    return True

@@ -1,0 +1,76 @@
+"""What a query was restored from: kept beside its checkpoints, for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.on_disk.storage import Storage
+
+ORIGIN_NAME = "origin.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What a query was restored from; ``CheckpointedQuery.lastRestore``.
+
+    Parameters
+    ----------
+    path
+        The checkpoint or savepoint.
+    epoch, query_id
+        Its epoch, and the query that it is of.
+    claim_mode
+        ``NO_CLAIM`` or ``CLAIM``.
+    needs_original
+        Whether this query still needs any file of it: never, since all were copied before the
+        query started.
+    skipped
+        Why each newer checkpoint was passed over, newest first; see
+        ``spark.ckpt.execution.state-recovery.fallback``.
+    """
+
+    path: str
+    epoch: int
+    query_id: str
+    claim_mode: str
+    needs_original: bool = False
+    skipped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, origin: Origin) -> Restore:
+        """Describe what is stored."""
+        return cls(
+            path=origin.path,
+            epoch=origin.epoch,
+            query_id=origin.query_id,
+            claim_mode=origin.claim_mode,
+            skipped=origin.skipped,
+        )
+
+
+def write_origin(checkpoints: Storage, origin: Origin) -> None:
+    """Keep what a query is restored from, durably, in its checkpoints directory."""
+    checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
+
+
+def read_origin(checkpoints: Storage) -> Origin | None:
+    """Return what a query was restored from, ``None`` if it was not restored.
+
+    Raises
+    ------
+    CorruptFileError
+        If the file was changed.
+    """
+    if not checkpoints.exists(ORIGIN_NAME):
+        return None
+    try:
+        return msgspec.json.decode(checkpoints.read(ORIGIN_NAME), type=Origin)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise CorruptFileError(
+            f"{checkpoints.url_of(ORIGIN_NAME)} does not say what the query was restored from "
+            f"({exc}); delete it, only that is lost"
+        ) from exc

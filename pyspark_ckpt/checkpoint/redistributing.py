@@ -1,0 +1,164 @@
+"""The Spark job that moves an operator's state to other subtasks, key groups or schemas.
+
+One task reads each old subtask, Spark's shuffle sorts the entries by new subtask and stored key,
+and one task writes each new subtask. Neither holds more than a batch of entries in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_ckpt.checkpoint.task_errors import task_error
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.metadata import OperatorMetadata
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.input_columns import TOKEN
+from pyspark_ckpt.operator.key_groups import subtask_tokens
+from pyspark_ckpt.operator.redistribution_run import (
+    HANDLES_SCHEMA,
+    HEAD,
+    STORED_KEY,
+    SUBTASK,
+    TAIL,
+    VALUE,
+    Movement,
+    ReadSubtask,
+    WriteSubtask,
+    newest_of,
+)
+from pyspark_ckpt.operator.state_catalog import struct_type
+from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.unified_states import UnifiedStates
+
+_BYTES_IN_HEX = 4
+
+
+def has_to_move(
+    stored: OperatorMetadata,
+    wanted: OperatorDescriptor,
+    migrations: Mapping[str, Migration] | None = None,
+) -> bool:
+    """Tell whether an operator's state cannot just be copied."""
+    same_shape = (stored.parallelism, stored.max_parallelism) == (
+        wanted.parallelism,
+        wanted.max_parallelism,
+    )
+    return bool(stored.handles) and (not same_shape or bool(migrations))
+
+
+def check_move(
+    stored: OperatorMetadata, wanted: OperatorDescriptor, migrations: Mapping[str, Migration]
+) -> None:
+    """Check that an operator's subtasks have state that can be put together; on the driver.
+
+    Raises
+    ------
+    IncompatibleStateError, PlanError
+        As :class:`UnifiedStates`.
+    """
+    UnifiedStates(wanted.uid, stored.handles, wanted.states, migrations)
+
+
+def redistribute(
+    spark: SparkSession,
+    source: Storage,
+    checkpoints: Storage,
+    stored: OperatorMetadata,
+    wanted: OperatorDescriptor,
+    query_id: str,
+    epoch: int,
+    migrations: Mapping[str, Migration] | None = None,
+) -> list[Handle]:
+    """Move an operator's state; runs a Spark job.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    source
+        What the stored handles' files lie in; only read.
+    checkpoints
+        The new query's checkpoints directory.
+    stored, wanted
+        The operator as it is stored and as it shall be; their keys are the same.
+    query_id
+        The new query's.
+    epoch
+        The epoch that the new handles are of.
+    migrations
+        The user's, by state, done on the way.
+
+    Returns
+    -------
+    list of Handle
+        Those of the new subtasks that have state; all files are durable.
+
+    Raises
+    ------
+    CorruptFileError, ProcessorError
+        If a file is corrupt, or a migration raises.
+    pyspark.errors.PySparkException
+        If the job fails for another reason.
+    """
+    newest = newest_of(stored.handles)
+    movement = Movement(
+        handles=tuple(map(encode_handle, stored.handles)),
+        source_root=source.url,
+        operator=wanted,
+        merged=UnifiedStates(wanted.uid, stored.handles, wanted.states, migrations),
+        broadcast_giver=newest.subtask,
+        has_same_clock=newest.time_mode == wanted.time_mode,
+    )
+    keys = None
+    if stored.max_parallelism != wanted.max_parallelism:
+        keys = StoredKeyColumns(struct_type(stored.key_schema))
+    read = ReadSubtask(movement, keys)
+    places = spark.range(len(stored.handles), numPartitions=len(stored.handles))
+    moved = _by_subtask(places.mapInArrow(read, read.schema), wanted, keys)
+    tokens = F.array(*[F.lit(token) for token in subtask_tokens(wanted.parallelism)])
+    write = WriteSubtask(movement, query_id, checkpoints.url, epoch)
+    spark.sparkContext.setJobDescription(
+        f"pyspark_ckpt: moving operator {wanted.uid} from {stored.parallelism} to "
+        f"{wanted.parallelism} subtasks"
+    )
+    try:
+        rows = (
+            moved.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
+            .repartition(wanted.parallelism, TOKEN)
+            .sortWithinPartitions(SUBTASK, STORED_KEY)
+            .select(SUBTASK, STORED_KEY, VALUE)
+            .mapInArrow(write, HANDLES_SCHEMA)
+            .collect()
+        )
+    except PySparkException as exc:
+        error = task_error(exc)
+        if error is None:
+            raise
+        raise error from exc
+    finally:
+        spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]  # as Spark takes it
+    return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
+
+
+def _by_subtask(
+    moved: DataFrame, wanted: OperatorDescriptor, keys: StoredKeyColumns | None
+) -> DataFrame:
+    """Return entries with their new subtasks and whole stored keys."""
+    if keys is None:
+        return moved.select(SUBTASK, F.col(HEAD).alias(STORED_KEY), VALUE)
+    key_group = F.pmod(keys.hash_column(), F.lit(wanted.max_parallelism))
+    subtask = F.floor(key_group * wanted.parallelism / wanted.max_parallelism).cast("int")
+    in_bytes = F.unhex(F.lpad(F.hex(key_group), _BYTES_IN_HEX, "0"))
+    is_placed = F.col(SUBTASK).isNotNull()
+    stored_key = F.when(is_placed, F.col(HEAD)).otherwise(
+        F.concat(F.col(HEAD), in_bytes, F.col(TAIL))
+    )
+    return moved.select(
+        F.coalesce(F.col(SUBTASK), subtask).alias(SUBTASK), stored_key.alias(STORED_KEY), VALUE
+    )

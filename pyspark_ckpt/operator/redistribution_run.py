@@ -1,0 +1,288 @@
+"""Moves state on executors: reads old subtasks, and writes the base snapshots of new ones."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.on_disk.change_file import encode_changes
+from pyspark_ckpt.on_disk.handle import (
+    BaseFile,
+    BaseSnapshot,
+    Handle,
+    StateDescriptor,
+    decode_handle,
+    encode_handle,
+    new_version,
+)
+from pyspark_ckpt.on_disk.layout import base_path
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.epoch_writes import in_frames
+from pyspark_ckpt.operator.local_copy import executor_local_root
+from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.operator.redistribution import (
+    Entry,
+    Moved,
+    Redistribution,
+    earliest_timer_ms,
+    numbered,
+)
+from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.unified_states import UnifiedStates
+from state_backends import Changes
+
+_BATCH_ENTRIES = 8192
+_BATCH_BYTES = 4 << 20
+SUBTASK, HEAD, TAIL, VALUE = "subtask", "head", "tail", "value"
+MOVED_FIELDS = [
+    T.StructField(SUBTASK, T.IntegerType()),
+    T.StructField(HEAD, T.BinaryType()),
+    T.StructField(TAIL, T.BinaryType()),
+    T.StructField(VALUE, T.BinaryType()),
+]
+STORED_KEY = "stored_key"
+HANDLES_SCHEMA = "handle binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """What moves and where to; shipped to executors.
+
+    Parameters
+    ----------
+    handles
+        Those of the old subtasks, encoded.
+    source_root
+        The directory that their files' paths start from.
+    operator
+        The new operator.
+    merged
+        The states that the new subtasks have.
+    broadcast_giver
+        The old subtask whose broadcast state they get.
+    has_same_clock
+        Whether timers follow the same time as they did.
+    """
+
+    handles: tuple[bytes, ...]
+    source_root: str
+    operator: OperatorDescriptor
+    merged: UnifiedStates
+    broadcast_giver: int
+    has_same_clock: bool
+
+
+class ReadSubtask:
+    """The function given to ``mapInArrow`` over the places of handles: yields moved entries.
+
+    Parameters
+    ----------
+    movement
+        What moves.
+    keys
+        The columns of keys whose key groups are to be found anew, ``None`` if they stay.
+    """
+
+    def __init__(self, movement: Movement, keys: StoredKeyColumns | None) -> None:
+        self._movement = movement
+        self._keys = keys
+        fields = [] if keys is None else keys.schema.fields
+        self.schema = T.StructType([*MOVED_FIELDS, *fields])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield all entries of the subtasks whose places come in."""
+        for batch in batches:
+            for place in batch.column(0).to_pylist():
+                yield from self._subtask(decode_handle(self._movement.handles[place]))
+
+    def _subtask(self, handle: Handle) -> Iterator[pa.RecordBatch]:
+        movement = self._movement
+        redistribution = Redistribution(
+            handle,
+            movement.merged,
+            movement.operator.parallelism,
+            movement.operator.max_parallelism,
+            gives_broadcast=handle.subtask == movement.broadcast_giver,
+        )
+        storage = open_storage(movement.source_root)
+        local_root = executor_local_root(handle.subtask)
+        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-", dir=local_root) as directory:
+            state = merged_state(storage, handle, Path(directory))
+            for moved in _in_batches(redistribution.moved(_entries(state))):
+                yield self._batch(moved)
+
+    def _batch(self, moved: list[Moved]) -> pa.RecordBatch:
+        columns = [
+            pa.array([each.subtask for each in moved], pa.int32()),
+            pa.array([each.head for each in moved], pa.binary()),
+            pa.array([each.tail for each in moved], pa.binary()),
+            pa.array([each.value for each in moved], pa.binary()),
+        ]
+        if self._keys is not None:
+            columns += self._keys.arrays([each.key for each in moved])
+        return pa.RecordBatch.from_arrays(columns, schema=to_arrow_schema(self.schema))
+
+
+class WriteSubtask:
+    """The function given to ``mapInArrow`` over sorted entries: yields the new handles.
+
+    Parameters
+    ----------
+    movement
+        What moves.
+    query_id
+        The new query's.
+    checkpoints_directory
+        The new query's, with its own subdirectory.
+    epoch
+        The epoch that the new handles are of.
+    """
+
+    def __init__(
+        self, movement: Movement, query_id: str, checkpoints_directory: str, epoch: int
+    ) -> None:
+        self._movement = movement
+        self._query_id = query_id
+        self._checkpoints_directory = checkpoints_directory
+        self._epoch = epoch
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write each subtask's state and yield its handle; what that refers to is durable then."""
+        storage = open_storage(self._checkpoints_directory)
+        for subtask, group in groupby(_rows(batches), key=itemgetter(0)):
+            entries = ((key, value) for _, key, value in group)
+            handle = write_subtask(
+                storage,
+                self._movement.operator.first_handle(self._query_id, subtask, self._epoch),
+                self._movement.merged.states,
+                entries,
+                has_same_clock=self._movement.has_same_clock,
+            )
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([encode_handle(handle)], pa.binary())], names=["handle"]
+            )
+
+
+def write_subtask(
+    storage: Storage,
+    first: Handle,
+    states: tuple[StateDescriptor, ...],
+    entries: Iterable[Entry],
+    *,
+    has_same_clock: bool,
+) -> Handle:
+    """Write the state of a new subtask as a base snapshot, durably, and return its handle.
+
+    Parameters
+    ----------
+    storage
+        The new query's checkpoints directory.
+    first
+        The handle of the subtask without state.
+    states
+        The operator's states, merged.
+    entries
+        What has moved to the subtask, in the order of stored keys.
+    has_same_clock
+        Whether timers follow the same time as they did.
+    """
+    where = f"operator {first.uid!r}, subtask {first.subtask}"
+    counted = _Counted(numbered(entries, states), where)
+    reference = storage.write(
+        base_path(first.subtask, first.epoch), encode_changes(counted.frames())
+    )
+    base = BaseSnapshot(
+        version=new_version(first.epoch),
+        epoch=first.epoch,
+        entries=counted.entries,
+        files=(BaseFile("state.chg", reference),),
+    )
+    # As at a barrier: Spark calls when its clock has passed the timeout, a timer is due before.
+    timeout_ms = None
+    if counted.earliest_timer_ms is not None and has_same_clock:
+        timeout_ms = counted.earliest_timer_ms - 1
+    return Handle(
+        query_id=first.query_id,
+        uid=first.uid,
+        subtask=first.subtask,
+        parallelism=first.parallelism,
+        max_parallelism=first.max_parallelism,
+        epoch=first.epoch,
+        key_schema=first.key_schema,
+        states=states,
+        base=base,
+        time_mode=first.time_mode,
+        timeout_ms=timeout_ms,
+    )
+
+
+def newest_of(handles: Iterable[Handle]) -> Handle:
+    """Return the handle that knows best: of the last epoch, of those the first subtask's.
+
+    All new subtasks get its broadcast state.
+    """
+    return min(handles, key=lambda handle: (-handle.epoch, handle.subtask))
+
+
+class _Counted:
+    """Counts entries as they go by, and finds the first timer."""
+
+    def __init__(self, entries: Iterator[Entry], where: str) -> None:
+        self._all = entries
+        self._where = where
+        self.entries = 0
+        self.earliest_timer_ms: int | None = None
+
+    def frames(self) -> Iterator[Changes]:
+        for part in in_frames(self._noted()):
+            self.entries += len(part)
+            yield part
+
+    def _noted(self) -> Iterator[Entry]:
+        previous: bytes | None = None
+        for key, value in self._all:
+            if key == previous:
+                raise IncompatibleStateError(
+                    f"{self._where}: two entries come to have the stored key {key.hex()}: if a "
+                    "migration gives two keys of a map the same new key, mend it; else restore "
+                    "from another checkpoint"
+                )
+            previous = key
+            if self.earliest_timer_ms is None:
+                self.earliest_timer_ms = earliest_timer_ms(key)
+            yield key, value
+
+
+def _entries(state: Iterator[Changes]) -> Iterator[Entry]:
+    for part in state:
+        for key, value in zip(part.keys, part.values, strict=True):
+            assert value is not None  # deletes are merged away
+            yield key, value
+
+
+def _in_batches(moved: Iterator[Moved]) -> Iterator[list[Moved]]:
+    batch: list[Moved] = []
+    size_bytes = 0
+    for each in moved:
+        batch.append(each)
+        size_bytes += len(each.head) + len(each.tail) + len(each.value)
+        if len(batch) == _BATCH_ENTRIES or size_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bytes, bytes]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -1,0 +1,125 @@
+"""Rewrites the entries of one state: from what a subtask stored to another schema or key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.operator.codec import TupleCodec
+from pyspark_ckpt.operator.row_types import row_type_of
+from pyspark_ckpt.operator.schema_evolution import converter
+from pyspark_ckpt.operator.state_catalog import codec_of, struct_type
+
+LISTS = ("list", "operator-list")
+MAPS = ("map", "broadcast")
+
+_chunk_encoder = msgspec.msgpack.Encoder()
+_chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
+_Tuple = tuple[Any, ...]
+
+
+class StateRewrite:
+    """Turns an entry of a stored state into one of another; on an executor.
+
+    Parameters
+    ----------
+    source, target
+        The state as it is stored, and as it shall be; of one kind.
+    migration
+        The user's functions, if it takes them to get there.
+    where
+        The operator, subtask and state, for errors.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If it would take a migration and there is none.
+    """
+
+    def __init__(
+        self,
+        source: StateDescriptor,
+        target: StateDescriptor,
+        migration: Migration | None,
+        where: str,
+    ) -> None:
+        self._where = where
+        self._kind = source.kind
+        self._old = codec_of(source, where)
+        self._new = codec_of(target, where)
+        stored, wanted = struct_type(source.value_schema), struct_type(target.value_schema)
+        value = None if migration is None else migration.value
+        self._value = converter(stored, wanted) if value is None else _on_rows(value, stored)
+        if source.map_key_schema is not None and target.map_key_schema is not None:
+            stored_key = struct_type(source.map_key_schema)
+            key = None if migration is None else migration.key
+            self._map_key = None if key is None else _on_rows(key, stored_key)
+            self._old_key = TupleCodec(stored_key, where, is_key=True)
+            self._new_key = TupleCodec(struct_type(target.map_key_schema), where, is_key=True)
+
+    def __call__(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
+        """Rewrite an entry.
+
+        Parameters
+        ----------
+        rest
+            What follows the user's key in the stored key: a map's key, or a chunk's number.
+        data
+            The entry without its stamp.
+
+        Returns
+        -------
+        tuple
+            Both of them anew.
+
+        Raises
+        ------
+        ProcessorError
+            If the user's function raises.
+        """
+        try:
+            return self._rewritten(rest, data)
+        except CkptError:
+            raise
+        except Exception as exc:
+            raise ProcessorError(
+                f"{self._where}: the migration raised {type(exc).__name__}: {exc}; mend it and "
+                "start the query again, nothing of this epoch was committed"
+            ) from exc
+
+    def _rewritten(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
+        if self._kind in LISTS:
+            if not rest:  # the list's number of chunks
+                return b"", data
+            return rest, encode_chunk([self._item(item) for item in decode_chunk(data)])
+        if self._kind in MAPS:
+            if self._map_key is not None:
+                rest = self._new_key.encode(self._map_key(self._old_key.decode(rest)))
+            return rest, self._item(data)
+        return b"", self._item(data)
+
+    def _item(self, data: bytes) -> bytes:
+        values = self._old.decode(data)
+        return self._new.encode(values if self._value is None else self._value(values))
+
+
+def decode_chunk(data: bytes) -> list[bytes]:
+    """Return the encoded values of a list's chunk."""
+    return _chunk_decoder.decode(data)
+
+
+def encode_chunk(items: list[bytes]) -> bytes:
+    """Return a list's chunk of encoded values."""
+    return _chunk_encoder.encode(items)
+
+
+def _on_rows(function: Callable[[Any], _Tuple], schema: T.StructType) -> Callable[[_Tuple], _Tuple]:
+    """Return a user's function as one over tuples; it gets named rows."""
+    row_type = row_type_of(schema.names)
+    return lambda values: function(tuple.__new__(row_type, values))

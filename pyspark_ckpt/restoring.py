@@ -1,0 +1,113 @@
+"""What users do with a checkpoint or savepoint before they start a query from it. Driver only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat, write_savepoint
+from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.on_disk.metadata import OperatorMetadata, Origin
+from pyspark_ckpt.writer import CheckpointedStreamWriter
+
+
+def plan_restore(
+    path: str, query: DataFrame | CheckpointedStreamWriter, **arguments: Any
+) -> RestorePlan:
+    """Tell what a restore would do with every operator and state; starts nothing.
+
+    Parameters
+    ----------
+    path
+        A ``savepoint-...`` or ``chk-...`` directory.
+    query
+        The query as a DataFrame, or its writer, whose options are taken into account.
+    arguments
+        Further arguments of ``restoreFrom``.
+
+    Returns
+    -------
+    RestorePlan
+        Prints as a table; `states` has a row for each operator and each of its states. ``start``
+        makes the same plan and raises what is refused in it.
+
+    Raises
+    ------
+    PlanError
+        If the query has no operator of this library.
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is no good checkpoint or savepoint at `path`.
+    """
+    if isinstance(query, CheckpointedStreamWriter):
+        writer = copy.copy(query)
+    else:
+        writer = CheckpointedStreamWriter(query)
+    return writer.restoreFrom(path, **arguments).planRestore()
+
+
+def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
+    """Make a savepoint of a checkpoint or savepoint in which operators have other uids.
+
+    Flink's ``SavepointWriter.changeOperatorIdentifier``. `path` is only read.
+
+    Parameters
+    ----------
+    path
+        A ``savepoint-...`` or ``chk-...`` directory.
+    uids
+        New uids by the old ones.
+    directory
+        Where the new ``savepoint-...`` directory goes.
+
+    Returns
+    -------
+    Savepoint
+        Self-contained and durable.
+
+    Raises
+    ------
+    RestoreError
+        If an old uid is not stored, or two operators would have one uid.
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is no good checkpoint or savepoint at `path`.
+    """
+    source = RestoreSource(str(path))
+    stored = [operator.uid for operator in source.metadata.operators]
+    unknown = sorted(set(uids) - set(stored))
+    if unknown:
+        raise RestoreError(
+            f"{source.path} has no operator {', '.join(map(repr, unknown))}, it has "
+            f"{', '.join(map(repr, stored))}: correct the old uid"
+        )
+    renamed = [uids.get(uid, uid) for uid in stored]
+    twice = sorted({uid for uid in renamed if renamed.count(uid) > 1})
+    if twice or not all(renamed):
+        raise RestoreError(
+            f"{source.path}: operators {', '.join(map(repr, stored))} cannot become "
+            f"{', '.join(map(repr, renamed))}: give each a uid of its own"
+        )
+    operators = tuple(_renamed(each, uids) for each in source.metadata.operators)
+    parent = Origin(
+        path=source.path,
+        kind=source.metadata.kind,
+        checkpoint_id=source.metadata.checkpoint_id,
+        query_id=source.metadata.query_id,
+        epoch=source.metadata.epoch,
+        operators=tuple(renamed),
+        sha256=source.sha256,
+    )
+    snapshot = msgspec.structs.replace(source.metadata, operators=operators, parent=parent)
+    # As they are: whatever format the files have.
+    return write_savepoint(snapshot, source.storage, str(directory), SavepointFormat.NATIVE)
+
+
+def _renamed(operator: OperatorMetadata, uids: Mapping[str, str]) -> OperatorMetadata:
+    uid = uids.get(operator.uid, operator.uid)
+    handles = tuple(msgspec.structs.replace(handle, uid=uid) for handle in operator.handles)
+    return msgspec.structs.replace(operator, uid=uid, handles=handles)

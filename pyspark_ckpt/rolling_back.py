@@ -1,0 +1,200 @@
+"""Puts a stopped query's own location back to a retained checkpoint. Driver only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.exchange import (
+    Exchange,
+    begun_exchange,
+    exchange,
+    finish_exchange,
+)
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.seeding import begin_seeding, finish_seeding, seed
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.on_disk.layout import (
+    CHECKPOINTS_DIRECTORY,
+    SEEDING_MARKER,
+    checkpoint_id_of,
+    checkpoint_name,
+)
+from pyspark_ckpt.on_disk.metadata import OperatorMetadata
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_local_storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.query_plan import is_active
+from pyspark_ckpt.session_conf import session_conf
+from pyspark_ckpt.spark_paths import qualified_path
+
+logger = logging.getLogger(__name__)
+
+_KEPT = "_before_rollback-"
+_STAGED = "_rolling_back-"
+_OWN_CONF = "spark.sql."
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """A location that was put back; `kept` is the directory with what was in it before.
+
+    :func:`rollback` to its name puts that back.
+    """
+
+    location: str
+    to: str
+    kept: str
+
+
+def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None = None) -> Rollback:
+    """Put the location of a stopped query back to one of its retained checkpoints.
+
+    The query that is started there next goes on from the checkpoint: its state, its source
+    offsets, its watermark. What was in the location is moved to a directory inside it and stays
+    until you delete it. A rollback that was interrupted is gone on with first.
+
+    Spark's file sink skips epochs that it has seen, so the query needs a new path: a start with the
+    old one is refused. Epochs are counted from 1 again, as after ``restoreFrom``.
+
+    Parameters
+    ----------
+    checkpointLocation
+        The query's; no driver may run the query.
+    to
+        ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
+    checkpointsDirectory
+        ``spark.ckpt.execution.checkpointing.dir``, if the query has one.
+
+    Returns
+    -------
+    Rollback
+        Durable.
+
+    Raises
+    ------
+    RestoreError
+        If the query runs in this application, or never did, or `to` is not its checkpoint.
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is no good checkpoint of that name; nothing was changed.
+    """
+    spark = _session()
+    location = open_local_storage(
+        qualified_path(spark, str(checkpointLocation)), "checkpointLocation"
+    )
+    root = None
+    if checkpointsDirectory is not None:
+        root = open_storage(qualified_path(spark, str(checkpointsDirectory)))
+    begun = begun_exchange(location)
+    if begun is not None:
+        finish_exchange(location, begun)
+        logger.warning("%s: finished the rollback to %s", location.root, begun.to)
+        if begun.to == to:
+            return Rollback(str(location.root), to, str(location.root / begun.kept))
+    _check_stopped(spark, location)
+    _clear_leftovers(location)
+    token = secrets.token_hex(6)
+    if to.startswith(_KEPT) and location.exists(to):
+        staged = to
+    else:
+        staged = f"{_STAGED}{token}"
+        _stage(spark, location, root, to, location.child(staged))
+    wanted = Exchange(
+        to=to,
+        kept=f"{_KEPT}{token}",
+        staged=staged,
+        outgoing=tuple(name for name in location.list() if not name.startswith((_KEPT, _STAGED))),
+        incoming=tuple(location.list(staged)),
+    )
+    exchange(location, wanted)
+    kept = str(location.root / wanted.kept)
+    logger.info("%s is put back to %s; what was there is in %s", location.root, to, kept)
+    return Rollback(str(location.root), to, kept)
+
+
+def _stage(
+    spark: SparkSession,
+    location: LocalStorage,
+    root: Storage | None,
+    to: str,
+    staged: LocalStorage,
+) -> None:
+    """Fill a directory with what the location shall have."""
+    query_id = SparkLog(location).query_id()
+    number = checkpoint_id_of(to)
+    if number is None or query_id is None:
+        raise RestoreError(
+            f"{location.root} cannot be put back to {to!r}: give chk-N, the name of a retained "
+            "checkpoint of the query that ran there"
+        )
+    checkpoints = location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
+    source = RestoreSource(checkpoints.url_of(to))
+    if source.metadata.query_id != query_id:
+        raise RestoreError(
+            f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.root} "
+            f"is of {query_id}: restore it into a fresh checkpointLocation"
+        )
+    operators = sorted(source.metadata.operators, key=lambda each: each.operator_id)
+    new_id = begin_seeding(staged)
+    new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
+    with session_conf(spark, _conf_of(source, operators)):
+        seed(spark, staged, new_checkpoints, source, [_descriptor(each) for each in operators])
+    # Ids only grow: the newest directory, complete or not, tells the highest.
+    highest = CompletedCheckpoints(checkpoints).last_id()
+    new_checkpoints.make_directory(checkpoint_name(highest))
+    finish_seeding(staged, source.path)
+
+
+def _conf_of(source: RestoreSource, operators: Sequence[OperatorMetadata]) -> dict[str, str]:
+    """Return the conf that Spark keeps with the query's epochs: state store, parallelism."""
+    fields: dict[str, Any] = json.loads(source.metadata.offsets_entry.split("\n")[1])
+    conf = {
+        key: str(value)
+        for key, value in fields.get("conf", {}).items()
+        if key.startswith(_OWN_CONF)
+    }
+    return {**conf, "spark.sql.shuffle.partitions": str(operators[0].parallelism)}
+
+
+def _descriptor(operator: OperatorMetadata) -> OperatorDescriptor:
+    return OperatorDescriptor(
+        uid=operator.uid,
+        parallelism=operator.parallelism,
+        max_parallelism=operator.max_parallelism,
+        key_schema=operator.key_schema,
+        time_mode=operator.time_mode,
+    )
+
+
+def _check_stopped(spark: SparkSession, location: LocalStorage) -> None:
+    query_id = SparkLog(location).query_id()
+    if query_id is None or SparkLog(location).committed_epoch() is None:
+        raise RestoreError(f"{location.root} has no committed epoch: there is nothing to put back")
+    if location.exists(SEEDING_MARKER):
+        raise RestoreError(
+            f"{location.root}: a restore into this location was interrupted; start the query with "
+            "restoreFrom again"
+        )
+    if is_active(spark, query_id):
+        raise RestoreError(f"query {query_id} runs at {location.root}: stop it first")
+
+
+def _clear_leftovers(location: LocalStorage) -> None:
+    """Remove what an attempt left behind that was cut off before its marker was written."""
+    for name in location.list():
+        if name.startswith(_STAGED):
+            location.delete_directory(name)
+
+
+def _session() -> SparkSession:
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise RestoreError("rollback needs a Spark session: make one first")
+    return spark

@@ -1,0 +1,147 @@
+"""Another parallelism, maxParallelism and backend on restore give what one run gives, per key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.session_conf import session_conf
+from tests.query.harness import (
+    BACKEND,
+    INLINE,
+    Feed,
+    Job,
+    digests,
+    drop_local_copies,
+    files_below,
+    flip_bit,
+    refused,
+)
+from tests.query.model import in_order
+from tests.query.stored import handles_of
+from tests.query.timed import ORIGIN_MS, at, timed_feed
+
+KEYS = [f"k{i}" for i in range(12)]
+OUTPUT = "k string, what string, v long, n long, recent string"
+
+
+class Everything(StatefulProcessor):
+    """Count rows, remember the last for 15 seconds of event time, set timers; tell all of it."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n long")
+        lasting = ckpt.StateTtlConfig(15_000, time="event")
+        self.recent = handle.getListState("recent", "v long", lasting)
+        self.due = handle.getMapState("due", "at long", "v long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            n = (self.n.get() or (0,))[0] + 1
+            self.n.update((n,))
+            recent = [item[0] for item in self.recent.get()]
+            self.recent.appendValue((row.v,))
+            at_ms = ORIGIN_MS + row.v * 1000
+            self.due.updateValue((at_ms,), (row.v,))
+            self.handle.registerTimer(at_ms)
+            yield Row(k=key[0], what="row", v=row.v, n=n, recent=str(recent))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        at_ms = expiredTimerInfo.getExpiryTimeInMs()
+        (v,) = self.due.getValue((at_ms,))
+        self.due.removeKey((at_ms,))
+        yield Row(k=key[0], what="timer", v=v, n=None, recent=None)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Feed:
+    return timed_feed(tmp_path / "in")
+
+
+@pytest.fixture
+def job(job: Job) -> Job:
+    job = job.but(processor=Everything, output=OUTPUT, time_mode="EventTime", watermark="ts")
+    return job.using({INLINE: "0b"})
+
+
+def file_of(epoch: int) -> list[Any]:
+    """Some keys have rows in every epoch, some in every other, some once."""
+    second = 10 * epoch
+    keys = KEYS[: (4, 12, 8)[epoch % 3]] if epoch else KEYS
+    return [(k, second + 5 + 7 * (i % 4), at(second)) for i, k in enumerate(keys)]
+
+
+def with_max(maximum: int) -> Any:
+    def plan(job: Job) -> DataFrame:
+        return job.process(ckpt.key_by(job.stream(), "k", maxParallelism=maximum))
+
+    return plan
+
+
+def run_at(job: Job, parallelism: int, restore: str | None = None) -> str:
+    """Take all input at a parallelism; return a savepoint of the end."""
+    with session_conf(job.spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
+        with job.running(restore) as query:
+            query.processAllAvailable()
+            return query.triggerSavepoint(str(job.base / "savepoints")).path
+
+
+def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
+    """3 subtasks, then 5 on the other backend, then 2 with 77 key groups; and on at the last."""
+    stages = [
+        (job.but(location="loc0", out="out0"), 3),
+        (job.but(location="loc1", out="out1").using({BACKEND: "heap"}), 5),
+        (job.but(location="loc2", out="out2", plan=with_max(77)), 2),
+    ]
+    savepoint, before = None, {}
+    for number, (stage, parallelism) in enumerate(stages):
+        job.feed.add(*(file_of(2 * number + n) for n in range(2)))
+        savepoint = run_at(stage, parallelism, savepoint)
+        assert {h.parallelism for h in handles_of(savepoint)} == {parallelism}
+        before.update(digests(Path(savepoint)))
+    assert digests(job.base / "savepoints") == before
+    assert {h.max_parallelism for h in handles_of(savepoint)} == {77}
+    assert drop_local_copies(job.spark)
+    job.feed.add(file_of(6))
+    last, parallelism = stages[-1]
+    run_at(last, parallelism)
+    told = [row for stage, _ in stages for row in stage.result()]
+    assert len({row[0] for row in told if row[1] == "timer"}) == len(KEYS)
+    reference = job.but(location="loc-all", out="out-all")
+    run_at(reference, 2)
+    assert in_order(told) == reference.result()
+
+
+def test_refused_and_cut_off(job: Job) -> None:
+    """What cannot be is refused before any task runs; a failed move is begun anew."""
+    job.feed.add(file_of(0))
+    savepoint = run_at(job, 3)
+    fork = job.but(location="loc2", out="out2")
+    broken = max(files_below(Path(savepoint) / "taskowned"), key=lambda path: path.stat().st_size)
+    whole = broken.read_bytes()
+    with session_conf(job.spark, {"spark.sql.shuffle.partitions": "5"}):
+        with refused(ckpt.PlanError, "maxParallelism", unchanged=job.base):
+            fork.but(plan=with_max(4)).start(savepoint)
+        with refused(ckpt.RestoreError, "keyed by", unchanged=job.base):
+            fork.but(keys=("v",)).start(savepoint)
+        flip_bit(broken)
+        with refused(ckpt.CorruptFileError, broken.name, unchanged=Path(savepoint)):
+            fork.start(savepoint)
+        with refused(ckpt.RestoreError, "interrupted", unchanged=fork.location_path):
+            fork.start()
+        broken.write_bytes(whole)
+    job.feed.add(file_of(1))
+    run_at(fork, 4, savepoint)
+    told = [row for row in fork.result() if row[1] == "row"]
+    assert sorted((k, n) for k, _, _, n, _ in told) == sorted((k, 2) for k in KEYS)

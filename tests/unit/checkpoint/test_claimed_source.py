@@ -1,0 +1,129 @@
+"""A claimed original goes once the query has a checkpoint of its own, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource, discard
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.origin import Restore, read_origin, write_origin
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.on_disk.storage import LocalStorage
+
+NATIVE = SavepointFormat.NATIVE
+OWN = CompletedCheckpoint(1, "chk-1", 1, 1, 1, 1)
+
+
+def origin_of(path: Path) -> Origin:
+    source = RestoreSource(str(path))
+    return Origin(
+        path=source.path,
+        kind=source.metadata.kind,
+        checkpoint_id=None,
+        query_id="q",
+        epoch=6,
+        operators=("count",),
+        sha256=source.sha256,
+        claim_mode="CLAIM",
+    )
+
+
+def tree(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+@pytest.fixture
+def savepoint(storage: LocalStorage, snapshot: CheckpointMetadata, tmp_path: Path) -> Path:
+    return Path(write_savepoint(snapshot, storage, str(tmp_path / "savepoints"), NATIVE).path)
+
+
+@pytest.fixture
+def checkpoints(storage: LocalStorage, snapshot: CheckpointMetadata) -> LocalStorage:
+    store = CompletedCheckpoints(storage)
+    for number in (3, 4):
+        store.reserve(number)
+        store.add(number, snapshot)
+    return storage
+
+
+def test_a_savepoint_goes_with_all_its_directories(savepoint: Path) -> None:
+    assert discard(origin_of(savepoint))
+    assert list(savepoint.parent.iterdir()) == []
+
+
+def test_files_that_are_not_the_savepoints_own_stay(savepoint: Path) -> None:
+    (savepoint / "notes.txt").write_text("mine")
+    (savepoint / "shared" / "other").write_text("mine")
+    assert discard(origin_of(savepoint))
+    assert tree(savepoint) == {"notes.txt", "shared", "shared/other"}
+
+
+def test_a_deletion_that_was_cut_off_is_gone_on_with(savepoint: Path) -> None:
+    origin = origin_of(savepoint)
+    (savepoint / "taskowned" / "segment").unlink()
+    assert discard(origin)
+    assert not savepoint.exists()
+    assert not discard(origin)
+
+
+def test_another_savepoint_at_the_path_stays(
+    savepoint: Path, storage: LocalStorage, snapshot: CheckpointMetadata
+) -> None:
+    origin = origin_of(savepoint)
+    other = msgspec.structs.replace(snapshot, epoch=7)
+    made = Path(write_savepoint(other, storage, str(savepoint.parent), NATIVE).path)
+    assert discard(origin)
+    made.rename(savepoint)
+    before = tree(savepoint)
+    assert not discard(origin)
+    assert tree(savepoint) == before
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_of_a_checkpoint_nothing_goes_that_others_may_share(
+    checkpoints: LocalStorage, number: int
+) -> None:
+    before = tree(checkpoints.root)
+    assert discard(origin_of(checkpoints.root / f"chk-{number}"))
+    assert tree(checkpoints.root) == before - {f"chk-{number}/_metadata"}
+    store = CompletedCheckpoints(checkpoints)
+    assert (store.ids(), store.last_id()) == ([7 - number], 4)
+
+
+def test_it_goes_at_the_first_checkpoint_of_the_query(savepoint: Path) -> None:
+    listener = ClaimedSource(origin_of(savepoint))
+    assert (savepoint / "_metadata").exists()
+    listener.onCheckpointCompleted(OWN)
+    assert not savepoint.exists()
+    listener.onCheckpointCompleted(OWN)
+
+
+def test_a_failed_deletion_is_tried_again(savepoint: Path) -> None:
+    listener = ClaimedSource(origin_of(savepoint))
+    whole = (savepoint / "_metadata").read_bytes()
+    (savepoint / "_metadata").write_bytes(whole[:-1])
+    listener.onCheckpointCompleted(OWN)
+    assert "shared" in tree(savepoint)
+    (savepoint / "_metadata").write_bytes(whole)
+    listener.onCheckpointCompleted(OWN)
+    assert not savepoint.exists()
+
+
+def test_the_origin_is_read_as_written(storage: LocalStorage, savepoint: Path) -> None:
+    assert read_origin(storage) is None
+    origin = msgspec.structs.replace(origin_of(savepoint), skipped=("chk-9 is cut",))
+    write_origin(storage, origin)
+    assert read_origin(storage) == origin
+    assert Restore.of(origin) == Restore(
+        str(savepoint), 6, "q", "CLAIM", needs_original=False, skipped=("chk-9 is cut",)
+    )
+    storage.path("origin.json").write_bytes(b"{}")
+    with pytest.raises(CorruptFileError, match=r"origin\.json"):
+        read_origin(storage)

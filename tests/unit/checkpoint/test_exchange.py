@@ -1,0 +1,113 @@
+"""What is in a location is exchanged, wherever it is cut off and gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.checkpoint.exchange import (
+    Exchange,
+    begun_exchange,
+    exchange,
+    finish_exchange,
+)
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.storage import LocalStorage
+
+OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}
+NEW = {"offsets/0": "new", "metadata": "new", "only-new/x": "new"}
+WANTED = Exchange(
+    to="chk-1",
+    kept="_kept",
+    staged="_staged",
+    outgoing=("metadata", "offsets", "only-old", "state"),
+    incoming=("metadata", "offsets", "only-new"),
+)
+STEPS = 1 + len(WANTED.outgoing) + len(WANTED.incoming) + 2
+
+
+class CutOffError(Exception):
+    pass
+
+
+class CutOffStorage(LocalStorage):
+    """Works for so many operations, then is cut off, before or after the last of them."""
+
+    def __init__(self, root: Path, operations: int, *, does_last: bool) -> None:
+        super().__init__(root)
+        self.left, self.does_last = operations, does_last
+
+    def _cut(self, operation: str, *arguments: object) -> None:
+        self.left -= 1
+        if self.left > 0 or (self.left == 0 and self.does_last):
+            getattr(LocalStorage, operation)(self, *arguments)
+        if self.left <= 0:
+            raise CutOffError
+
+    def write(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("write", *arguments)
+
+    def move(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("move", *arguments)
+
+    def delete(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("delete", *arguments)
+
+    def delete_directory(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("delete_directory", *arguments)
+
+
+def content(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> Path:
+    for directory, files in ((tmp_path, OLD), (tmp_path / "_staged", NEW)):
+        for name, text in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    return tmp_path
+
+
+DONE = {**NEW, **{f"_kept/{name}": text for name, text in OLD.items()}}
+
+
+def test_all_goes_out_and_in(location: Path) -> None:
+    exchange(LocalStorage(location), WANTED)
+    assert content(location) == DONE
+    assert begun_exchange(LocalStorage(location)) is None
+
+
+@pytest.mark.parametrize("does_last", [False, True])
+@pytest.mark.parametrize("operations", range(1, STEPS + 1))
+def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool) -> None:
+    """Before the marker nothing is changed; after it, it is gone on with, once or twice."""
+    before = content(location)
+    with pytest.raises(CutOffError):
+        exchange(CutOffStorage(location, operations, does_last=does_last), WANTED)
+    begun = begun_exchange(LocalStorage(location))
+    if begun is None:
+        assert content(location) in (before, DONE)
+        assert (content(location) == DONE) == (operations == STEPS)
+        return
+    assert begun == WANTED
+    with pytest.raises(CutOffError):
+        finish_exchange(CutOffStorage(location, 1, does_last=True), begun)
+    begun = begun_exchange(LocalStorage(location))
+    if begun is not None:
+        finish_exchange(LocalStorage(location), begun)
+    assert content(location) == DONE
+
+
+def test_there_are_no_more_steps_than_were_cut_off(location: Path) -> None:
+    exchange(CutOffStorage(location, STEPS + 1, does_last=True), WANTED)
+    assert content(location) == DONE
+
+
+def test_a_changed_marker_is_refused(location: Path) -> None:
+    (location / "_rollback").write_text("{}")
+    with pytest.raises(CorruptFileError, match="by hand"):
+        begun_exchange(LocalStorage(location))

@@ -1,0 +1,29 @@
+"""What a task raised is found in the traceback that Spark passes on."""
+
+from __future__ import annotations
+
+from pyspark.errors import PySparkException
+
+from pyspark_ckpt.checkpoint.task_errors import task_error
+from pyspark_ckpt.errors import CorruptFileError
+
+TRACEBACK = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "somewhere.py", line 1, in f
+ValueError: first
+
+During handling of the above exception, another exception occurred:
+
+pyspark_ckpt.errors.CorruptFileError: shared/base: SHA-256 is a, b was written; restore
+"""
+
+
+def test_the_last_of_our_errors_is_found() -> None:
+    error = task_error(PySparkException(TRACEBACK))
+    assert type(error) is CorruptFileError
+    assert str(error) == "shared/base: SHA-256 is a, b was written; restore"
+
+
+def test_other_errors_are_left_alone() -> None:
+    for text in ("ValueError: x", "pyspark_ckpt.errors.Nothing: x", "pyspark_ckpt.errors.re: x"):
+        assert task_error(PySparkException(text)) is None

@@ -1,0 +1,449 @@
+"""State moves to any number of subtasks and back, and none of it is lost, doubled or changed."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from tempfile import mkdtemp
+
+import msgspec
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, TtlDescriptor
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.operator.base_snapshot import read_base
+from pyspark_ckpt.operator.codec import key_encoder
+from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.epoch_writes import DEFAULT_LIMIT_BYTES
+from pyspark_ckpt.operator.key_groups import key_groups_of, subtask_of
+from pyspark_ckpt.operator.operator_states import RAW_CHUNK_BYTES, RawState
+from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.redistribution import Entry, Redistribution, numbered
+from pyspark_ckpt.operator.redistribution_run import newest_of, write_subtask
+from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.stored_keys import encode_key_group, is_keyed
+from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.unified_states import UnifiedStates
+from state_backends import Changes, open_backend
+from tests.unit.operator.subtask_epochs import BOTH, IN_MEMORY, NUMBER, TEXT, SubtaskEpochs
+
+PARALLELISMS = (1, 2, 3, 4, 5, 7, 16, 128)
+MAX = 128
+encode = key_encoder()
+KEYS = [(f"k{number}",) for number in range(40)]
+NOW_MS = 1_000_000
+TTL = StateTtlConfig(1000)
+
+State = dict[bytes, bytes]
+
+
+def key_group_of(key: bytes, max_parallelism: int) -> int:
+    """In the place of Spark's hash."""
+    return zlib.crc32(key) % max_parallelism
+
+
+class Subtask:
+    """An old subtask: its handle and what it stores."""
+
+    def __init__(self, handle: Handle, entries: State) -> None:
+        self.handle, self.entries = handle, entries
+
+
+def handle_of(
+    subtask: int, parallelism: int, states: tuple[StateDescriptor, ...], maximum: int = MAX,
+    epoch: int = 1,
+) -> Handle:  # fmt: skip
+    return Handle(
+        query_id="q", uid="u", subtask=subtask, parallelism=parallelism, max_parallelism=maximum,
+        epoch=epoch, key_schema=TEXT.json(), states=states, time_mode="ProcessingTime",
+    )  # fmt: skip
+
+
+def fill(subtask: int, parallelism: int, directory: Path, maximum: int = MAX) -> Subtask | None:
+    """Write states of every kind for the subtask's own keys; none if there are none."""
+    encoded = [(key_group_of(encode(key), maximum), encode(key)) for key in KEYS]
+    groups = key_groups_of(subtask, parallelism, maximum)
+    keys = sorted((encode_key_group(group), key) for group, key in encoded if group in groups)
+    if not keys:
+        return None
+    with open_backend("heap", directory, create=True) as backend:
+        epochs = SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, Path(mkdtemp(dir=IN_MEMORY)))
+        handle = epochs.begin(keys=keys)
+        n, items = handle.getValueState("n", NUMBER), handle.getListState("items", NUMBER, TTL)
+        tally = handle.getMapState("tally", TEXT, NUMBER)
+        seen = handle.getOperatorListState("seen", NUMBER)
+        shared = handle.getOperatorListState("shared", NUMBER, "union")
+        rules = handle.getBroadcastState("rules", TEXT, NUMBER)
+        epochs.leave_key()
+        for number in range(5):
+            seen.appendValue((100 * subtask + number,))
+        shared.appendValue((subtask,))
+        rules.updateValue(("r",), (1,))
+        epochs.table.write_below(b"\x82\x00", b"\x82\x00" + bytes(6), b"raw %d" % subtask)
+        for position in range(len(keys)):
+            epochs.to_key(position)
+            number = zlib.crc32(keys[position][1])
+            n.update((number,))
+            items.appendList([(number,), (-number,)])
+            tally.updateValue(("a",), (number,))
+            tally.updateValue(("b",), (number,))
+            handle.registerTimer(number)
+            handle.registerTimer(NOW_MS)
+        epochs.end()
+        return Subtask(handle_of(subtask, parallelism, epochs.states, maximum), epochs.entries())
+
+
+def filled(parallelism: int, directory: Path, maximum: int = MAX) -> list[Subtask]:
+    made = [
+        fill(number, parallelism, directory / f"{parallelism}-{number}", maximum)
+        for number in range(parallelism)
+    ]
+    return [subtask for subtask in made if subtask is not None]
+
+
+def place(
+    subtasks: Sequence[Subtask], merged: UnifiedStates, parallelism: int, maximum: int = MAX
+) -> dict[int, list[Entry]]:
+    """Do what the Spark job does: move to the new subtasks and sort."""
+    placed: dict[int, list[Entry]] = {number: [] for number in range(parallelism)}
+    for subtask in subtasks:
+        gives = subtask.handle == newest_of(each.handle for each in subtasks)
+        redistribution = Redistribution(
+            subtask.handle, merged, parallelism, maximum, gives_broadcast=gives
+        )
+        for moved in redistribution.moved(sorted(subtask.entries.items())):
+            if moved.subtask is not None:
+                placed[moved.subtask].append((moved.head + moved.tail, moved.value))
+                continue
+            assert moved.key is not None
+            group = key_group_of(moved.key, maximum)
+            stored_key = moved.head + encode_key_group(group) + moved.tail
+            placed[subtask_of(group, parallelism, maximum)].append((stored_key, moved.value))
+    return {number: sorted(entries, key=itemgetter(0)) for number, entries in placed.items()}
+
+
+def move(
+    subtasks: Sequence[Subtask],
+    parallelism: int,
+    maximum: int = MAX,
+    wanted: Sequence[StateDescriptor] = (),
+    migrations: dict[str, Migration] | None = None,
+) -> list[Subtask]:
+    """Return the new subtasks, but for those that get no entries."""
+    merged = UnifiedStates("u", [each.handle for each in subtasks], wanted, migrations)
+    made = []
+    for number, entries in place(subtasks, merged, parallelism, maximum).items():
+        result = list(numbered(entries, merged.states))
+        assert [key for key, _ in result] == sorted({key for key, _ in result})
+        if result:
+            made.append(
+                Subtask(handle_of(number, parallelism, merged.states, maximum), dict(result))
+            )
+    return made
+
+
+def keyed(subtasks: Iterable[Subtask]) -> Counter[Entry]:
+    """All entries of keys and timers, however often they are there."""
+    return Counter(
+        entry
+        for subtask in subtasks
+        for entry in subtask.entries.items()
+        if is_keyed(entry[0]) or entry[0].startswith(b"\x80")
+    )
+
+
+class Opened:
+    """The states of a subtask, through the library's own classes."""
+
+    def __init__(self, subtask: Subtask, directory: Path) -> None:
+        self.backend = open_backend("rocksdb", directory, create=True)
+        entries = subtask.entries
+        self.backend.load([Changes(list(entries), list(entries.values()))], "1")
+        self.table = StateTable(self.backend)
+        clock = EpochClock(TimeMode.PROCESSING_TIME, NOW_MS, None)
+        self.handle = ProcessorHandle(self.table, clock, "here", subtask.handle.states, {})
+
+    def lists(self) -> tuple[list[int], list[int], dict[str, int], list[bytes]]:
+        seen = self.handle.getOperatorListState("seen", NUMBER).get()
+        shared = self.handle.getOperatorListState("shared", NUMBER, "union").get()
+        rules = self.handle.getBroadcastState("rules", TEXT, NUMBER).iterator()
+        raw = RawState(self.table).streams()
+        return (
+            [item[0] for item in seen],
+            [item[0] for item in shared],
+            {key[0]: value[0] for key, value in rules},
+            raw,
+        )
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    path = Path(mkdtemp(dir=IN_MEMORY))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("parallelism", PARALLELISMS)
+def test_to_every_parallelism_and_back(parallelism: int, directory: Path) -> None:
+    """Keyed state is the same in whatever number of subtasks, each entry where its key belongs."""
+    old = filled(parallelism, directory)
+    for other in PARALLELISMS:
+        new = move(old, other)
+        assert keyed(new) == keyed(old)
+        for subtask in new:
+            groups = key_groups_of(subtask.handle.subtask, other, MAX)
+            for key in filter(is_keyed, subtask.entries):
+                assert int.from_bytes(key[:2], "big") in groups
+        back = move(new, parallelism)
+        assert keyed(back) == keyed(old)
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 1), (4, 4), (5, 2), (2, 7), (16, 5)])
+def test_operator_state(old: int, new: int, directory: Path) -> None:
+    """Lists are dealt out evenly or given to all, broadcast state to all, raw streams dealt."""
+    subtasks = filled(old, directory)
+    numbers = [subtask.handle.subtask for subtask in subtasks]
+    opened = [
+        Opened(subtask, directory / f"new-{number}").lists()
+        for number, subtask in enumerate(move(subtasks, new))
+    ]
+    assert len(opened) == new
+    seen = [each[0] for each in opened]
+    assert sorted(chain(*seen)) == sorted(100 * s + n for s in numbers for n in range(5))
+    assert max(map(len, seen)) - min(map(len, seen)) <= old
+    assert all(sorted(each[1]) == numbers for each in opened)
+    assert all(each[2] == {"r": 1} for each in opened)
+    raw = [each[3] for each in opened]
+    assert sorted(chain(*raw)) == sorted(b"raw %d" % number for number in numbers)
+    first = [streams[0] if streams else None for streams in raw]
+    assert first[0] == b"raw %d" % numbers[0]
+
+
+def test_another_number_of_key_groups(directory: Path) -> None:
+    """Key groups are found anew, also in the order of time; and found back."""
+    old = filled(3, directory, 128)
+    new = move(old, 5, 1000)
+    assert keyed(new) != keyed(old)
+    assert sum(keyed(new).values()) == sum(keyed(old).values())
+    for subtask in new:
+        groups = key_groups_of(subtask.handle.subtask, 5, 1000)
+        for key in subtask.entries:
+            if is_keyed(key):
+                assert int.from_bytes(key[:2], "big") in groups
+            elif key.startswith(b"\x80"):
+                assert int.from_bytes(key[10:12], "big") == key_group_of(key[12:], 1000)
+                assert int.from_bytes(key[10:12], "big") in groups
+    assert keyed(move(new, 3, 128)) == keyed(old)
+
+
+def test_more_subtasks_than_keys(directory: Path) -> None:
+    new = move(filled(1, directory), 128)
+    with_keys = [subtask for subtask in new if any(map(is_keyed, subtask.entries))]
+    assert 1 < len(with_keys) <= len(KEYS)
+
+
+def test_the_written_subtask_is_what_its_handle_says(directory: Path, tmp_path: Path) -> None:
+    """Base snapshot, number of entries, first timer, nothing left of sweeps and segments."""
+    storage = LocalStorage(tmp_path / "checkpoints")
+    subtasks = filled(2, directory)
+    (moved,) = move(subtasks, 1)
+    merged = UnifiedStates("u", [each.handle for each in subtasks])
+    entries = place(subtasks, merged, 1)[0]
+    first = msgspec.structs.replace(moved.handle, states=(), epoch=0)
+    handle = write_subtask(storage, first, merged.states, entries, has_same_clock=True)
+    assert handle.base is not None
+    assert handle.version == handle.base.version
+    stored = [
+        entry
+        for changes in read_base(storage, handle.base)
+        for entry in zip(changes.keys, changes.values, strict=True)
+    ]
+    assert stored == sorted(moved.entries.items())
+    assert handle.base.entries == len(stored)
+    earliest = min([NOW_MS, *(zlib.crc32(encode(key)) for key in KEYS)])
+    assert handle.timeout_ms == earliest - 1
+    assert (handle.segments, handle.sweep_from, handle.epoch) == ((), b"", 0)
+    other = write_subtask(storage, first, merged.states, entries, has_same_clock=False)
+    assert other.timeout_ms is None
+
+
+def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:
+    entries = [(bytes(3) + b"\x01", b"\x90"), (bytes(3) + b"\x01", b"\x90")]
+    states = (StateDescriptor("n", "value", NUMBER.json()),)
+    with pytest.raises(IncompatibleStateError, match="migration"):
+        write_subtask(
+            LocalStorage(tmp_path), handle_of(0, 1, ()), states, entries, has_same_clock=True
+        )
+
+
+def test_a_key_of_no_known_kind_is_refused() -> None:
+    handle = handle_of(0, 1, ())
+    redistribution = Redistribution(
+        handle, UnifiedStates("u", [handle]), 1, MAX, gives_broadcast=True
+    )
+    with pytest.raises(CorruptFileError, match="no known kind"):
+        list(redistribution.moved([(b"\x90\x00x", b"")]))
+
+
+def test_raw_state_of_many_chunks_stays_in_order() -> None:
+    chunks = [b"a" * RAW_CHUNK_BYTES, b"b" * 7]
+    subtasks = [
+        Subtask(
+            handle_of(number, 4, ()),
+            {b"\x82\x00\x00\x00" + n.to_bytes(4, "big"): chunk for n, chunk in enumerate(chunks)},
+        )
+        for number in range(4)
+    ]
+    (one,) = move(subtasks, 1)
+    assert len(one.entries) == 8
+    (table,) = [list(one.entries.values())]
+    assert table == chunks * 4
+    assert [s.handle.subtask for s in move(subtasks, 8)] == [0, 2, 4, 6]
+
+
+def value_entry(group: int, state_id: int, key: str, data: bytes) -> Entry:
+    return encode_key_group(group) + bytes([state_id]) + encode((key,)), data
+
+
+def packed(*values: object, version: int | None = None) -> bytes:
+    mark = b"" if version is None else bytes([0xCC, version])
+    return mark + encode(values)
+
+
+def states_of(subtask: Subtask) -> dict[str, tuple[StateDescriptor, int]]:
+    return {state.name: (state, number) for number, state in enumerate(subtask.handle.states)}
+
+
+def content(
+    subtask: Subtask, name: str, schema: T.StructType, directory: Path
+) -> dict[str, object]:
+    """Each key's value of a value state."""
+    opened = Opened(subtask, directory)
+    state = opened.handle.getValueState(name, schema)
+    keys = sorted({(stored[:2], stored[3:]) for stored in filter(is_keyed, subtask.entries)})
+    opened.table.begin_part(keys)
+    found = {}
+    for position, (_, key) in enumerate(keys):
+        opened.table.enter(position)
+        found[msgspec.msgpack.decode(key)[0]] = state.get()
+    return found
+
+
+LONGS = T.StructType([T.StructField("n", T.LongType()), T.StructField("m", T.LongType())])
+
+
+def test_subtasks_with_other_ids_and_older_schemas(directory: Path) -> None:
+    """One is behind, one has its states in another order and has skipped a schema."""
+    newest = Subtask(
+        handle_of(0, 3, (
+            StateDescriptor("x", "value", LONGS.json(), None, (NUMBER.json(), BOTH.json())),
+            StateDescriptor("gone", "value", NUMBER.json(), sweeps=0),
+        ), epoch=9),
+        dict([
+            value_entry(1, 0, "first", packed(1)),
+            value_entry(2, 0, "second", packed(2, "s", version=1)),
+            value_entry(3, 0, "third", packed(3, 30, version=2)),
+            value_entry(3, 1, "third", packed(0)),
+        ]),
+    )  # fmt: skip
+    behind = Subtask(
+        handle_of(1, 3, (StateDescriptor("x", "value", NUMBER.json()),), epoch=3),
+        dict([value_entry(50, 0, "fourth", packed(4))]),
+    )
+    other = Subtask(
+        handle_of(2, 3, (
+            StateDescriptor("y", "value", TEXT.json()),
+            StateDescriptor("x", "value", LONGS.json(), earlier_schemas=(BOTH.json(),)),
+        ), epoch=8),
+        dict([
+            value_entry(100, 1, "fifth", packed(5, "s")),
+            value_entry(101, 1, "sixth", packed(6, 60, version=1)),
+            value_entry(101, 0, "sixth", packed("y")),
+        ]),
+    )  # fmt: skip
+    (one,) = move([behind, other, newest], 1)
+    assert list(states_of(one)) == ["x", "y"]
+    assert content(one, "x", LONGS, directory / "x") == {
+        "first": (1, None), "second": (2, None), "third": (3, 30), "fourth": (4, None),
+        "fifth": (5, None), "sixth": (6, 60),
+    }  # fmt: skip
+    assert content(one, "y", TEXT, directory / "y")["sixth"] == ("y",)
+
+
+def test_times_to_live_that_began_at_different_times() -> None:
+    """Entries without a time get the one from which they aged in their own subtask."""
+
+    def subtask(number: int, since_ms: int | None) -> Subtask:
+        ttl = None
+        if since_ms is not None:
+            ttl = TtlDescriptor(
+                1000, "processing", "OnCreateAndWrite", "NeverReturnExpired", since_ms
+            )
+        state = StateDescriptor("x", "value", NUMBER.json(), ttl=ttl, is_stamped=ttl is not None)
+        stamped = b"\xd3" + (77).to_bytes(8, "big") + packed(2)
+        return Subtask(
+            handle_of(number, 3, (state,), epoch=9 - number),
+            dict([
+                value_entry(number * 43, 0, "old", packed(1)),
+                value_entry(number * 43, 0, "new", stamped if ttl else packed(2)),
+            ]),
+        )  # fmt: skip
+
+    def stamps(subtasks: list[Subtask]) -> list[int | None]:
+        (one,) = move(subtasks, 1)
+        return [
+            int.from_bytes(value[1:9], "big") if value[0] == 0xD3 else None
+            for _, value in sorted(one.entries.items())
+        ]
+
+    same = [subtask(0, 5), subtask(1, 5)]
+    assert stamps(same) == [77, None, 77, None]
+    (one,) = move(same, 1)
+    assert one.handle.states[0].ttl.since_ms == 5
+    differ = [subtask(0, 5), subtask(1, 6), subtask(2, None)]
+    assert stamps(differ) == [77, 5, 77, 6, None, None]
+    (one,) = move(differ, 1)
+    assert one.handle.states[0].ttl.since_ms is None
+    assert one.handle.states[0].is_stamped
+
+
+def in_text(row: T.Row) -> tuple[str]:
+    return (str(row.n),)
+
+
+def test_migrations_are_done_on_the_way(directory: Path) -> None:
+    """Also of subtasks of which some have been migrated before; a second name is not needed."""
+    wanted = StateDescriptor("text", "value", TEXT.json())
+    before = Subtask(
+        handle_of(0, 2, (StateDescriptor("n", "value", NUMBER.json()),), epoch=1),
+        dict([value_entry(1, 0, "a", packed(1)), value_entry(2, 0, "b", packed(2))]),
+    )
+    after = Subtask(
+        handle_of(1, 2, (StateDescriptor("gone", "value", TEXT.json(), sweeps=1), wanted), epoch=2),
+        dict([value_entry(100, 1, "c", packed("3"))]),
+    )
+    migrations = {"text": Migration(value=in_text, renamed_from="n")}
+    for subtasks in ([before, after], [before]):
+        (one,) = move(subtasks, 1, MAX, [wanted], migrations)
+        found = content(one, "text", TEXT, directory / str(len(subtasks)))
+        assert found == {k: (str(n),) for n, k in enumerate("abc"[: len(found)], start=1)}
+        assert [state.name for state in one.handle.states] == ["text"]
+
+
+def test_forms_that_do_not_fit_together_are_refused() -> None:
+    one = handle_of(0, 2, (StateDescriptor("x", "value", NUMBER.json()),), epoch=1)
+    for state in (
+        StateDescriptor("x", "value", TEXT.json()),
+        StateDescriptor("x", "list", NUMBER.json()),
+    ):
+        other = handle_of(1, 2, (state,), epoch=2)
+        with pytest.raises(IncompatibleStateError, match=r"subtask 0.*'x'.*migrations"):
+            UnifiedStates("u", [one, other])
