@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.restore_plan import plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
 from pyspark_ckpt.checkpoint.verification import verify
@@ -256,7 +257,7 @@ def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str
         states=(StateDescriptor("count", "map", good, map_key_schema=good),),
     )  # fmt: skip
     with pytest.raises(CorruptFileError, match="user-defined type"):
-        RestoreSource(str(root)).check((wanted,))
+        plan_of(RestoreSource(str(root)), [wanted], allow_non_restored_state=False).check()
 
 
 @pytest.mark.parametrize("schema", ["", "{", "[]", '"x"', '{"type":"struct"}', "[" * 100_000])
@@ -267,7 +268,7 @@ def test_a_schema_that_is_none(root: Path, schema: str) -> None:
     tampered(root, msgspec.structs.replace(metadata, operators=(operator,)))
     wanted = OperatorDescriptor(uid="count", parallelism=4, max_parallelism=128, key_schema=SCHEMA)
     with pytest.raises(CorruptFileError, match="schema"):
-        RestoreSource(str(root)).check((wanted,))
+        plan_of(RestoreSource(str(root)), [wanted], allow_non_restored_state=False).check()
 
 
 @pytest.mark.parametrize("form", ["changes", "canonical", "sst", "../../x"])
