@@ -41,7 +41,8 @@ _SCRATCH = "scratch"
 class LocalCopy:
     """A subtask's backend and, beside it, an empty directory for the length of the epoch.
 
-    A private copy goes when its attempt ends, with its snapshots.
+    A private copy goes when its attempt ends, with its snapshots. `is_rebuilt` tells that what was
+    here could not be used, or was not here.
     """
 
     backend: StateBackend
@@ -49,6 +50,7 @@ class LocalCopy:
     backend_type: str
     snapshots: LocalSnapshots
     is_private: bool
+    is_rebuilt: bool
 
 
 @contextmanager
@@ -80,10 +82,11 @@ def open_local_copy(
     with _claimed(directory) as claimed:
         place = claimed / backend_type
         snapshots = LocalSnapshots(claimed)
-        backend = _at_version(place, backend_type, storage, handle, snapshots)
+        backend, is_rebuilt = _at_version(place, backend_type, storage, handle, snapshots)
         try:
             with backend, _scratch(claimed / _SCRATCH) as scratch:
-                yield LocalCopy(backend, scratch, backend_type, snapshots, claimed != directory)
+                is_private = claimed != directory
+                yield LocalCopy(backend, scratch, backend_type, snapshots, is_private, is_rebuilt)
         except StateBackendError:
             shutil.rmtree(place, ignore_errors=True)  # a damaged copy: the retry builds a new one
             snapshots.keep_only(())  # they share files with it
@@ -158,19 +161,22 @@ def _at_version(
     storage: WorkerStorage,
     handle: Handle | None,
     snapshots: LocalSnapshots,
-) -> StateBackend:
+) -> tuple[StateBackend, bool]:
+    """Return the backend, and whether it had to be rebuilt from durable files."""
     base = None if handle is None else handle.base
     try:
         backend = _existing_at_version(place, backend_type, storage, handle)
         if backend is not None:
-            return backend
+            return backend, False
     except StateBackendError:  # a damaged copy is replaced like an outdated one
         snapshots.keep_only(() if base is None else {base.snapshot_id})  # it has digests
     if base is not None and base.format == ROCKSDB_FORMAT and backend_type == "rocksdb":
         assert handle is not None  # it has the base
-        return _rebuild_natively(place, storage, handle, base, snapshots)
+        return _rebuild_natively(place, storage, handle, base, snapshots), True
     shutil.rmtree(place, ignore_errors=True)
-    return _rebuild(place, backend_type, storage, handle)
+    # The first segment goes into a new backend as it would into an empty one.
+    had_more = handle is not None and (base is not None or len(handle.segments) > 1)
+    return _rebuild(place, backend_type, storage, handle), had_more
 
 
 def _existing_at_version(

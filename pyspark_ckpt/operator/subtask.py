@@ -115,6 +115,7 @@ class SubtaskFunction:
                         reads=table.reads,
                         cache_hits=table.cache_hits,
                         timers_fired=processing.timers_fired,
+                        rebuilds=int(copy.is_rebuilt),
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
                     ),
