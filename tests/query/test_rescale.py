@@ -128,7 +128,8 @@ def test_refused_and_cut_off(job: Job) -> None:
     job.feed.add(file_of(0))
     savepoint = run_at(job, 3)
     fork = job.but(location="loc2", out="out2")
-    broken = max(files_below(Path(savepoint) / "taskowned"), key=lambda path: path.stat().st_size)
+    files = files_below(Path(savepoint) / "shared")
+    broken = next(path for path in files if not path.name.startswith("source-"))
     whole = broken.read_bytes()
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": "5"}):
         with refused(ckpt.PlanError, "maxParallelism", unchanged=job.base):
