@@ -46,24 +46,21 @@ def break_down(spark: SparkSession, case: Case, contender: Contender, directory:
     profiles.mkdir(parents=True)
     measured = replace(contender, subtask=partial(MeasuredSubtask, profiles))
     run = run_turn(spark, case, measured, directory)
-    counts = case.epochs_of(contender)
-    return Breakdown(contender.name, *_phases(profiles, run, counts.counted))
+    return Breakdown(contender.name, *_phases(profiles, run))
 
 
-def _phases(profiles: Path, run: Run, counted: int) -> tuple[float, dict[str, float]]:
-    calls = [json.loads(path.read_text(encoding="utf-8")) for path in _last(profiles, counted)]
+def _phases(profiles: Path, run: Run) -> tuple[float, dict[str, float]]:
+    calls = [json.loads(path.read_text(encoding="utf-8")) for path in _slowest(profiles, run)]
     phases = sorted({phase for call in calls for phase in call})
     medians = {phase: 1000 * median(call.get(phase, 0.0) for call in calls) for phase in phases}
     epoch_ms = run.median_epoch_ms or 0.0
     return epoch_ms, {SPARK: max(0.0, epoch_ms - sum(medians.values())), **medians}
 
 
-def _last(profiles: Path, epochs: int) -> list[Path]:
-    """Return the slower subtask of each of the last epochs."""
-    by_epoch: dict[int, list[Path]] = {}
-    for path in profiles.iterdir():
-        by_epoch.setdefault(int(path.name.partition("-")[0]), []).append(path)
-    return [max(by_epoch[epoch], key=_seconds) for epoch in sorted(by_epoch)[-epochs:]]
+def _slowest(profiles: Path, run: Run) -> list[Path]:
+    """Return the slower subtask of each of the counted epochs."""
+    by_epoch = [list(profiles.glob(f"{epoch.number}-*.json")) for epoch in run.epochs]
+    return [max(paths, key=_seconds) for paths in by_epoch if paths]
 
 
 def _seconds(path: Path) -> float:

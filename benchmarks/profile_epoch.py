@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class ProfiledSubtask(SubtaskFunction):
         context = TaskContext.get()
         assert context is not None  # Spark calls this in a task only
         epoch = context.getLocalProperty("streaming.sql.batchId")
-        name = f"{int(epoch or 0):05d}-{context.partitionId()}.pstats"
+        name = f"{epoch}-{context.partitionId()}.pstats"
         profile.dump_stats(self._directory / name)
 
 
@@ -100,13 +101,12 @@ def _print_functions(
     profiles = directory / "profiles"
     profiles.mkdir(parents=True)
     profiled = replace(contender, subtask=partial(ProfiledSubtask, profiles))
-    run_turn(sessions.new(), case, profiled, directory)
-    counted = case.epochs_of(contender).counted
-    epochs = sorted({path.name.partition("-")[0] for path in profiles.iterdir()})[-counted:]
-    files = [str(path) for path in profiles.iterdir() if path.name.partition("-")[0] in epochs]
+    run = run_turn(sessions.new(), case, profiled, directory)
+    paths = (profiles.glob(f"{epoch.number}-*.pstats") for epoch in run.epochs)
+    files = list(map(str, chain.from_iterable(paths)))
     stats = pstats.Stats(files[0], stream=sys.stdout)
     stats.add(*files[1:])
-    print(f"\n{contender.name}: all calls of {len(epochs)} epochs")
+    print(f"\n{contender.name}: all calls of {len(run.epochs)} epochs")
     for order in ("tottime", "cumulative"):
         stats.strip_dirs().sort_stats(order).print_stats(options.functions)
 

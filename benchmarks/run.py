@@ -19,6 +19,7 @@ class WrongResultError(Exception):
 class Epoch:
     """Spark's report of one epoch."""
 
+    number: int
     started_at: float
     durations_ms: Mapping[str, int]
 

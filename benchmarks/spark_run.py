@@ -139,6 +139,7 @@ def report_epochs(query: StreamingQuery) -> list[Epoch]:
     progress: Sequence[Any] = query.recentProgress
     return [
         Epoch(
+            number=report["batchId"],
             started_at=datetime.fromisoformat(report["timestamp"]).timestamp(),
             durations_ms=dict(report["durationMs"]),
         )

@@ -48,7 +48,7 @@ def run(rows: int, *epochs_ms: int, gap_ms: int = 0) -> Run:
     """A run of epochs with so many rows each, one after the other with a gap between."""
     epochs = []
     started_at = 0.0
-    for ms in epochs_ms:
-        epochs.append(Epoch(started_at, {"triggerExecution": ms, "addBatch": ms - 1}))
+    for number, ms in enumerate(epochs_ms):
+        epochs.append(Epoch(number, started_at, {"triggerExecution": ms, "addBatch": ms - 1}))
         started_at += (ms + gap_ms) / 1000
     return Run.of_epochs(epochs, rows=rows * len(epochs), all_rows=rows * len(epochs))
