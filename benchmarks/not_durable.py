@@ -17,6 +17,7 @@ from unittest import mock
 from pyspark_ckpt.on_disk.handle import Segment, new_version
 from pyspark_ckpt.operator import epoch_end, subtask
 from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.materialization import Materializer
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from state_backends import Changes, StateBackend
 
@@ -45,10 +46,10 @@ class NotDurableSubtask(SubtaskFunction):
             return Segment(version, epoch, 0, 0, inline=b"")
 
         with ExitStack() as patches:
-            for module, name, function in (
+            for owner, name, function in (
                 (subtask, "open_local_copy", noted),
-                (subtask, "needs_base", lambda handle: False),
+                (Materializer, "advance", lambda _, handle, epoch: handle),
                 (epoch_end, "make_segment", apply_at_once),
             ):
-                patches.enter_context(mock.patch.object(module, name, function))
+                patches.enter_context(mock.patch.object(owner, name, function))
             yield from SubtaskFunction.__call__(self, *arguments)

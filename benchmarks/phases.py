@@ -36,7 +36,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         "state_backends.rocksdb:RocksDBBackend.close",
         "state_backends.heap:HeapBackend.close",
     ),
-    "base snapshot": (f"{_OPERATOR}.subtask:make_base",),
+    "base snapshot": (f"{_OPERATOR}.materialization:Materializer.advance",),
     "grouping": (
         f"{_OPERATOR}.rows_input:RowsInput.part",
         f"{_OPERATOR}.rows_input:RowsPart.rows",
