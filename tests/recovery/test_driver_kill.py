@@ -6,7 +6,6 @@ are those of the whole input. A kill counts only if a checkpoint completed in th
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import secrets
@@ -17,13 +16,11 @@ import time
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from tests.recovery.numbered_rows import check_output, write_input
+
 PROGRAM = Path(__file__).with_name("program.py")
-ROWS_PER_FILE = 300
-KEYS = 40
 DEADLINE_SECONDS = 240
 
 
@@ -52,24 +49,12 @@ def _kill_and_check(work: Path, backends: tuple[str, ...], kills: int, files: in
         _command(work, backends[kills % len(backends)]), timeout=DEADLINE_SECONDS, check=False
     )
     assert finished.returncode == 0
-    _check_output(work, rows)
+    check_output(work / "output", rows)
 
 
 def _write_input(work: Path, files: int, chance: random.Random) -> pd.DataFrame:
     (work / "input").mkdir()
-    frames = []
-    for number in range(files):
-        frame = pd.DataFrame(
-            {
-                "key": [f"k{chance.randrange(KEYS)}" for _ in range(ROWS_PER_FILE)],
-                "value": [chance.randrange(1000) for _ in range(ROWS_PER_FILE)],
-            }
-        )
-        path = work / "input" / f"{number:04d}.parquet"
-        pq.write_table(pa.Table.from_pandas(frame), path)
-        os.utime(path, (1_700_000_000 + number,) * 2)  # the file source reads the oldest first
-        frames.append(frame)
-    return pd.concat(frames)
+    return pd.concat([write_input(work / "input", number, chance) for number in range(files)])
 
 
 def _command(work: Path, backend: str) -> list[str]:
@@ -101,27 +86,3 @@ def _run_on(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 def _checkpoint_ids(work: Path) -> set[str]:
     return {path.parent.name for path in work.glob("location/pyspark_ckpt/chk-*/_metadata")}
-
-
-def _check_output(work: Path, rows: pd.DataFrame) -> None:
-    output = _committed_output(work)
-    numbers = output.sort_values("n").groupby("key")["n"].agg(list)
-    counts = rows.groupby("key").size()
-    assert {key: list(range(1, n + 1)) for key, n in counts.items()} == numbers.to_dict()
-    last = output.loc[output.groupby("key")["n"].idxmax()].set_index("key").sort_index()
-    totals = rows.groupby("key")["value"].sum()
-    assert last["total"].to_dict() == totals.to_dict()
-    assert last["listed"].to_dict() == counts.to_dict()
-    kinds = rows.groupby(["key", rows["value"] % 3]).size().groupby("key").max()
-    assert output.groupby("key")["of_kind"].max().to_dict() == kinds.to_dict()
-
-
-def _committed_output(work: Path) -> pd.DataFrame:
-    """Read the files that the sink's own log lists; others are leftovers of killed runs."""
-    names: dict[str, None] = {}
-    for entry in (work / "output" / "_spark_metadata").glob("[0-9]*"):
-        for line in entry.read_text().splitlines()[1:]:
-            path = json.loads(line)["path"]
-            names[Path(path).name] = None
-    tables = [pq.read_table(work / "output" / name) for name in names]
-    return pa.concat_tables(tables).to_pandas()
