@@ -1,0 +1,171 @@
+"""A thousand checkpoints in a row: nothing grows, on the store, on local disk or in a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from tests.query.harness import (
+    BACKEND,
+    INLINE,
+    INTERVAL,
+    Job,
+    completed,
+    drop_local_copies,
+    files_below,
+)
+from tests.query.model import Count, counted, events_of, sequences
+from tests.query.stored import handles_of, metadata_of
+
+RETAINED = 3
+PADDING_BYTES = 80_000  # so that base snapshots are made every few epochs
+MIB = 1 << 20
+SLACK = 20
+
+
+class Padded(Count):
+    """Count with so much state for each key that base snapshots replace the changes."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.padding = handle.getValueState("padding", "bytes binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from super().handleInputRows(key, rows, timerValues)
+        self.padding.update((os.urandom(PADDING_BYTES),))
+
+
+@pytest.mark.parametrize(
+    ("backend", "checkpoints"),
+    [
+        ("rocksdb", 100),
+        pytest.param("rocksdb", 1000, marks=pytest.mark.soak),
+        pytest.param("heap", 1000, marks=pytest.mark.soak),
+    ],
+)
+def test_nothing_grows_with_the_checkpoints(job: Job, backend: str, checkpoints: int) -> None:
+    """Files, bytes, file descriptors, threads and memory stay what they were."""
+    drop_local_copies(job.spark)  # of other tests
+    job = job.but(processor=Padded, output="k string, n long")
+    job = job.using({BACKEND: backend, INLINE: "0b", INTERVAL: "1h"})
+    use: list[dict[str, int]] = []
+    with job.running() as query:
+        for number in range(checkpoints):
+            job.feed.add(events_of(number, 6))
+            query.processAllAvailable()
+            assert query.triggerCheckpoint().epoch == number
+            use.append(files_and_bytes(job))
+            assert unneeded(job) == set()
+            if number % 5 == 0:
+                use[-1].update(resources(job.spark))
+        retained = completed(query)
+    assert [row.epoch for row in retained] == list(range(checkpoints - RETAINED, checkpoints))
+    assert sequences(job.result()) == counted(job.feed.rows)
+    check_flat(use)
+
+
+def files_and_bytes(job: Job) -> dict[str, int]:
+    """What lies on disk when a checkpoint has been completed and cleaned up behind."""
+    stored = files_below(job.checkpoint_path)
+    local = [
+        file
+        for directory in Path(job.spark.conf.get("spark.local.dir")).rglob("pyspark_ckpt")
+        for file in files_below(directory)
+    ]
+    return {
+        "files on the store": len(stored),
+        "bytes on the store": sum(size_of(file) for file in stored),
+        "local files": len(local),
+        "local bytes": sum(size_of(file) for file in local),
+    }
+
+
+def resources(spark: SparkSession) -> dict[str, int]:
+    """What the processes have of the system."""
+    jvm = jvm_of(spark)
+    workers = {*jvm.children(recursive=True)} - {*jvm.children()}  # the children of the daemon
+    use = {**used_by("driver", [psutil.Process()]), **used_by("workers", workers)}
+    return {
+        **use,
+        "file descriptors of jvm": jvm.num_fds(),
+        "threads of jvm": jvm.num_threads(),
+        "memory of jvm": heap_of_jvm(spark),
+    }
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # replaced meanwhile by an upload in the background
+        return 0
+
+
+def unneeded(job: Job) -> set[str]:
+    """Data files that no retained checkpoint refers to, nor a snapshot that is on its way."""
+    checkpoints = [path.parent for path in job.checkpoint_path.glob("chk-*/_metadata")]
+    needed = {file.path for path in checkpoints for file in metadata_of(path).files()}
+    newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
+    pending = [getattr(handle, "pending", None) for handle in handles_of(newest)]
+    on_their_way = [each.snapshot_id for each in pending if each is not None]
+    return {
+        name
+        for directory in ("shared", "taskowned")
+        for file in files_below(job.checkpoint_path / directory)
+        if (name := f"{directory}/{file.name}") not in needed
+        and not any(snapshot in name for snapshot in on_their_way)
+    }
+
+
+def jvm_of(spark: SparkSession) -> psutil.Process:
+    return psutil.Process(spark._jvm.java.lang.ProcessHandle.current().pid())
+
+
+def used_by(name: str, processes: Iterable[psutil.Process]) -> dict[str, int]:
+    """The most that one of the processes uses."""
+    found: dict[str, int] = {}
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # Spark ends idle workers
+            for what, n in (
+                ("file descriptors", process.num_fds()),
+                ("threads", process.num_threads()),
+                ("memory", process.memory_info().rss),
+            ):
+                key = f"{what} of {name}"
+                found[key] = max(n, found.get(key, 0))
+    return found
+
+
+def heap_of_jvm(spark: SparkSession) -> int:
+    """Bytes of objects in use; what the process has is the most that the heap ever was."""
+    spark._jvm.java.lang.System.gc()
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()
+    return runtime.totalMemory() - runtime.freeMemory()
+
+
+def check_flat(use: Sequence[dict[str, int]]) -> None:
+    """Compare the most of the second third with the most of the last; the first warms up.
+
+    What is counted exactly in Python must not rise at all. RocksDB compacts and the JVM's pools
+    fill when they like to: a file or thread left behind by every checkpoint would be more than
+    their slack in a third of the shortest run.
+    """
+    third = len(use) // 3
+    for what in sorted({what for each in use for what in each}):
+        before = max(each[what] for each in use[third : 2 * third] if what in each)
+        after = max(each[what] for each in use[2 * third :] if what in each)
+        print(f"{what}: {before}, then {after}")
+        if "bytes" in what:
+            assert after <= 1.3 * before + MIB, what
+        elif "memory" in what:
+            assert after <= 1.2 * before + 16 * MIB, what
+        elif "jvm" in what or what in ("files on the store", "local files"):
+            assert after <= before + SLACK, what
+        else:
+            assert after <= before, what
