@@ -14,8 +14,8 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights
 	$(BIN)/python -m examples.flights
 
-test: $(VENV)/.dev java ## Set up everything and run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev java ## Set up everything and run the tests, two at a time
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak $(ARGS)
