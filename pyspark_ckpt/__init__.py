@@ -21,6 +21,7 @@ from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_plan import PlannedState, RestorePlan
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.configuration import read_conf_file
 from pyspark_ckpt.errors import (
@@ -98,6 +99,7 @@ __all__ = [
     "read_conf_file",
     "rename_uid",
     "rollback",
+    "subtask_history",
     "verify",
     "write_stream",
 ]

@@ -10,13 +10,15 @@ import pandas as pd
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history_log import HistoryEntry, HistoryLog
+from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
-    "files", "path", "reason",
+    "new_bytes", "files", "phases_ms", "path", "reason",
 )  # fmt: skip
-_NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "files")
+_NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files")
 
 
 def history(path: str) -> pd.DataFrame:
@@ -31,8 +33,10 @@ def history(path: str) -> pd.DataFrame:
     -------
     pandas.DataFrame
         Oldest first: kind, status (``completed``, ``corrupt``, ``aborted``), checkpoint_id, epoch,
-        triggered_at (UTC), duration_ms, size_bytes, files, path, reason. Checkpoints that
-        retention has removed are not in it, savepoints and failures are, up to a thousand.
+        triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason;
+        :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
+        not in it, savepoints and failures are, up to a thousand.
 
     Raises
     ------
@@ -46,7 +50,17 @@ def history(path: str) -> pd.DataFrame:
 
 def checkpoint_entries(store: CompletedCheckpoints) -> list[HistoryEntry]:
     """Describe the checkpoints that are there, damaged ones included."""
-    return [_entry(store, number) for number in store.ids()]
+    entries = []
+    before: CheckpointMetadata | None = None
+    for number in store.ids():
+        try:
+            metadata = store.read(number)
+        except CkptError as exc:
+            entries.append(_corrupt_entry(number, store.path(number), exc))
+            continue
+        entries.append(_entry(number, store.path(number), metadata, before))
+        before = metadata
+    return entries
 
 
 def as_frame(entries: list[HistoryEntry]) -> pd.DataFrame:
@@ -59,20 +73,22 @@ def as_frame(entries: list[HistoryEntry]) -> pd.DataFrame:
     return frame.astype(types)[list(COLUMNS)]
 
 
-def _entry(store: CompletedCheckpoints, checkpoint_id: int) -> HistoryEntry:
-    path = store.path(checkpoint_id)
-    try:
-        metadata = store.read(checkpoint_id)
-    except CkptError as exc:
-        return HistoryEntry(
-            kind="checkpoint",
-            status="corrupt",
-            checkpoint_id=checkpoint_id,
-            triggered_at_ms=0,
-            duration_ms=0,
-            path=path,
-            reason=str(exc),
-        )
+def _corrupt_entry(checkpoint_id: int, path: str, error: CkptError) -> HistoryEntry:
+    return HistoryEntry(
+        kind="checkpoint",
+        status="corrupt",
+        checkpoint_id=checkpoint_id,
+        triggered_at_ms=0,
+        duration_ms=0,
+        path=path,
+        reason=str(error),
+    )
+
+
+def _entry(
+    checkpoint_id: int, path: str, metadata: CheckpointMetadata, before: CheckpointMetadata | None
+) -> HistoryEntry:
+    sizes = sizes_of(metadata, before)
     return HistoryEntry(
         kind="checkpoint",
         status="completed",
@@ -80,7 +96,9 @@ def _entry(store: CompletedCheckpoints, checkpoint_id: int) -> HistoryEntry:
         epoch=metadata.epoch,
         triggered_at_ms=metadata.triggered_at_ms,
         duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
-        size_bytes=metadata.size_bytes,
+        size_bytes=sizes.size_bytes,
+        new_bytes=sizes.new_bytes if before is not None else None,
         files=len({reference.path for reference in metadata.files()}) + 1,
+        phases_ms=metadata.phases_ms,
         path=path,
     )

@@ -40,6 +40,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     files: int | None = None
     path: str | None = None
     reason: str | None = None
+    new_bytes: int | None = None
+    phases_ms: dict[str, int] | None = None
 
 
 class HistoryLog(CheckpointListener):

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles
@@ -52,6 +53,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
     CheckpointAbortedError, CorruptFileError
         If the epoch cannot be had complete.
     """
+    phases = PhaseTimes()
     triggered_at_ms = _now_ms()
     operators = tuple(
         OperatorMetadata(
@@ -71,6 +73,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         )
         for operator_id, operator in enumerate(query.operators)
     )
+    phases.end("handles")
     offsets = query.spark_log.offsets_entry(epoch)
     metadata = CheckpointMetadata(
         checkpoint_id=None,
@@ -94,9 +97,25 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         operators=operators,
         source_ids=query.source_ids,
     )
+    phases.end("sources")
     for reference in metadata.files():
         query.storage.verify_size(reference)
-    return metadata
+    phases.end("verification")
+    return msgspec.structs.replace(metadata, completed_at_ms=_now_ms(), phases_ms=phases.ended_ms)
+
+
+class PhaseTimes:
+    """Milliseconds of the phases that follow each other from now on."""
+
+    def __init__(self) -> None:
+        self.ended_ms: dict[str, int] = {}
+        self._began = time.monotonic()
+
+    def end(self, name: str) -> None:
+        """End a phase; the next one begins."""
+        now = time.monotonic()
+        self.ended_ms[name] = round(1000 * (now - self._began))
+        self._began = now
 
 
 def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:

@@ -79,7 +79,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     `kind` is ``checkpoint`` or ``savepoint``; `root` is the directory, relative to that of the
     ``_metadata`` file, that all paths start from; `parent` is what the query
     was restored from, if it was; the two entries are Spark's own log texts.
-    `source_ids` tells of each of the offsets in there which source it is of.
+    `source_ids` tells of each of the offsets in there which source it is of, `phases_ms` how long
+    gathering took: the handles, Spark's offsets and source logs, the check of all files.
     """
 
     checkpoint_id: int | None
@@ -99,6 +100,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
+    phases_ms: dict[str, int] = {}
 
     def handles(self) -> list[Handle]:
         """Return the handles of all operators."""

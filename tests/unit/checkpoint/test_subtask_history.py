@@ -1,0 +1,74 @@
+"""What each subtask put into the checkpoints that are there, and how much of it was new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.history import history
+from pyspark_ckpt.checkpoint.subtask_history import subtask_history
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage import Storage
+
+
+def grown(handle: Handle, epoch: int, size_bytes: int, storage: Storage) -> Handle:
+    """The handle one epoch later, with a segment inline and one in a file."""
+    file = storage.write(f"taskowned/{epoch}-{handle.subtask}", [b"x" * size_bytes])
+    segments = (
+        Segment(f"{epoch}-i{handle.subtask}", epoch, 1, 3, inline=b"abc"),
+        Segment(f"{epoch}-f{handle.subtask}", epoch, 1, size_bytes, file=file),
+    )
+    return msgspec.structs.replace(
+        handle,
+        epoch=epoch,
+        segments=(*handle.segments, *segments),
+        metrics=EpochMetrics(keys=epoch, writes=2, barrier_ms=7),
+    )
+
+
+def with_handles(
+    snapshot: CheckpointMetadata, number: int, handles: tuple[Handle, ...]
+) -> CheckpointMetadata:
+    (operator,) = snapshot.operators
+    operator = msgspec.structs.replace(operator, handles=handles)
+    return msgspec.structs.replace(
+        snapshot, checkpoint_id=number, operators=(operator,), phases_ms={"handles": 4}
+    )
+
+
+def test_new_bytes_are_those_that_the_checkpoint_before_has_not(
+    storage: Storage, snapshot: CheckpointMetadata
+) -> None:
+    store = CompletedCheckpoints(storage)
+    first, idle = snapshot.operators[0].handles
+    later = grown(first, first.epoch + 1, 100, storage)
+    checkpoints = [
+        with_handles(snapshot, 1, (first, idle)),
+        with_handles(snapshot, 2, (later, idle)),
+    ]
+    for number, metadata in enumerate(checkpoints, start=1):
+        store.reserve(number)
+        store.add(number, metadata)
+    told = subtask_history(str(storage.root)).set_index(["checkpoint_id", "subtask"])
+    busy = told.loc[(2, first.subtask)]
+    assert (busy.new_bytes, busy["keys"], busy.barrier_ms) == (103, first.epoch + 1, 7)
+    assert busy.size_bytes == told.loc[(1, first.subtask)].size_bytes + 103
+    assert told.loc[(2, idle.subtask)].new_bytes == 0
+    assert told.loc[(1, idle.subtask)].new_bytes == told.loc[(1, idle.subtask)].size_bytes
+    whole = history(str(storage.root)).set_index("checkpoint_id")
+    assert whole.loc[2].new_bytes == 103
+    assert whole.loc[2].phases_ms == {"handles": 4}
+
+
+def test_a_corrupt_checkpoint_is_left_out(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    store = CompletedCheckpoints(storage)
+    for number in (1, 2, 3):
+        store.reserve(number)
+        store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
+    (Path(str(storage.url)) / "chk-2" / "_metadata").write_bytes(b"")
+    told = subtask_history(str(storage.url))
+    assert sorted(set(told.checkpoint_id)) == [1, 3]
+    assert (told[told.checkpoint_id == 3].new_bytes == 0).all()
