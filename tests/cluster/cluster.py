@@ -143,7 +143,8 @@ class Cluster:
 
     def arm(self, phase: str) -> None:
         """Hold the first task that comes to this phase from now on."""
-        (self.marks / "held").unlink(missing_ok=True)
+        for mark in ("held", "went-on"):
+            (self.marks / mark).unlink(missing_ok=True)
         (self.marks / f"armed-{phase}").touch()
 
     def is_held(self) -> bool:
@@ -177,20 +178,28 @@ class Cluster:
         for process in self._suspended:
             process.suspend()
 
-    def resume_worker(self, task: Task) -> None:
-        """Let the task go on, in its Python worker only."""
-        psutil.Process(task.worker).resume()
-        self.let_go()
-        self.until(lambda: (self.marks / "went-on").exists(), f"{task} did not go on")
+    def resume(self, task: Task) -> bool:
+        """Let a suspended task write its segment, then its executor go on to its end.
 
-    def resume_executor(self, task: Task) -> bool:
-        """Let the whole executor go on, and wait for its end; false if it was killed before."""
-        was_there = _lives(self._suspended[0])
+        False if Spark had killed the executor before: it waits ten seconds for one to end.
+        """
+        worker = next(each for each in self._suspended if each.pid == task.worker)
+        went_on = self.marks / "went-on"
+        with suppress(psutil.NoSuchProcess):
+            worker.resume()
+        self.let_go()
+        self.until(lambda: went_on.exists() or not _lives(worker), f"{task} did not go on")
+        was_there = went_on.exists() and _lives(self._suspended[0])
         for process in self._suspended:
             with suppress(psutil.NoSuchProcess):
                 process.resume()
         self.until(lambda: not any(map(_lives, self._suspended)), f"{self._suspended} live on")
         return was_there
+
+    def zombie_segment(self) -> str:
+        """The name of the segment that the resumed task wrote."""
+        temporary = (self.marks / "went-on").read_text()
+        return temporary.removeprefix(".").partition(".chg")[0] + ".chg"
 
     def finish(self) -> None:
         """Let the program end by itself, in order, and wait until all its processes are gone."""

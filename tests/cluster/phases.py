@@ -31,6 +31,8 @@ _IN_FILES = {
     "base": ("os.link", re.compile(r"/shared/\.base-[^/]+\.tmp")),
 }
 
+_released: list[Path] = []
+
 
 class HeldNumbering(Numbering):
     """Numbering with so much state for each key that base snapshots are made, and a phase."""
@@ -57,7 +59,7 @@ def hold(phase: str, file: str | None = None) -> None:
     _note("held", {"phase": phase, "file": file})
     with (_marks() / "gate").open("rb") as gate:
         gate.read()
-    claim.rename(_marks() / "went-on")
+    _released.append(claim)
 
 
 def _note(name: str, more: dict[str, Any]) -> None:
@@ -85,6 +87,10 @@ def _marks() -> Path:
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.remove" and _released and "/.segment-" in os.fsdecode(arguments[0]):
+        mark = _released.pop()  # the segment that it wrote has its name now
+        mark.write_text(Path(os.fsdecode(arguments[0])).name)
+        mark.rename(_marks() / "went-on")
     for phase, (watched, pattern) in _IN_FILES.items():
         if event == watched and not isinstance(arguments[0], int):
             path = os.fsdecode(arguments[0])
