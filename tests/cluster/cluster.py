@@ -131,6 +131,10 @@ class Cluster:
         """Wait until the driver has both executors."""
         self.until(lambda: self._status()["executors"] == 2, "there are no two executors")
 
+    def await_lost_executor(self) -> None:
+        """Wait until the driver has one executor less."""
+        self.until(lambda: self._status()["executors"] == 1, "no executor was lost")
+
     def await_ended_task(self) -> None:
         """Wait until one of the two tasks of the epoch that runs has ended."""
         self.until(lambda: self._status()["tasks_ended"] == 1, "no task has ended")

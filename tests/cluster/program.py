@@ -32,6 +32,11 @@ def main(work: Path, backend: str, heartbeat_timeout: str) -> None:
         .config("spark.executor.heartbeatInterval", "500ms")
         .config("spark.network.timeoutInterval", "500ms")
         .config("spark.storage.blockManagerHeartbeatTimeoutMs", heartbeat_timeout)
+        # Spark kills an executor that stands still after ten seconds; until then the others must
+        # not wait for what they would fetch from it.
+        .config("spark.shuffle.io.connectionTimeout", "2s")
+        .config("spark.shuffle.io.maxRetries", 0)
+        .config("spark.locality.wait", "0s")
         .config("spark.deploy.maxExecutorRetries", -1)
         .config("spark.task.maxFailures", 100)
         .config("spark.sql.shuffle.partitions", PARALLELISM)
