@@ -27,6 +27,9 @@ Their times differ, also after the time that they age in was changed: none may b
 FREE = "free"
 """Kind of a place in the list of states that no entry refers to any more."""
 
+_NO_FIELDS = '{"fields":[],"type":"struct"}'
+"""The schema of a free place: stored schemas are checked, so it must be one."""
+
 _SWEEPS_UNTIL_FREE = 2
 """The first pass may have begun before the state was deleted; the second has seen everything."""
 
@@ -120,4 +123,4 @@ def _swept(state: StateDescriptor) -> StateDescriptor:
         return state
     if state.sweeps + 1 < _SWEEPS_UNTIL_FREE:
         return msgspec.structs.replace(state, sweeps=state.sweeps + 1)
-    return StateDescriptor(name="", kind=FREE, value_schema="", sweeps=0)
+    return StateDescriptor(name="", kind=FREE, value_schema=_NO_FIELDS, sweeps=0)

@@ -96,8 +96,8 @@ def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) 
     assert sequences(job.result()) == counted(job.feed.rows)
 
 
-def test_other_parallelism(saved: Saved, job: Job) -> None:
-    """Another spark.sql.shuffle.partitions than the location's or savepoint's is refused."""
+def test_other_parallelism(job: Job) -> None:
+    """Another spark.sql.shuffle.partitions than the location's is refused."""
     job.feed.add(events_of(0))
     job.run()
     job.feed.add(events_of(1))
@@ -106,9 +106,6 @@ def test_other_parallelism(saved: Saved, job: Job) -> None:
     try:
         with refused(ckpt.PlanError, "2", "3", PARTITIONS, unchanged=job.base):
             job.run()
-        fork = saved.job.but(base=job.base / "fork")
-        with refused(ckpt.NotBuiltYetError, "2", "3", "parallelism", unchanged=job.base):
-            fork.run(restore=saved.savepoint)
     finally:
         job.spark.conf.set(PARTITIONS, before)
     job.run()
