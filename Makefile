@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench bench-peers lint format java clean
+.PHONY: help setup demo test notebooks soak bench bench-peers lint format java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,6 +16,10 @@ demo: $(VENV)/.demo java ## Set up everything and run the main job on the New Yo
 
 test: $(VENV)/.dev java ## Set up everything and run the tests, two at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+
+notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
+	$(BIN)/python -m pytest --overwrite notebooks
+	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
 
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak $(ARGS)

@@ -26,6 +26,13 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 PARALLELISM = 2
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notebooks are collected by nbmake; each starts a driver of its own."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.own_jvm)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores; a task may fail three times before its query does."""

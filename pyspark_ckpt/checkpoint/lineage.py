@@ -33,7 +33,8 @@ def lineage(path: str) -> pd.DataFrame:
     -------
     pandas.DataFrame
         kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC), operators (a
-        dictionary by uid: processor, code_sha256, schema_sha256, restored), found. `restored` tells
+        dictionary by uid: processor, code_sha256, schema_sha256, parallelism, max_parallelism,
+        backend, restored), found. `restored` tells
         whether the operator's state came from the parent.
 
     Raises
@@ -88,6 +89,9 @@ def _row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
                 "processor": operator.processor,
                 "code_sha256": operator.code_sha256,
                 "schema_sha256": operator.schema_sha256,
+                "parallelism": operator.parallelism,
+                "max_parallelism": operator.max_parallelism,
+                "backend": operator.backend,
                 "restored": operator.uid in restored,
             }
             for operator in metadata.operators

@@ -31,6 +31,7 @@ _OPERATOR = "(operator)"
 """Stands in the plan for the operator itself."""
 
 _QUERY = "(query)"
+_UNCHANGED = "nothing changes"
 _CELL_WIDTH = 60
 _HEADER = ("operator", "state", "outcome", "why")
 _RESTORED, _NEW, _DROPPED, _REFUSED = "restored", "new", "dropped", "refused"
@@ -234,7 +235,7 @@ class _Planned:
                 ),
             )
             return
-        why = ", ".join(changes) or "nothing changes"
+        why = ", ".join(changes) or _UNCHANGED
         self.rows.append(PlannedState(wanted.uid, _OPERATOR, _RESTORED, why))
 
     def _state_rows(self, stored: OperatorMetadata, wanted: OperatorDescriptor) -> None:
@@ -245,6 +246,7 @@ class _Planned:
             return
         for verdict in report.verdicts:
             why = verdict.what_to_do.removeprefix("nothing: ")
+            why = _UNCHANGED if why == "nothing" else why
             outcome = _OUTCOMES[verdict.verdict]
             self.rows.append(PlannedState(wanted.uid, verdict.state, outcome, why))
         if report.refused:
