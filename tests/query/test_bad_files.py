@@ -79,7 +79,7 @@ def copy(saved: Saved, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "wrong magic"])
 def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damage: str) -> None:
-    """A damaged _metadata refuses the restore, names the file, and touches nothing."""
+    """Scenario 7: a damaged _metadata refuses the restore, names the file, and touches nothing."""
     {**DAMAGES, "wrong magic": wrong_magic}[damage](copy / "_metadata")
     fork = saved.job.but(base=tmp_path)
     error = ckpt.CheckpointNotFoundError if damage == "missing" else ckpt.CorruptFileError
@@ -105,7 +105,7 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
 def test_data_file_of_a_savepoint(
     saved: Saved, copy: Path, tmp_path: Path, directory: str, damage: str
 ) -> None:
-    """A damaged data file refuses the restore and is named; mended, the same location works."""
+    """Scenario 7: a damaged data file refuses the restore and is named; mended, it works."""
     broken = files_below(copy / directory)[-1]
     DAMAGES[damage](broken)
     fork = saved.job.but(base=tmp_path)
@@ -155,7 +155,7 @@ def failure(job: Job) -> str | None:
     ],
 )
 def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage: str) -> None:
-    """Without its local copy a query is right or fails naming the file; mended, it is right."""
+    """Scenario 7: without its local copy a query is right or names the file; mended, it works."""
     job = job.using(OFTEN)
     job.feed.add(*map(events_of, range(3)))
     with job.running() as query:
@@ -206,7 +206,7 @@ def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
 
 
 def test_file_under_a_running_query(job: Job) -> None:
-    """Checkpoints and savepoints that miss a file are given up, the query goes on."""
+    """Scenario 7: checkpoints and savepoints that miss a file are given up, the query goes on."""
     savepoints = job.base / "savepoints"
     job = job.using({SAVEPOINT_DIR: savepoints, TOLERABLE: 1000, **OFTEN})
     with job.running() as query:
@@ -234,7 +234,7 @@ def test_file_under_a_running_query(job: Job) -> None:
 
 @pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
 def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
-    """One damaged checkpoint hides neither those that are whole nor stops new ones."""
+    """Scenario 10: one damaged checkpoint hides neither those that are whole nor stops new ones."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
     with job.running() as query:
         for epoch in range(3):

@@ -129,7 +129,7 @@ def test_triggered_by_hand_and_told_to_listeners(job: Job) -> None:
 
 
 def test_a_step_that_hangs_expires(job: Job) -> None:
-    """After its timeout a checkpoint is given up; what it does later is of no effect."""
+    """Scenario 6: after its timeout a checkpoint is given up; what it does later has no effect."""
     job, heard = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1}), Heard()
     with job.running() as query:
         query.addCheckpointListener(heard)
@@ -155,7 +155,7 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
 
 
 def test_too_many_failures_stop_the_query(job: Job) -> None:
-    """One failure is tolerated here, the second in a row is not; a success in between counts."""
+    """Scenario 3: one failure is tolerated, the second in a row is not; a success begins anew."""
     job = job.using(SELDOM).using({TOLERABLE: 1})
     with job.running() as query:
         epoch(job, query, 0)
@@ -208,7 +208,7 @@ def test_by_default_no_failure_is_tolerated(job: Job) -> None:
 
 
 def test_the_pause_holds_back_periodic_checkpoints_only(job: Job) -> None:
-    """Due every 100 ms, with a pause of an hour: one periodic checkpoint, the rest by hand."""
+    """Scenario 6: due every 100 ms, a pause of an hour: one periodic checkpoint, others by hand."""
     job = job.using({INTERVAL: "100ms", PAUSE: "1h"})
     with job.running() as query:
         epoch(job, query, 0)

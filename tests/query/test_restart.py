@@ -81,7 +81,7 @@ def test_local_copies_lost_between_runs(job: Job) -> None:
 
 
 def test_foreach_batch_with_two_actions(job: Job) -> None:
-    """Two actions on one batch apply the batch to the state once."""
+    """Scenario 15: two actions on one batch apply the batch to the state once."""
     collected: list[tuple] = []
     counts: list[int] = []
     target = str(job.base / "written")

@@ -97,7 +97,7 @@ def test_operators_come_go_and_are_renamed(job: Job) -> None:
 
 
 def test_claimed_and_fallen_back(job: Job) -> None:
-    """A claimed savepoint goes after the first checkpoint; a corrupt one is passed over."""
+    """Scenario 10: a corrupt one is passed over; a claimed savepoint goes after a checkpoint."""
     job = job.using({RETAINED: 10})
     for epoch in range(2):
         job.feed.add(EPOCHS[epoch])

@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 240
 
 @pytest.mark.own_jvm
 def test_three_kills(tmp_path: Path) -> None:
-    """Restarted on the same backend, on the other one, and back."""
+    """Scenario 21: restarted on the same backend, on the other one, and back."""
     _kill_and_check(tmp_path, ("rocksdb", "rocksdb", "heap"), kills=3, files=36)
 
 
@@ -34,7 +34,7 @@ def test_three_kills(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("backends", [("rocksdb",), ("heap",), ("heap", "rocksdb")], ids="-".join)
 def test_twenty_kills(tmp_path: Path, backends: tuple[str, ...]) -> None:
-    """The same, longer."""
+    """Scenario 22: the same, longer."""
     _kill_and_check(tmp_path, backends, kills=20, files=160)
 
 

@@ -111,6 +111,7 @@ def test_a_checkpoint_is_published_once_every_subtask_has_acknowledged(
 def test_acknowledgements_that_do_not_count_are_released_unless_they_are_foreign(
     make: Callable[..., CheckpointMachine],
 ) -> None:
+    """Scenario 14: twins, strangers and other queries."""
     machine = make()
     number = begin(machine, 1)
     assert machine.acknowledge(ack(number, A, "a")) is Reception.ACCEPTED
@@ -128,6 +129,7 @@ def test_acknowledgements_that_do_not_count_are_released_unless_they_are_foreign
 def test_an_aborted_checkpoint_releases_what_it_had_and_what_comes_late(
     make: Callable[..., CheckpointMachine],
 ) -> None:
+    """Scenario 6: a late acknowledgement is discarded with its files."""
     machine = make()
     number = begin(machine, 1)
     machine.acknowledge(ack(number, A, "a"))
@@ -144,6 +146,7 @@ def test_an_aborted_checkpoint_releases_what_it_had_and_what_comes_late(
 def test_an_acknowledgement_after_completion_releases_only_what_is_not_in_use(
     make: Callable[..., CheckpointMachine],
 ) -> None:
+    """Scenario 14: a twin that is late."""
     machine = make()
     number = begin(machine, 1)
     for subtask in SUBTASKS:
@@ -158,6 +161,7 @@ def test_an_acknowledgement_after_completion_releases_only_what_is_not_in_use(
 def test_what_expires_while_it_is_published_is_uncertain_until_it_is_old(
     make: Callable[..., CheckpointMachine], clock: Clock
 ) -> None:
+    """Scenario 2: the same in the state machine."""
     machine = make(num_retained=1)
     first = begin(machine, 1)
     publish(machine, first)
@@ -207,6 +211,7 @@ def test_a_collecting_one_that_expires_is_gone(
 def test_a_newer_checkpoint_subsumes_the_oldest_and_all_older_ones_under_way(
     make: Callable[..., CheckpointMachine],
 ) -> None:
+    """Scenario 25: five at once, one is overtaken."""
     machine = make(max_concurrent_checkpoints=5)
     one, two, collecting, publishing, last = (begin(machine, epoch) for epoch in range(5))
     for number in (one, two, publishing, last):
@@ -243,6 +248,7 @@ def test_what_cannot_be_read_hides_no_epoch(make: Callable[..., CheckpointMachin
 def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
     make: Callable[..., CheckpointMachine], clock: Clock
 ) -> None:
+    """Scenario 6: slower than the interval, the pause is kept."""
     machine = make(interval_ms=100, min_pause_ms=80, timeout_ms=1000)
     assert machine.due_in_ms() == 100
     assert machine.trigger(1, SUBTASKS, periodic=True) is Refusal.TOO_EARLY
@@ -268,6 +274,7 @@ def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
 def test_nothing_begins_without_a_new_epoch_or_after_the_end(
     make: Callable[..., CheckpointMachine], clock: Clock
 ) -> None:
+    """Scenario 25: shut down while one is under way."""
     machine = make()
     assert machine.trigger(None, SUBTASKS, periodic=False) is Refusal.NO_COMMITTED_EPOCH
     complete(machine, 3)
@@ -286,6 +293,7 @@ def test_nothing_begins_without_a_new_epoch_or_after_the_end(
 def test_failures_in_a_row_are_tolerated_up_to_the_limit(
     make: Callable[..., CheckpointMachine], tolerable: int
 ) -> None:
+    """Scenario 3: a success begins the count anew, each checkpoint counts once."""
     machine = make(tolerable_failed_checkpoints=tolerable)
     for _ in range(2):
         for _ in range(tolerable):

@@ -273,6 +273,7 @@ def test_a_missing_subtask_is_no_checkpoint(query: Query) -> None:
 def test_a_step_that_hangs_expires_and_cannot_publish_when_it_goes_on(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
+    """Scenario 6: slower than the timeout, while it gathers."""
     runner, heard = start(timeout_ms=TIMEOUT_MS), Heard()
     runner.listeners.add(heard)
     query.commit()
@@ -300,6 +301,7 @@ def test_a_step_that_hangs_expires_and_cannot_publish_when_it_goes_on(
 def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
+    """Scenario 2: a publication failed, and nothing had been written."""
     runner = start()
     query.commit()
     query.storage.before = OSError(28, "No space left on device")
@@ -318,6 +320,7 @@ def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
 def test_a_metadata_that_may_have_been_written_is_not_deleted(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
+    """Scenario 2: a publication failed, and `_metadata` was there."""
     runner, heard = start(), Heard()
     runner.listeners.add(heard)
     query.commit()
@@ -347,6 +350,7 @@ def test_a_metadata_that_may_have_been_written_is_not_deleted(
 def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_start_only(
     query: Query, start: Callable[..., CheckpointRunner], tmp_path: Path
 ) -> None:
+    """Scenario 2: it is never told of as complete twice."""
     runner, heard = start(timeout_ms=TIMEOUT_MS), Heard()
     runner.listeners.add(heard)
     query.commit()
@@ -373,6 +377,7 @@ def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_star
 def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
+    """Scenario 23: within one process."""
     one = start()
     query.commit()
     take(one, query)

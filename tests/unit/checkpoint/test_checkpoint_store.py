@@ -166,6 +166,7 @@ def test_a_damaged_checkpoint_is_listed_and_says_so_when_it_is_read(
 def test_a_driver_is_fenced_by_the_next_one(
     store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
 ) -> None:
+    """Scenario 23: every store."""
     store.add(1, snapshot)
     store.reserve(2)
     store.check()
@@ -232,6 +233,7 @@ def test_an_id_that_was_freed_is_given_to_nobody(
 
 
 def test_many_drivers_that_claim_at_once_leave_one(new_driver: NewDriver) -> None:
+    """Scenario 23: many at once."""
     drivers = [new_driver() for _ in range(5)]
     for driver in (*drivers, drivers[2]):
         driver.claim()
@@ -258,6 +260,7 @@ def test_the_store_goes_on_after_it_was_closed(
 def test_a_zombie_s_metadata_without_its_author_is_no_checkpoint(
     storage: Storage, snapshot: CheckpointMetadata
 ) -> None:
+    """Scenario 13: of a driver."""
     store = CompletedCheckpoints(storage)
     store.claim()
     store.add(1, snapshot)

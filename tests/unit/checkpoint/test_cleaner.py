@@ -85,6 +85,7 @@ def test_files_of_later_epochs_stay(storage: Storage, put_all: Callable[..., lis
 def test_files_of_a_pending_snapshot_stay_until_it_is_not_pending_any_more(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:
+    """Scenario 16: what was uploaded goes once nobody waits for it."""
     pending, other = new_snapshot_id(), new_snapshot_id()
     waited_for = put_all(*(snapshot_path(0, 5, pending) for _ in range(3)))
     given_up = put_all(snapshot_path(0, 5, other), snapshot_path(1, 4, other))
@@ -104,6 +105,7 @@ def test_files_of_other_names_and_places_stay(
 def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
     storage: Storage,
 ) -> None:
+    """Scenario 12: its files go."""
     command = [sys.executable, "-c", _KILLED_WRITE, str(storage.root), segment_path(0, 5)]
     assert subprocess.run(command, check=False).returncode < 0
     left = [f"taskowned/{name}" for name in storage.list("taskowned")]

@@ -149,6 +149,7 @@ def test_all_damaged_files_are_named(
 
 
 def test_files_of_the_same_size_are_told_apart(savepoint: Savepoint) -> None:
+    """Scenario 7: two files swapped."""
     for name in FILES[1:]:
         path = Path(savepoint.path) / name
         path.write_bytes(b"?" * path.stat().st_size)

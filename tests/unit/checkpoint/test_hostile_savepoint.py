@@ -144,6 +144,7 @@ def test_a_wrong_digest_of_a_file(root: Path) -> None:
     [b'"root":"."', b'"epoch":6', b'"parallelism":4', b'"path":"shared/base"', b'"version":"4-b"'],
 )
 def test_a_field_that_is_there_twice(root: Path, opened: list[str], duplicated: bytes) -> None:
+    """Scenario 8: duplicate keys of JSON."""
     body = (root / "_metadata").read_bytes()[52:]
     assert duplicated in body
     key = duplicated.partition(b":")[0]
@@ -174,7 +175,7 @@ def test_an_absurd_size(root: Path, opened: list[str], size_bytes: int) -> None:
 def test_too_many_entries_cost_neither_time_nor_memory(
     root: Path, opened: list[str], what: str
 ) -> None:
-    """Refused by counting, before anything is made of them."""
+    """Scenario 8: refused by counting, before anything is made of them."""
     one, count = (b'{"path":"a","size_bytes":1,"sha256":""}', MAX_FILES + 1)
     if what == "objects":
         one, count = b'{"a":0}', 4_000_001

@@ -43,6 +43,7 @@ def flip(path: Path) -> None:
 def test_a_corrupt_one_is_named_and_the_one_before_it_offered(
     checkpoints: LocalStorage, name: str
 ) -> None:
+    """Scenario 10: by default a start fails."""
     path = checkpoints.root / name
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFileError) as caught:
@@ -56,6 +57,7 @@ def test_a_corrupt_one_is_named_and_the_one_before_it_offered(
 def test_fallback_goes_to_the_one_before_with_its_own_offsets(
     checkpoints: LocalStorage, name: str
 ) -> None:
+    """Scenario 10: on request the one before."""
     flip(checkpoints.root / name)
     source = open_source(path_of(checkpoints, 10), falls_back=True)
     assert (source.path, source.metadata.epoch) == (path_of(checkpoints, 5), 5)
@@ -65,6 +67,7 @@ def test_fallback_goes_to_the_one_before_with_its_own_offsets(
 
 
 def test_fallback_goes_on_until_one_is_whole(checkpoints: LocalStorage) -> None:
+    """Scenario 10: several are corrupt."""
     for name in ("chk-10/_metadata", "shared/log-5"):
         flip(checkpoints.root / name)
     source = open_source(path_of(checkpoints, 10), falls_back=True)

@@ -1,7 +1,7 @@
 """Random histories of a subtask's files: nothing that is needed is missing, nothing else is left.
 
 Epochs, failed attempts, uploads that end late or never, moves between executors, checkpoints and
-cleaning that is interrupted, in any order. Scenarios 11 to 13, 16, 19 and 46 to 48.
+cleaning that is interrupted, in any order. Scenarios 12, 13, 16, 19 and 46 to 48.
 """
 
 from __future__ import annotations

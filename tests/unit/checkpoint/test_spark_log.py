@@ -100,6 +100,7 @@ def test_offsets_without_shuffle_partitions_are_bound_to_none(metadata: dict[str
 def test_offsets_cut_short_are_corrupt_and_never_shorter_offsets(
     log: SparkLog, put_file: PutFile, put_source_log: Callable[..., None]
 ) -> None:
+    """Scenario 7: Spark's own log, cut."""
     put_source_log("0", "1", "2", "3", "4", "5")
     taken = []
     for length in range(len(OFFSETS)):

@@ -1,4 +1,4 @@
-"""A checkpoint while its storage fails: scenarios 1, 2, 3, 5 and 9, with the real runner."""
+"""A checkpoint while its storage fails: scenarios 1 to 6 and 9, with the real runner."""
 
 from __future__ import annotations
 

@@ -111,6 +111,7 @@ def checkpoints(store: CompletedCheckpointStore, storage: Storage) -> dict[int, 
 def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
     tmp_path: Path, stop_at: str, occurrence: int
 ) -> None:
+    """Scenario 24: on local files."""
     storage = open_storage(str(tmp_path / "checkpoints"))
     first = FirstDriver(storage.url, {}, stop_at, occurrence)
     seen = taken_over(storage, {}, first, has_completed_2=occurrence == 2)
@@ -124,6 +125,7 @@ def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
 def test_a_driver_that_was_stopped_publishes_nothing_in_s3(
     s3_url: str, s3_environment: dict[str, str]
 ) -> None:
+    """Scenario 24: in an object store."""
     first = FirstDriver(s3_url, {}, "before write chk-2/_metadata", 1)
     assert taken_over(open_storage(s3_url), {}, first) == [1, 3, 4, 5]
 
@@ -132,6 +134,7 @@ def test_a_driver_that_was_stopped_publishes_nothing_in_s3(
 def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
     tmp_path: Path, zookeeper_address: str, when: str
 ) -> None:
+    """Scenario 24: with ZooKeeper."""
     settings = {
         "high_availability_type": "zookeeper",
         "zookeeper_quorum": zookeeper_address,

@@ -109,6 +109,7 @@ def test_encoding_takes_one_group_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_damaged_file_is_an_error(seed: int) -> None:
+    """Scenario 7: a canonical file, changed or cut."""
     print("seed", seed)
     entries = [(b"%03d" % n, b"value %d" % n) for n in range(200)]
     data = bytearray(encode(entries))

@@ -80,6 +80,7 @@ def test_decoding_reads_one_frame_at_a_time() -> None:
 
 @pytest.mark.parametrize("eighths", range(8))
 def test_a_file_cut_at_an_eighth_is_corrupt(eighths: int) -> None:
+    """Scenario 7: a segment or heap snapshot, cut."""
     data = encode(PARTS)
     with pytest.raises(CorruptFileError, match=r"some\.chg"):
         decode(data[: len(data) * eighths // 8])
@@ -94,6 +95,7 @@ def test_a_file_cut_anywhere_is_corrupt() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_flipped_byte_is_corrupt(seed: int) -> None:
+    """Scenario 7: a segment or heap snapshot, a byte changed."""
     rng = random.Random(seed)
     data = bytearray(encode(PARTS))
     data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
@@ -117,6 +119,7 @@ def test_trailing_bytes_are_corrupt(tail: bytes) -> None:
 
 
 def test_a_missing_or_repeated_or_swapped_frame_does_not_pass_for_the_whole() -> None:
+    """Scenario 7: parts of a file missing, twice or swapped."""
     one, two = ([(b"a", b"1")], [(b"b", b"2"), (b"c", b"3")])
     frame_of_one = encode([one])[len(MAGIC) : -8]
     whole = encode([one, two])

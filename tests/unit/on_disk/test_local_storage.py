@@ -90,6 +90,7 @@ def test_a_link_inside_the_root_and_a_linked_root_are_fine(tmp_path: Path) -> No
 def test_a_file_is_durable_before_it_has_its_name_and_the_name_when_write_returns(
     storage: Storage, disk_log: Log
 ) -> None:
+    """Scenario 9: the order of the two syncs."""
     storage.write("shared/deep/file", [b"abc"])
     root = storage.root
     deep = root / "shared" / "deep"

@@ -81,6 +81,7 @@ def test_the_size_counts_a_shared_file_once_and_inline_segments_too(
 
 
 def test_a_file_cut_anywhere_is_corrupt(metadata: CheckpointMetadata) -> None:
+    """Scenario 7: `_metadata`, at every eighth and more."""
     data = encode_metadata(metadata)
     eighths = [len(data) * part // 8 for part in range(8)]
     for length in [*eighths, *range(HEADER_BYTES + 2), len(data) - 1]:
@@ -90,6 +91,7 @@ def test_a_file_cut_anywhere_is_corrupt(metadata: CheckpointMetadata) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_flipped_byte_is_corrupt(metadata: CheckpointMetadata, seed: int) -> None:
+    """Scenario 7: `_metadata`, a byte changed."""
     rng = random.Random(seed)
     data = bytearray(encode_metadata(metadata))
     data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
@@ -98,6 +100,7 @@ def test_a_flipped_byte_is_corrupt(metadata: CheckpointMetadata, seed: int) -> N
 
 
 def test_every_flipped_bit_of_the_header_is_corrupt(metadata: CheckpointMetadata) -> None:
+    """Scenario 8: wrong magic, and all else in the header."""
     whole = encode_metadata(metadata)
     passed = []
     for bit in range(HEADER_BYTES * 8):
@@ -113,17 +116,20 @@ def test_every_flipped_bit_of_the_header_is_corrupt(metadata: CheckpointMetadata
 
 @pytest.mark.parametrize("tail", [b"\x00", b"\n", b"garbage" * 100])
 def test_trailing_bytes_are_corrupt(metadata: CheckpointMetadata, tail: bytes) -> None:
+    """Scenario 8: trailing garbage."""
     with pytest.raises(CorruptFileError, match="were written"):
         decode_metadata(encode_metadata(metadata) + tail, "m")
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**40, 2**64 - 1])
 def test_a_wrong_length_is_corrupt_and_costs_no_memory(length: int) -> None:
+    """Scenario 8: a length of 2 GB and more."""
     with pytest.raises(CorruptFileError, match="were written"):
         decode_metadata(packed(b"{}", length=length), "m")
 
 
 def test_a_newer_format_is_refused_with_the_advice_to_upgrade() -> None:
+    """Scenario 8: a future version."""
     with pytest.raises(CorruptFileError, match="upgrade"):
         decode_metadata(packed(b"anything new", version=METADATA_FORMAT_VERSION + 1), "m")
 
@@ -142,6 +148,7 @@ def test_a_format_that_never_was_is_refused(metadata: CheckpointMetadata) -> Non
     ids=["empty", "{}", "[]", "null", "text", "type", "utf-8", "pickle", "nested"],
 )  # fmt: skip
 def test_another_body_is_corrupt_in_spite_of_its_checksum(body: bytes) -> None:
+    """Scenario 8: invalid UTF-8, and no JSON at all."""
     with pytest.raises(CorruptFileError, match="chk-7"):
         decode_metadata(packed(body), "chk-7")
 
@@ -183,6 +190,7 @@ def test_a_damaged_file_is_named_by_its_path(
 def test_a_file_beyond_all_bounds_is_refused_unread(
     storage: Storage, put_file: Callable[..., Path]
 ) -> None:
+    """Scenario 8: bounded memory."""
     path = put_file("chk-7/_metadata", b"")
     os.truncate(path, 1 << 42)  # sparse; nobody has the memory to read it
     with pytest.raises(CorruptFileError, match=str(MAX_METADATA_BYTES)):

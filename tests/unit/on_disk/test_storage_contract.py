@@ -201,6 +201,7 @@ def test_a_directory_can_be_made_once(any_storage: Storage) -> None:
 def test_a_missing_or_wrong_sized_file_is_corrupt_and_named(
     any_storage: Storage, content: bytes | None, says: str
 ) -> None:
+    """Scenario 7: any file, on every storage."""
     reference = any_storage.write("shared/file", [b"abc"])
     any_storage.delete(["shared/file"])
     if content is not None:
@@ -216,6 +217,7 @@ def test_a_missing_or_wrong_sized_file_is_corrupt_and_named(
 def test_a_file_of_the_right_size_with_a_changed_byte_is_corrupt(
     any_storage: Storage, position: int
 ) -> None:
+    """Scenario 7: found by its digest, both are told."""
     reference = any_storage.write("shared/file", [b"x" * LARGE])
     replace(any_storage, "shared/file", b"x" * position + b"y" + b"x" * (LARGE - 1 - position))
     any_storage.verify_size(reference)

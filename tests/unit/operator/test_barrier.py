@@ -79,6 +79,7 @@ def test_the_threshold_counts_all_inline_segments_of_a_handle(
 def test_two_attempts_of_an_epoch_differ_in_version_and_file(
     storage: Storage, handle: Handle, threshold: int
 ) -> None:
+    """Scenario 12: no attempt overwrites another's file."""
     one, other = (make_segment(storage, handle, [CHANGES], 7, threshold) for _ in range(2))
     assert one.version != other.version
     assert one.file is None or one.file != other.file

@@ -55,6 +55,7 @@ def written(changes: list[Changes]) -> int:
 def test_one_look_up_in_a_wide_map_reads_one_entry(
     epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Scenario 28: a map of a million entries."""
     handle = epochs.begin()
     state = handle.getMapState("m", NUMBER, NUMBER)
     state.updateValue((-1,), (-1,))
@@ -80,6 +81,7 @@ def test_one_look_up_in_a_wide_map_reads_one_entry(
 def test_appending_to_a_long_list_reads_and_writes_only_its_end(
     epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Scenario 28: a list of 100,000 values."""
     epochs.begin().getListState("l", NUMBER).appendList([(n,) for n in range(VALUES)])
     epochs.end()
     state = epochs.begin().getListState("l", NUMBER)
@@ -93,6 +95,7 @@ def test_appending_to_a_long_list_reads_and_writes_only_its_end(
 
 
 def test_values_of_ten_megabytes_come_back_whole(epochs: SubtaskEpochs) -> None:
+    """Scenario 28: values of 10 MB."""
     blob = bytes(range(256)) * 40_960
     epochs.begin().getValueState("v", BLOB).update((blob,))
     epochs.end()

@@ -102,6 +102,7 @@ def test_an_epoch_is_seen_from_the_next_handle_on(subtask: Subtask) -> None:
 
 
 def test_a_retry_finds_the_state_before_the_failed_attempt(subtask: Subtask) -> None:
+    """Scenario 12: the local copy."""
     subtask.epoch(a="1")
     committed = subtask.handle
     for number in range(3):
@@ -172,6 +173,7 @@ def test_files_in_the_place_of_a_copy_are_no_obstacle(subtask: Subtask) -> None:
 
 
 def test_a_second_attempt_works_on_a_private_copy_that_goes_with_it(subtask: Subtask) -> None:
+    """Scenario 14: two attempts at once."""
     first = subtask.epoch(a="1")
     second = subtask.epoch(a="2")
     args = (subtask.directory, subtask.backend_type, subtask.storage)
@@ -225,6 +227,7 @@ def test_a_copy_that_turns_out_damaged_is_thrown_away(subtask: Subtask) -> None:
 
 @pytest.mark.parametrize("backend_type", ["rocksdb"])
 def test_killed_attempts_leave_neither_locks_nor_files(subtask: Subtask) -> None:
+    """Scenario 26: killed tasks."""
     root = str(subtask.storage.root)
     command = [sys.executable, "-c", _HOLD, str(subtask.directory), subtask.backend_type, root]
     holders = [

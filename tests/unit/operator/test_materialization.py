@@ -169,6 +169,7 @@ def test_without_a_lasting_worker_the_upload_is_done_at_once(subtask: Materializ
 def test_a_retry_leaves_the_snapshot_of_the_failed_attempt_behind(
     subtask: MaterializedSubtask,
 ) -> None:
+    """Scenario 12: the retry's snapshot counts."""
     subtask.epoch(rows(100))
     subtask.settings = ALWAYS
     failed = subtask.attempt({b"lost": b"1"})
@@ -319,6 +320,7 @@ def test_a_damaged_copy_takes_its_pending_snapshot_with_it(rocksdb: Materialized
 def test_a_missing_or_changed_file_is_corrupt_for_every_backend(
     rocksdb: MaterializedSubtask, damage: str
 ) -> None:
+    """Scenario 7: every file of a base snapshot of RocksDB."""
     rocksdb.uploads = None
     rocksdb.epoch(rows(100))
     base = rocksdb.epoch({}, ALWAYS).base
@@ -344,6 +346,7 @@ def test_a_missing_or_changed_file_is_corrupt_for_every_backend(
 def test_a_base_with_a_file_that_no_database_has_is_refused(
     rocksdb: MaterializedSubtask, name: str
 ) -> None:
+    """Scenario 7: names that cannot be."""
     rocksdb.uploads = None
     rocksdb.epoch(rows(100))
     handle = rocksdb.epoch({}, ALWAYS)
@@ -373,6 +376,7 @@ def test_files_of_another_version_are_refused(rocksdb: MaterializedSubtask) -> N
 def test_a_snapshot_elsewhere_is_waited_for_until_another_one_would_be_due(
     subtask: MaterializedSubtask,
 ) -> None:
+    """Scenario 16: an upload ends after another took its place."""
     subtask.settings = Materialization(10**15, 10**15, max_segments=3)
     for n in range(4):
         subtask.epoch({b"%d" % n: b"1"})
@@ -405,6 +409,7 @@ def test_a_snapshot_elsewhere_is_waited_for_until_another_one_would_be_due(
 def test_a_snapshot_of_a_run_that_ended_is_given_up_unless_it_is_here(
     subtask: MaterializedSubtask,
 ) -> None:
+    """Scenario 16: an upload of the run before."""
     subtask.epoch(rows(100))
     pending = subtask.epoch({b"1": b"1"}, ALWAYS).pending
     assert pending is not None

@@ -83,6 +83,7 @@ def test_a_full_map_is_an_error_that_leaves_the_old_version(
 
 @pytest.mark.parametrize("eighths", range(8))
 def test_a_cut_file_is_corrupt_and_does_not_kill_the_process(filled: Path, eighths: int) -> None:
+    """Scenario 7: the heap's local file, cut."""
     data = filled / "data.mdb"
     data.write_bytes(data.read_bytes()[: data.stat().st_size * eighths // 8])
     assert read_in_another_process(filled) == (0, "BackendCorruptError")

@@ -61,6 +61,7 @@ class TestRocksDBBackend(BackendContract):
 
 
 def test_a_second_process_is_locked_out_until_the_first_is_done(copied: Path) -> None:
+    """Scenario 26: two processes."""
     command = [sys.executable, "-c", _HOLD, str(copied)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -72,6 +73,7 @@ def test_a_second_process_is_locked_out_until_the_first_is_done(copied: Path) ->
 
 
 def test_a_second_opener_of_one_process_is_locked_out_too(copied: Path) -> None:
+    """Scenario 26: one process."""
     with open_backend("rocksdb", copied, create=False):
         with pytest.raises(BackendLockedError, match="copied"):
             open_backend("rocksdb", copied, create=False)
@@ -89,6 +91,7 @@ def test_a_directory_called_lock_is_not_taken_for_a_locked_one(copied: Path) -> 
 def test_a_flipped_bit_in_a_data_file_is_found_or_does_no_harm(
     copied: Path, entries: dict[bytes, bytes], seed: int
 ) -> None:
+    """Scenario 7: a bit of an SST file."""
     rng = random.Random(seed)
     file = rng.choice(sorted(copied.glob("*.sst")))
     data = bytearray(file.read_bytes())
@@ -114,6 +117,7 @@ def _outcome(directory: Path, read: Callable[[StateBackend], bool]) -> object:
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
 def test_a_missing_file_is_corrupt_and_costs_no_other_file(copied: Path, pattern: str) -> None:
+    """Scenario 7: one or several files of a database are gone."""
     for path in [*copied.glob("*.log"), *copied.glob(pattern)]:
         path.unlink()
     remaining = {path.name for path in copied.glob("*.sst")}
