@@ -39,6 +39,7 @@ def main(work: Path, backend: str, heartbeat_timeout: str) -> None:
         .config("spark.locality.wait", "0s")
         .config("spark.deploy.maxExecutorRetries", -1)
         .config("spark.task.maxFailures", 100)
+        .config("spark.stage.maxConsecutiveAttempts", 100)
         .config("spark.sql.shuffle.partitions", PARALLELISM)
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
