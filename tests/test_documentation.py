@@ -32,18 +32,15 @@ def test_the_readme_example_runs(spark: SparkSession, tmp_path: Path) -> None:
     table = pa.table({"user": ["ada", "ada", "bob"]})
     pq.write_table(table, tmp_path / "events" / "1.parquet")
     events = spark.readStream.schema("user string").parquet(str(tmp_path / "events"))
-    # The savepoint needs an epoch, so the example is fed its data before that line.
-    source = example.replace(
-        "query.checkpoints()", "query.processAllAvailable()\nquery.checkpoints()"
-    )
-    source = re.sub(r'"([a-z/]+/)"', rf'"{tmp_path}/\1"', source)
+    source = re.sub(r'"([a-z/]+/)"', rf'"{tmp_path}/\1"', example)
     names: dict[str, object] = {"events": events}
     exec(compile(source, "README.md", "exec"), names)
     names["query"].stop()
     names["fork"].stop()
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted((row.user, row.n) for row in rows) == [("ada", 2), ("bob", 1)]
-    assert names["savepoint"].epoch == 0
+    assert names["savepoint"].epoch == names["checkpoint"].epoch == 0
+    assert Path(names["savepoint"].path).parent == tmp_path / "savepoints"
 
 
 def test_the_readme_example_of_a_test_passes() -> None:

@@ -24,6 +24,7 @@ from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.listener import Listeners
 from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
@@ -305,7 +306,7 @@ class CheckpointRunner:
 
     def _fail(self, attempt: _Attempt, error: Exception) -> None:
         reason = reason_of(error)
-        message = f"{type(error).__name__}: {error}"
+        message = error_text(error)
         with self._guard:
             state = self._machine.state_of(attempt.checkpoint_id)
             # A fenced one is known not to be complete.

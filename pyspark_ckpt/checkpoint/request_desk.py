@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
+from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.on_disk.request_files import BY_QUERY, Answer, Request, RequestFiles, now_ms
@@ -127,7 +128,7 @@ class RequestDesk:
                 made = self._actions.savepoint(target, savepoint_format)
         except Exception as exc:
             logger.warning("a requested %s failed", request.action, exc_info=True)
-            return Answer(at_ms=now_ms(), error=f"{type(exc).__name__}: {exc}"[:_MAX_ERROR])
+            return Answer(at_ms=now_ms(), error=error_text(exc)[:_MAX_ERROR])
         return Answer(
             at_ms=now_ms(),
             path=made.path,

@@ -16,6 +16,7 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class SavepointTaker:
             triggered_at_ms=triggered_at_ms,
             duration_ms=_now_ms() - triggered_at_ms,
             reason=reason_of(error),
-            message=f"{type(error).__name__}: {error}",
+            message=error_text(error),
         )
         self._record_abort(aborted)
         self._history.onCheckpointAborted(aborted)

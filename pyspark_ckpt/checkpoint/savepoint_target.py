@@ -34,9 +34,13 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
     root = open_storage(savepoints_directory)
     relative = "." if wanted in (None, ".", root.url) else str(wanted)
     relative = relative.removeprefix(f"{root.url}/")
+    outside = UnsafePathError(
+        f"{wanted!r} is not inside of the query's savepoint-dir {root.url}: give a directory "
+        "below it"
+    )
     if relative.startswith("/") or "://" in relative:
-        raise UnsafePathError(
-            f"{wanted!r} is not inside of the query's savepoint-dir {root.url}: give a directory "
-            "below it"
-        )
-    return root.url if relative == "." else root.url_of(relative)
+        raise outside
+    try:
+        return root.url if relative == "." else root.url_of(relative)
+    except UnsafePathError:
+        raise outside from None

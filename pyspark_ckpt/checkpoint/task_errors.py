@@ -1,4 +1,4 @@
-"""Errors of this library that tasks raised, as the driver's caller should see them."""
+"""Errors of tasks and of the JVM, as the driver's caller should see them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from pyspark.errors import PySparkException
 from pyspark_ckpt import errors
 from pyspark_ckpt.errors import CkptError
 
+_JAVA_FRAME = "\tat "
 _RAISED = re.compile(r"^pyspark_ckpt\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+def error_text(error: Exception) -> str:
+    """Return an error's kind and message, without the stack that one of the JVM's has in it."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return "\n".join(line for line in lines if not line.startswith(_JAVA_FRAME))
 
 
 def task_error(failure: PySparkException) -> CkptError | None:

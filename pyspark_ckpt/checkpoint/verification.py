@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference
-from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.layout import METADATA_NAME
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 Check = Callable[[FileReference], None]
@@ -18,7 +19,10 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A checkpoint or savepoint all of whose files are as they were written."""
+    """A checkpoint or savepoint all of whose files are as they were written.
+
+    `files` and `size_bytes` are of all that was checked, ``_metadata`` included.
+    """
 
     path: str
     kind: str
@@ -59,8 +63,14 @@ def verify(path: str) -> Verification:
         kind=metadata.kind,
         epoch=metadata.epoch,
         files=len(files) + 1,
-        size_bytes=metadata.size_bytes,
+        size_bytes=size_on_disk_bytes(directory, metadata),
     )
+
+
+def size_on_disk_bytes(directory: Storage, metadata: CheckpointMetadata) -> int:
+    """Return the bytes in all files of a checkpoint or savepoint, its ``_metadata`` included."""
+    files = {reference.path: reference.size_bytes for reference in metadata.files()}
+    return sum(files.values()) + (directory.size_bytes(METADATA_NAME) or 0)
 
 
 def _damages(check: Check, files: Iterable[FileReference]) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+import pandas as pd
+
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
 from pyspark_ckpt.checkpoint.lineage import lineage
-from pyspark_ckpt.checkpoint.verification import verify
+from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import open_storage
@@ -37,10 +39,13 @@ def show_history(arguments: Namespace) -> Result:
 
 def show(arguments: Namespace) -> Result:
     """Tell what a checkpoint or savepoint has in it."""
-    metadata = read_metadata(open_storage(arguments.path))
+    directory = open_storage(arguments.path)
+    metadata = read_metadata(directory)
     fields = _described(metadata)
+    if metadata.kind == "savepoint":  # of a checkpoint: what `list` and `history` have
+        fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
     ancestors = lineage(arguments.path).iloc[1:]
-    text = facts({name: value for name, value in fields.items() if name != "operators"})
+    text = facts(_readable(fields))
     for operator in fields["operators"]:
         states = ", ".join(f"{state['name']} ({state['kind']})" for state in operator["states"])
         text += (
@@ -74,6 +79,14 @@ def dispose(arguments: Namespace) -> Result:
     if gone.left:
         text += f"not of the savepoint, and left: {', '.join(gone.left)}\n"
     return Result({"path": gone.path, "files": gone.files, "left": list(gone.left)}, text)
+
+
+def _readable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return what goes into the text: no operators, and the time as people write it (UTC)."""
+    completed_at = pd.Timestamp(fields["completed_at_ms"], unit="ms")
+    shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%S}")}
+    kept = (shown.get(name, (name, value)) for name, value in fields.items() if name != "operators")
+    return dict(kept)
 
 
 def _described(metadata: CheckpointMetadata) -> dict[str, Any]:

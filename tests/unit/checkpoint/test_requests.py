@@ -149,9 +149,9 @@ def test_a_failure_is_answered(query: Query, files: RequestFiles) -> None:
     [
         ({"requested_at_ms": 1, "expires_at_ms": 2}, "expired"),
         ({"format": "ZIP"}, "CANONICAL and NATIVE"),
-        ({"directory": "../elsewhere"}, "does not stay inside"),
+        ({"directory": "../elsewhere"}, "give a directory below it"),
         ({"directory": "/etc"}, "not inside"),
-        ({"directory": "x/../../y"}, "does not stay inside"),
+        ({"directory": "x/../../y"}, "give a directory below it"),
         ({"action": "format"}, "no such action"),
         ({"expires_at_ms": 0}, "never was valid"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.errors import PySparkException
 
-from pyspark_ckpt.checkpoint.task_errors import task_error
+from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
 from pyspark_ckpt.errors import CorruptFileError
 
 TRACEBACK = """An exception was thrown from the Python worker:
@@ -22,6 +22,11 @@ def test_the_last_of_our_errors_is_found() -> None:
     error = task_error(PySparkException(TRACEBACK))
     assert type(error) is CorruptFileError
     assert str(error) == "shared/base: SHA-256 is a, b was written; restore"
+
+
+def test_the_text_of_an_error_has_no_java_stack() -> None:
+    text = "calling o1.load.\n: SparkException: no session\n\tat org.A.b(A.scala:1)\n"
+    assert error_text(OSError(text)) == "OSError: calling o1.load.\n: SparkException: no session"
 
 
 def test_other_errors_are_left_alone() -> None:

@@ -90,7 +90,9 @@ def test_list_and_history(
 def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (savepoint, storage.root / "chk-1"):
         assert main(["show", str(path)]) == 0
-        assert "operator count" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "operator count" in text
+        assert "completed_at  " in text
         assert main(["show", str(path), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["operators"][0]["parallelism"] == 4
@@ -100,6 +102,10 @@ def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[s
 def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(savepoint)]) == 0
     assert "all as written" in capsys.readouterr().out
+    on_disk = sum(file.stat().st_size for file in savepoint.rglob("*") if file.is_file())
+    for command in ("verify", "show"):
+        assert main([command, str(savepoint), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["size_bytes"] == on_disk
     (savepoint / "shared" / "log").write_bytes(b"???")
     assert main(["verify", str(savepoint), "--json"]) == 1
     assert "shared/log" in json.loads(capsys.readouterr().out)["error"]["message"]
