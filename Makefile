@@ -21,10 +21,6 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 	$(BIN)/python -m pytest --overwrite notebooks
 	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
 
-notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
-	$(BIN)/python -m pytest --overwrite notebooks
-	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
-
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
