@@ -34,7 +34,7 @@ def list_checkpoints(arguments: Namespace) -> Result:
 def show_history(arguments: Namespace) -> Result:
     """Tell what became of a query's checkpoints and savepoints."""
     frame = history(arguments.path)
-    return Result({"history": records(frame)}, table(frame, "no history"))
+    return Result({"history": records(frame)}, table(frame.drop(columns="phases_ms"), "no history"))
 
 
 def show(arguments: Namespace) -> Result:
