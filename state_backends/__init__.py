@@ -10,6 +10,7 @@ from state_backends.errors import (
     BackendCorruptError,
     BackendFullError,
     BackendLockedError,
+    BackendResourceError,
     StateBackendError,
 )
 from state_backends.registry import BACKEND_TYPES, open_backend
@@ -20,6 +21,7 @@ __all__ = [
     "BackendCorruptError",
     "BackendFullError",
     "BackendLockedError",
+    "BackendResourceError",
     "Changes",
     "StateBackend",
     "StateBackendError",

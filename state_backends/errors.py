@@ -3,7 +3,8 @@
 StateBackendError
 ├── BackendCorruptError (OSError)   the files of a local copy cannot be read
 ├── BackendLockedError (OSError)    another process has the directory open
-└── BackendFullError (OSError)      no room left for the state
+├── BackendFullError (OSError)      no room left for the state
+└── BackendResourceError (OSError)  the process may open no more files, or has no memory left
 """
 
 
@@ -21,3 +22,7 @@ class BackendLockedError(StateBackendError, OSError):
 
 class BackendFullError(StateBackendError, OSError):
     """The disk or memory behind a backend is full."""
+
+
+class BackendResourceError(StateBackendError, OSError):
+    """The system gave no file descriptor or no memory; the files themselves may be good."""

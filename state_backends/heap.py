@@ -8,6 +8,7 @@ executor sees the same single copy, and an epoch costs in proportion to the keys
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -18,18 +19,29 @@ from pathlib import Path
 import lmdb
 
 from state_backends.backend import FIRST_RESERVED_KEY, VERSION_KEY, Changes, StateBackend
-from state_backends.errors import BackendCorruptError, BackendFullError, StateBackendError
+from state_backends.errors import (
+    BackendCorruptError,
+    BackendFullError,
+    BackendResourceError,
+    StateBackendError,
+)
 
 MAP_SIZE_BYTES = 1 << 38
 """Address space reserved per subtask; pages are taken only as they are written."""
 
 _DATA_FILE = "data.mdb"
+_LOCK_FILE = "lock.mdb"
+_MAX_READERS = 1024
+_LOCK_FILE_BYTES = _MAX_READERS * 64 + 4096
+"""A cache line for each reader, and a head."""
 _SIZE_FILE = "size"
 """Holds the size of the data file, which never shrinks."""
 
 _HEAD_BYTES = 448
 _STORED_LONG_KEY_BYTES = _HEAD_BYTES + 32
 _LENGTH = struct.Struct(">I")
+_ALMOST_FULL_BYTES = 1 << 20
+_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class HeapBackend(StateBackend):
@@ -46,6 +58,7 @@ class HeapBackend(StateBackend):
         else:
             _check_size(directory)
         with self._translated("open"):
+            _allocate_lock_file(directory)
             self._env: lmdb.Environment | None = lmdb.open(
                 str(directory),
                 map_size=MAP_SIZE_BYTES,
@@ -54,11 +67,11 @@ class HeapBackend(StateBackend):
                 metasync=False,
                 meminit=False,
                 readahead=False,
-                max_readers=1024,
+                max_readers=_MAX_READERS,
             )
             self._env.reader_check()
-        if create:
-            _write_size(self._directory)
+            if create:
+                _write_size(self._directory)
 
     def version(self) -> str | None:
         with self._translated("read"), self._environment.begin() as transaction:
@@ -93,7 +106,8 @@ class HeapBackend(StateBackend):
                     else:
                         transaction.put(_stored_key(key), _stored_value(key, value))
             transaction.put(VERSION_KEY, version.encode())
-        _write_size(self._directory)
+        with self._translated("write"):
+            _write_size(self._directory)
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
         # One transaction: LMDB spills dirty pages to its map, so memory stays bounded all the same.
@@ -103,7 +117,7 @@ class HeapBackend(StateBackend):
         directory.mkdir()
         with self._translated("snapshot"):
             self._environment.copy(str(directory))
-        _write_size(directory)
+            _write_size(directory)
         return [_DATA_FILE, _SIZE_FILE]
 
     def close(self) -> None:
@@ -123,12 +137,49 @@ class HeapBackend(StateBackend):
         try:
             yield
         except (lmdb.MapFullError, lmdb.DiskError) as exc:
-            raise BackendFullError(
-                f"the heap backend has no room left in {self._directory} ({exc}): free space there "
-                "or use the rocksdb backend"
-            ) from exc
+            raise _full(self._directory, exc) from exc
+        except OSError as exc:
+            if exc.errno in _NO_RESOURCES:
+                raise _no_resources(self._directory, exc) from exc
+            if exc.errno == errno.ENOSPC:
+                raise _full(self._directory, exc) from exc
+            raise
         except lmdb.Error as exc:
+            if any(os.strerror(number) in str(exc) for number in _NO_RESOURCES):
+                raise _no_resources(self._directory, exc) from exc
+            if os.strerror(errno.EIO) in str(exc) and _is_full(self._directory):
+                raise _full(self._directory, exc) from exc  # LMDB's word for a short write
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
+
+
+def _allocate_lock_file(directory: Path) -> None:
+    """Take the room of the lock file now: LMDB writes it through its map, and a page for which a
+    full disk has no room would kill the process.
+    """
+    descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.posix_fallocate(descriptor, 0, _LOCK_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _is_full(directory: Path) -> bool:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize < _ALMOST_FULL_BYTES
+
+
+def _full(directory: Path, error: Exception) -> BackendFullError:
+    return BackendFullError(
+        f"the heap backend has no room left in {directory} ({error}): free space there or use the "
+        "rocksdb backend"
+    )
+
+
+def _no_resources(directory: Path, error: Exception) -> BackendResourceError:
+    return BackendResourceError(
+        f"the heap backend in {directory} got no file descriptor or memory ({error}): raise the "
+        "limit (ulimit)"
+    )
 
 
 def _write_size(directory: Path) -> None:
@@ -149,6 +200,8 @@ def _check_size(directory: Path) -> None:
         recorded = int((directory / _SIZE_FILE).read_text())
         size = (directory / _DATA_FILE).stat().st_size
     except (OSError, ValueError) as exc:
+        if isinstance(exc, OSError) and exc.errno in _NO_RESOURCES:
+            raise _no_resources(directory, exc) from exc
         raise BackendCorruptError(f"there is no whole LMDB file in {directory}") from exc
     if size < recorded or size == 0:
         raise BackendCorruptError(

@@ -29,12 +29,14 @@ from state_backends.errors import (
     BackendCorruptError,
     BackendFullError,
     BackendLockedError,
+    BackendResourceError,
     StateBackendError,
 )
 from state_backends.rocksdb_files import is_snapshot_file
 
 # What RocksDB says of a lock held by another process, and by this one.
 _LOCKED = re.compile(r"While lock file|lock hold by current process")
+_NO_RESOURCES = re.compile(r"Too many open files|Cannot allocate memory")
 
 
 class RocksDBBackend(StateBackend):
@@ -115,8 +117,12 @@ class RocksDBBackend(StateBackend):
         if self._db is not None:
             for scan in list(self._open_scans):
                 scan.close()
-            self._db.close()
-            self._db = None
+            db, self._db = self._db, None
+            try:
+                with self._translated("close"):
+                    db.close()  # writes what an `apply` could not, and may fail as it did
+            finally:
+                del db  # nothing else releases the lock then
 
     @property
     def _database(self) -> Rdict:
@@ -142,6 +148,11 @@ class RocksDBBackend(StateBackend):
         except Exception as exc:
             text = str(exc)
             message = f"RocksDB could not {action} {self._directory}: {text}"
+            # First: while it opens the lock file, both are told.
+            if _NO_RESOURCES.search(text):
+                raise BackendResourceError(
+                    f"{message}; raise the limit of open files or memory (ulimit)"
+                ) from exc
             if _LOCKED.search(text):
                 raise BackendLockedError(message) from exc
             if "No space left" in text:

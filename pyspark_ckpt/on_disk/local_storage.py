@@ -5,6 +5,7 @@ A mounted file system that has both works the same way.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -18,6 +19,8 @@ from typing import BinaryIO
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES, Storage, path_parts
 from pyspark_ckpt.on_disk.handle import FileReference
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class LocalStorage(Storage):
@@ -78,6 +81,10 @@ class LocalStorage(Storage):
                 file.flush()
                 os.fsync(file.fileno())
             os.link(temporary, path)  # unlike a rename, never replaces a file
+        except OSError as exc:
+            if exc.errno in _NO_ROOM and exc.filename is None:
+                exc.filename = str(path)  # a write does not say where
+            raise
         finally:
             temporary.unlink(missing_ok=True)
         _sync_directory(path.parent)

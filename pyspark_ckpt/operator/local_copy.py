@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,13 @@ from pyspark_ckpt.on_disk.handle import (
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
-from state_backends import Changes, StateBackend, StateBackendError, open_backend
+from state_backends import (
+    BackendResourceError,
+    Changes,
+    StateBackend,
+    StateBackendError,
+    open_backend,
+)
 
 _LOCK = "lock"
 _PRIVATE = "private-"
@@ -87,6 +93,8 @@ def open_local_copy(
             with backend, _scratch(claimed / _SCRATCH) as scratch:
                 is_private = claimed != directory
                 yield LocalCopy(backend, scratch, backend_type, snapshots, is_private, is_rebuilt)
+        except BackendResourceError:
+            raise  # which says nothing against the copy
         except StateBackendError:
             shutil.rmtree(place, ignore_errors=True)  # a damaged copy: the retry builds a new one
             snapshots.keep_only(())  # they share files with it
@@ -168,6 +176,8 @@ def _at_version(
         backend = _existing_at_version(place, backend_type, storage, handle)
         if backend is not None:
             return backend, False
+    except BackendResourceError:
+        raise  # it would not be any better for another copy
     except StateBackendError:  # a damaged copy is replaced like an outdated one
         snapshots.keep_only(() if base is None else {base.snapshot_id})  # it has digests
     if base is not None and base.format == ROCKSDB_FORMAT and backend_type == "rocksdb":
@@ -215,18 +225,30 @@ def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | No
 def _rebuild(
     place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
 ) -> StateBackend:
-    backend = open_backend(backend_type, place, create=True)
-    try:
-        if handle is None:
-            backend.load((), EMPTY_VERSION)
-        else:
-            scratch = place.parent / _SCRATCH
-            scratch.mkdir(exist_ok=True)
-            backend.load(_all_changes(storage, handle, scratch), handle.version)
-    except BaseException:
-        backend.close()
-        raise
+    with _whole_or_gone(place):
+        backend = open_backend(backend_type, place, create=True)
+        try:
+            if handle is None:
+                backend.load((), EMPTY_VERSION)
+            else:
+                scratch = place.parent / _SCRATCH
+                scratch.mkdir(exist_ok=True)
+                backend.load(_all_changes(storage, handle, scratch), handle.version)
+        except BaseException:
+            with suppress(StateBackendError):
+                backend.close()
+            raise
     return backend
+
+
+@contextmanager
+def _whole_or_gone(directory: Path) -> Iterator[None]:
+    """Remove what was begun if it fails: half a copy is of no use, least of all on a full disk."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _rebuild_natively(
@@ -243,7 +265,8 @@ def _rebuild_natively(
     )
     building = place.with_name(f"{place.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
-    kept.copy_to(building)
+    with _whole_or_gone(building):
+        kept.copy_to(building)
     shutil.rmtree(place, ignore_errors=True)
     building.rename(place)
     backend = open_fetched(place, base)

@@ -194,11 +194,15 @@ class LocalSnapshots:
         incoming = LocalSnapshot(self._directory / _INCOMING)
         shutil.rmtree(incoming.directory, ignore_errors=True)
         incoming.directory.mkdir(parents=True)
-        fetch(incoming.files)
         files: dict[str, FileReference | None] = {each.name: each.file for each in base.files}
-        incoming.write_note(
-            SnapshotNote(snapshot_id, base.version, base.epoch, subtask, base.format, files)
-        )
+        try:
+            fetch(incoming.files)
+            incoming.write_note(
+                SnapshotNote(snapshot_id, base.version, base.epoch, subtask, base.format, files)
+            )
+        except BaseException:
+            shutil.rmtree(incoming.directory, ignore_errors=True)  # a disk may be full of it
+            raise
         snapshot = LocalSnapshot(self._directory / snapshot_id)
         shutil.rmtree(snapshot.directory, ignore_errors=True)
         incoming.directory.rename(snapshot.directory)

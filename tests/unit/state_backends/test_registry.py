@@ -31,7 +31,10 @@ def test_changes_count_their_entries() -> None:
     assert len(Changes([], [])) == 0
 
 
-@pytest.mark.parametrize("name", ["BackendCorruptError", "BackendLockedError", "BackendFullError"])
+@pytest.mark.parametrize(
+    "name",
+    ["BackendCorruptError", "BackendLockedError", "BackendFullError", "BackendResourceError"],
+)
 def test_errors_are_backend_errors_and_os_errors(name: str) -> None:
     error = getattr(backend_errors, name)
     assert issubclass(error, StateBackendError)
