@@ -69,9 +69,13 @@ class HeapBackend(StateBackend):
                 readahead=False,
                 max_readers=_MAX_READERS,
             )
-            self._env.reader_check()
-            if create:
-                _write_size(self._directory)
+            try:
+                self._env.reader_check()
+                if create:
+                    _write_size(self._directory)
+            except BaseException:
+                self.close()  # not only once nobody holds the error any more
+                raise
 
     def version(self) -> str | None:
         with self._translated("read"), self._environment.begin() as transaction:

@@ -41,9 +41,15 @@ class _Attempt:
     checkpoint_id: int
     epoch: int
     triggered_at_ms: int
+    began_ms: int
     step: str = "waiting for the one before it, which still hangs"
     outcome: CompletedCheckpoint | AbortedCheckpoint | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def duration_ms(self) -> int:
+        """How long it has taken, whatever was done to the wall clock meanwhile."""
+        return _monotonic_ms() - self.began_ms
 
 
 class CheckpointRunner:
@@ -158,7 +164,7 @@ class CheckpointRunner:
             begun, epoch = self._begin(committed_epoch, periodic=periodic)
             if isinstance(begun, Refusal) or epoch is None:
                 return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
-            outcome = self._outcome(_Attempt(begun, epoch, _now_ms()))
+            outcome = self._outcome(_Attempt(begun, epoch, _now_ms(), _monotonic_ms()))
             self._clean()
         self.listeners.call()
         if isinstance(outcome, AbortedCheckpoint):
@@ -250,7 +256,7 @@ class CheckpointRunner:
             self._snapshot(attempt.epoch),
             checkpoint_id=attempt.checkpoint_id,
             triggered_at_ms=attempt.triggered_at_ms,
-            completed_at_ms=_now_ms(),
+            completed_at_ms=attempt.triggered_at_ms + attempt.duration_ms,
         )
         self._store.check_reserved(attempt.checkpoint_id)
         if not self._may_publish(attempt.checkpoint_id, metadata):
@@ -322,7 +328,7 @@ class CheckpointRunner:
             checkpoint_id=attempt.checkpoint_id,
             epoch=attempt.epoch,
             triggered_at_ms=attempt.triggered_at_ms,
-            duration_ms=_now_ms() - attempt.triggered_at_ms,
+            duration_ms=attempt.duration_ms,
             reason=reason,
             message=message,
         )

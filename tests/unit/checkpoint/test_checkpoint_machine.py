@@ -289,6 +289,44 @@ def test_nothing_begins_without_a_new_epoch_or_after_the_end(
     assert machine.shut_down() == []
 
 
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_so_many_are_under_way_and_each_end_of_one_makes_room(
+    make: Callable[..., CheckpointMachine], clock: Clock, most: int
+) -> None:
+    """Scenario 25: at most 1, 2 or 5 at once, through abort, expiry, subsumption and the end."""
+    machine = make(max_concurrent_checkpoints=most, tolerable_failed_checkpoints=1000)
+    full = Refusal.TOO_MANY_PENDING
+
+    def fill(epoch: int) -> list[int]:
+        while len(machine.pending()) < most:
+            begin(machine, epoch)
+        assert machine.trigger(epoch, SUBTASKS, periodic=False) is full
+        return machine.pending()
+
+    first = fill(1)
+    assert first == list(range(1, most + 1))
+    assert machine.abort(first[most // 2], AbortReason.STORAGE_FAILED)
+    assert machine.state_of(first[most // 2]) is None
+    second = fill(2)
+    assert second[-1] == most + 1, "no id comes twice"
+    publish(machine, second[-1])
+    assert machine.trigger(3, SUBTASKS, periodic=False) is full, "while it is published too"
+    assert machine.published(second[-1]) == []
+    assert machine.pending() == [], "all older ones are subsumed"
+    assert machine.ids(CheckpointState.COMPLETED) == [most + 1]
+    third = fill(3)
+    clock.now_ms += 50
+    assert machine.expire() == third
+    last = fill(4)
+    machine.acknowledge(ack(last[0], A, "early"))
+    assert machine.shut_down() == last
+    assert machine.acknowledge(ack(last[0], B, "late")) is Reception.LATE
+    assert not machine.publish(last[0])
+    assert machine.take_released() == {"early", "late"}
+    assert machine.trigger(5, SUBTASKS, periodic=False) is Refusal.QUERY_ENDED
+    assert machine.newest_completed() == most + 1
+
+
 @pytest.mark.parametrize("tolerable", [0, 1, 3])
 def test_failures_in_a_row_are_tolerated_up_to_the_limit(
     make: Callable[..., CheckpointMachine], tolerable: int

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,6 +186,45 @@ def test_a_damaged_file_is_named_by_its_path(
     path = put_file("chk-7/_metadata", encode_metadata(metadata)[:-1])
     with pytest.raises(CorruptFileError, match=str(path)):
         read_metadata(storage, "chk-7")
+
+
+def test_a_thousand_subtasks_are_one_file_and_a_few_times_its_memory(
+    metadata: CheckpointMetadata,
+) -> None:
+    """Scenario 28: a thousand handles of a base and twenty segments each."""
+    (operator,) = metadata.operators
+    handles = tuple(
+        msgspec.structs.replace(
+            operator.handles[0],
+            subtask=subtask,
+            parallelism=1000,
+            segments=tuple(
+                Segment(f"{n}-{subtask:x}", n, 1, 200, file=_numbered(subtask, n))
+                for n in range(20)
+            ),
+        )
+        for subtask in range(1000)
+    )
+    operator = msgspec.structs.replace(
+        operator, parallelism=1000, max_parallelism=4000, handles=handles
+    )
+    wide = msgspec.structs.replace(metadata, operators=(operator,))
+    data = encode_metadata(wide)
+    tracemalloc.start()
+    try:
+        decoded = decode_metadata(data, "m")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded == wide
+    assert len({file.path for file in decoded.files()}) == 20_002
+    assert peak_bytes < 10 * len(data)
+
+
+def _numbered(subtask: int, number: int) -> FileReference:
+    return FileReference(
+        f"taskowned/segment-{subtask}-{number}-0123456789abcdef.chg", 200, "e" * 64
+    )
 
 
 def test_a_file_beyond_all_bounds_is_refused_unread(

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,37 @@ def test_a_second_opener_of_one_process_is_locked_out_too(copied: Path) -> None:
     with open_backend("rocksdb", copied, create=False):
         with pytest.raises(BackendLockedError, match="copied"):
             open_backend("rocksdb", copied, create=False)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+def test_of_many_threads_one_has_it_until_its_task_is_over(copied: Path, fails: bool) -> None:
+    """Scenario 26: threads; the lock goes with the task, also if it fails with a scan open."""
+    threads = 8
+    all_tried, outcomes = threading.Barrier(threads), []
+
+    def task() -> None:
+        try:
+            with open_backend("rocksdb", copied, create=False) as backend:
+                scan = backend.scan()
+                next(scan)
+                all_tried.wait(60)
+                if fails:
+                    raise RuntimeError("the task")
+                outcomes.append("ended")
+        except (BackendLockedError, RuntimeError) as exc:
+            outcomes.append(type(exc).__name__)
+            if isinstance(exc, BackendLockedError):
+                all_tried.wait(60)
+
+    for _ in range(2):
+        running = [threading.Thread(target=task) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join(60)
+        held = "RuntimeError" if fails else "ended"
+        assert sorted(outcomes) == sorted([held, *["BackendLockedError"] * (threads - 1)])
+        outcomes.clear()
 
 
 def test_a_directory_called_lock_is_not_taken_for_a_locked_one(copied: Path) -> None:
