@@ -19,6 +19,9 @@ NOT_WRITTEN: Any = object()
 
 DEFAULT_LIMIT_BYTES = 256 * 1024**2
 FRAME_ENTRIES = 10_000
+FRAME_BYTES = 8 << 20
+"""A frame that is gathered from a stream ends where either is reached."""
+
 _ENTRY_BYTES = 250
 """What an entry takes in memory beside its bytes: two objects, two dictionary places."""
 
@@ -177,15 +180,17 @@ def overlaid(
 
 
 def in_frames(entries: Iterator[tuple[bytes, Write]]) -> Iterator[Changes]:
-    """Gather entries into frames of :data:`FRAME_ENTRIES`."""
+    """Gather entries into frames of :data:`FRAME_ENTRIES`, or of :data:`FRAME_BYTES` at least."""
     keys: list[bytes] = []
     values: list[Write] = []
+    size_bytes = 0
     for key, value in entries:
         keys.append(key)
         values.append(value)
-        if len(keys) == FRAME_ENTRIES:
+        size_bytes += len(key) + (0 if value is None else len(value))
+        if len(keys) == FRAME_ENTRIES or size_bytes >= FRAME_BYTES:
             yield Changes(keys, values)
-            keys, values = [], []
+            keys, values, size_bytes = [], [], 0
     if keys:
         yield Changes(keys, values)
 

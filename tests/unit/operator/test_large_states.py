@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import types as T
 
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.operator.barrier import make_segment
+from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.codec import TupleCodec
+from pyspark_ckpt.operator.epoch_writes import FRAME_BYTES, in_frames
+from pyspark_ckpt.operator.local_copy import open_local_copy
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, NUMBER, SubtaskEpochs
 
@@ -100,3 +108,25 @@ def test_values_of_ten_megabytes_come_back_whole(epochs: SubtaskEpochs) -> None:
     epochs.begin().getValueState("v", BLOB).update((blob,))
     epochs.end()
     assert epochs.begin().getValueState("v", BLOB).get() == (blob,)
+
+
+@pytest.mark.parametrize("backend_type", BACKEND_TYPES)
+def test_large_values_are_never_all_in_memory(
+    tmp_path: Path, storage: Storage, handle: Handle, backend_type: str
+) -> None:
+    """Scenario 28: 210 MB in values of 2.1 MB, as a segment, a base snapshot and a rebuilt copy."""
+    rows = ((b"%03d" % n, b"%03d" % n * 700_000) for n in range(100))
+    tracemalloc.start()
+    try:
+        segment = make_segment(storage, handle, in_frames(rows), 1, 1 << 20)
+        assert segment is not None
+        handle = msgspec.structs.replace(handle, segments=(segment,))
+        with open_local_copy(tmp_path / "local", backend_type, storage, handle) as copy:
+            base = make_base(storage, copy.backend, handle, 2)
+        handle = msgspec.structs.replace(handle, base=base, segments=())
+        with open_local_copy(tmp_path / "rebuilt", backend_type, storage, handle) as copy:
+            assert sum(len(value) for _, value in copy.backend.scan()) == 210_000_000
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8 * FRAME_BYTES

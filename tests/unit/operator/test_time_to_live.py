@@ -385,3 +385,25 @@ def test_what_is_written_before_the_first_watermark_counts_from_that_one(
     for watermark_ms, expected in [(1_000_000, (1,)), (1_000_009, (1,)), (1_000_010, None)]:
         assert at(watermark_ms).get() == expected
         subtask_epochs.end()
+
+
+def test_entries_expire_by_the_wall_clock_wherever_it_jumps(aged: Aged) -> None:
+    """Scenario 29: an hour back they live that much longer, an hour forward they are gone."""
+    hour_ms, start_ms = 3_600_000, 10_000_000
+    aged.at(start_ms, 100)
+    aged.write(1)
+    aged.end()
+    aged.at(start_ms - hour_ms, 100)
+    aged.check(1, [1], [1])
+    aged.write(2)  # it counts from this time
+    aged.check(2, [1, 2], [1, 2])
+    aged.end()
+    aged.at(start_ms - hour_ms + 100, 100)
+    aged.check(None, [1], [1])
+    aged.end()
+    aged.at(start_ms + 99, 100)
+    aged.check(None, [1], [1])
+    aged.end()
+    aged.at(start_ms + hour_ms, 100)
+    aged.check(None, [], [])
+    aged.end()

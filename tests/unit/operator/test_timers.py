@@ -161,6 +161,21 @@ def test_timers_can_be_deleted_while_they_are_listed(
     assert epochs.of_key(0) == [10, 11, 12, 13, 14]
 
 
+def test_timers_fire_once_however_the_clock_jumps(epochs: Epochs) -> None:
+    """Scenario 29: an hour forward fires what became due, an hour back fires nothing twice."""
+    hour_ms, start_ms = 3_600_000, 10_000_000
+    epochs.register(0, start_ms + 1, start_ms + hour_ms, start_ms + hour_ms + 1)
+    epochs.end()
+    assert epochs.fire(start_ms - hour_ms) == []
+    epochs.end()
+    assert epochs.fire(start_ms + hour_ms) == [(start_ms + 1, 0), (start_ms + hour_ms, 0)]
+    epochs.end()
+    for now_ms in (start_ms, start_ms - hour_ms, start_ms + hour_ms):
+        assert epochs.fire(now_ms) == []
+        epochs.end()
+    assert epochs.fire(start_ms + hour_ms + 1) == [(start_ms + hour_ms + 1, 0)]
+
+
 @pytest.mark.parametrize("use", [
     lambda timers: timers.register(1), lambda timers: timers.delete(1),
     lambda timers: timers.of_current_key(),
