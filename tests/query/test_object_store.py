@@ -48,9 +48,9 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
 
 
 def test_a_query_lives_on_s3(job: Job, s3_url: str) -> None:
-    """Checkpoint, stop, rebuild, savepoint, fork onto local disk; then another driver takes over.
+    """Scenarios 5 and 23: checkpoint, stop, rebuild, savepoint, fork onto local disk.
 
-    Scenarios 5 and 23.
+    Then another driver takes over.
     """
     job.feed.add(*map(events_of, range(3)))
     with job.running() as query:
