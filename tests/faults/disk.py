@@ -7,6 +7,7 @@ until the power is gone.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import stat
@@ -27,12 +28,16 @@ class Disk:
     ----------
     root
         What lies there when the disk is made is durable.
+
+    An operation fails by its number, `fails_at`, or by its kind and number, `fails_on`.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.done: list[str] = []
         self.fails_at: int | None = None
+        self.error = OSError(errno.EIO, "fault of the disk")
+        self.fails_on: tuple[str, int] | None = None
         self.power_fails_at: int | None = None
         self._is_off = False
         self._contents: dict[int, bytes] = {}
@@ -78,8 +83,9 @@ class Disk:
             if self._is_off or number == self.power_fails_at:
                 self._is_off = True
                 raise OSError(5, "the power is gone", str(path))
-            if number == self.fails_at:
-                raise OSError(5, "fault of the disk", str(path))
+            of_its_kind = sum(each.startswith(f"{name_of} ") for each in self.done) - 1
+            if number == self.fails_at or (name_of, of_its_kind) == self.fails_on:
+                raise OSError(self.error.errno, self.error.strerror, str(path))
             result = operation(*arguments, **named)
             if name == "fsync":
                 self._note(path)

@@ -6,9 +6,11 @@ It really is: a small disk of its own, in a process of its own, that a file of b
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from state_backends import BACKEND_TYPES, BackendFullError, StateBackendError
 from tests.faults.confined import Ballast, on_a_small_disk
+from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 
@@ -163,6 +166,36 @@ def local_copies(disk: Path, durable: str, backend_type: str) -> None:
 
 def test_a_checkpoint_on_a_full_disk_aborts_and_the_one_before_stays(tmp_path: Path) -> None:
     on_a_small_disk(checkpoints, tmp_path / "disk", 1 << 20)
+
+
+def test_an_fsync_that_finds_no_room_aborts_and_the_one_before_stays(tmp_path: Path) -> None:
+    """The file system had promised room that it has not: each fsync of a checkpoint in turn."""
+    storage = LocalStorage(tmp_path / "checkpoints")
+    epochs, store = Epochs(storage), CompletedCheckpoints(storage)
+    runner = epochs.runner()
+    failures: list[CheckpointAbortedError] = []
+    outcome: CompletedCheckpoint | CheckpointAbortedError | None = None
+    for number in count():
+        epochs.commit()
+        good = taken(runner, epochs)
+        assert isinstance(good, CompletedCheckpoint)
+        epochs.commit()
+        disk = Disk(storage.root)
+        disk.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        disk.fails_on = ("fsync", number)
+        with disk.watched():
+            outcome = taken(runner, epochs)
+        assert restored_epoch(store, storage, good.checkpoint_id) == good.epoch
+        if isinstance(outcome, CompletedCheckpoint):
+            break
+        assert "No space left" in str(outcome)
+        assert not [path for path in files_of(storage) if ".tmp" in path]
+        failures.append(outcome)
+    print([str(failure) for failure in failures])
+    reasons = {failure.reason for failure in failures}
+    assert reasons == {AbortReason.STORAGE_FAILED, AbortReason.METADATA_UNCERTAIN}
+    assert len(failures) >= 6, "file and directory of author, source log and metadata"
+    runner.close()
 
 
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
