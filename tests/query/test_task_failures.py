@@ -110,7 +110,7 @@ def run_with_faults(job: Job, marks: Path, backend: str, files: int = 2) -> None
         (RaisesInClose, "rocksdb"),
         (RaisesAfterRows, "heap"),
         (KilledInClose, "rocksdb"),
-        (KilledInClose, "heap"),
+        pytest.param(KilledInClose, "heap", marks=pytest.mark.soak),
     ],
 )
 def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: str) -> None:
@@ -121,7 +121,7 @@ def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: st
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
 def test_workers_exit_at_random(job: Job, backend: str) -> None:
     """Scenario 17: Python workers that vanish inside user code change nothing of the result."""
     seed = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(2**32))
