@@ -13,7 +13,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 
-from tests.query.harness import BACKEND, BACKENDS, OFTEN, Job, await_checkpoint
+from tests.query.harness import BACKEND, OFTEN, Job, await_checkpoint
 from tests.query.model import Reveal, events_of, expected, in_order
 
 LAST_ATTEMPT = 3
