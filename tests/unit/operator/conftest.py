@@ -31,4 +31,6 @@ def subtask_epochs(request: pytest.FixtureRequest) -> Iterator[SubtaskEpochs]:
         spill = Path(temporary) / "spill"
         spill.mkdir()
         with open_backend(backend_type, Path(temporary) / "state", create=True) as backend:
-            yield SubtaskEpochs(backend, limit_bytes, spill)
+            epochs = SubtaskEpochs(backend, limit_bytes, spill)
+            yield epochs
+            epochs.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import types as T
 
@@ -57,6 +58,7 @@ class SubtaskEpochs:
         self.states: tuple[StateDescriptor, ...] = ()
         self.sweep_from = b""
         self.number = 0
+        self.table: Any = None
         self.clock = EpochClock(TimeMode.PROCESSING_TIME, 1_000_000, 1_000_000)
 
     def set_time(self, time_ms: int, mode: TimeMode = TimeMode.PROCESSING_TIME) -> None:
@@ -97,6 +99,11 @@ class SubtaskEpochs:
         self.states, self.sweep_from = swept.states, swept.sweep_from
         self.drop()
         return changes
+
+    def close(self) -> None:
+        """Let go of what an epoch that a test left open has on disk."""
+        if self.table is not None:
+            self.table.close()
 
     def drop(self) -> None:
         """Give the epoch up, as a failed attempt does."""
