@@ -11,8 +11,8 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.keyed_rows import keyed_rows
 from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.pandas_input import PandasPart
 from pyspark_ckpt.operator.pandas_output import PandasOutput
 
 
@@ -52,24 +52,8 @@ class BatchProcessor(StatefulProcessor):
         raise NotImplementedError("a BatchProcessor gets its rows in handleInputBatch")
 
 
-class BatchPart:
-    """A part of an epoch that the processor gets in one call.
-
-    Parameters
-    ----------
-    columns
-        How the rows travel.
-    frames
-        The rows as they were sent.
-    """
-
-    def __init__(self, columns: InputColumns, frames: list[pd.DataFrame]) -> None:
-        keyed = keyed_rows(columns, frames)
-        self.stored = keyed.stored
-        self.keys = keyed.keys
-        self._bounds = keyed.bounds
-        self._columns = columns
-        self._frame = columns.pandas_frame(keyed.frame)
+class BatchPart(PandasPart):
+    """A part of an epoch that the processor gets in one call."""
 
     def process(
         self,
@@ -84,14 +68,6 @@ class BatchPart:
         keys = first_rows.reset_index(drop=True)
         output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
         return output
-
-    def initial_states(self, position: int) -> Iterator[Any]:
-        """Not called: an initial state comes in frames by key."""
-        raise NotImplementedError
-
-    def newest_event_time_ms(self, position: int) -> int | None:
-        """Return the newest event time of all rows of the part, whatever the position."""
-        return self._columns.newest_event_time_ms(self.rows(position))
 
     def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
         """Return all rows of the part, whatever the position."""

@@ -20,7 +20,7 @@ NOT_WRITTEN: Any = object()
 DEFAULT_LIMIT_BYTES = 256 * 1024**2
 FRAME_ENTRIES = 10_000
 FRAME_BYTES = 8 << 20
-"""A frame that is gathered from a stream ends where either is reached."""
+"""A frame ends where either is reached."""
 
 _ENTRY_BYTES = 250
 """What an entry takes in memory beside its bytes: two objects, two dictionary places."""
@@ -142,15 +142,13 @@ class EpochWrites:
     def all_in_order(self) -> Iterator[Changes]:
         """Yield all writes in key order, in frames."""
         self.hand_over_pending()
-        keys = sorted(self._memory)
+        entries: Iterator[tuple[bytes, Write]] = (
+            (key, self._memory[key]) for key in sorted(self._memory)
+        )
         if self._spilled is not None:
             spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
-            entries = overlaid(spilled, ((key, self._memory[key]) for key in keys))
-            yield from in_frames(entries)
-            return
-        for start in range(0, len(keys), FRAME_ENTRIES):
-            frame_keys = keys[start : start + FRAME_ENTRIES]
-            yield Changes(frame_keys, [self._memory[key] for key in frame_keys])
+            entries = overlaid(spilled, entries)
+        yield from in_frames(entries)
 
     def close(self) -> None:
         """Remove what lies on disk; safe to call twice."""

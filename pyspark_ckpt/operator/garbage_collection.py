@@ -1,7 +1,7 @@
-"""Keeps Python's collector from walking an epoch's rows again and again.
+"""Keeps Python's collector from walking an epoch's keys and values again and again.
 
-Rows hold no cycles, and there are many of them. Measured with 500,000 rows in a subtask, an epoch
-took 4.6 s with the collector walking them and 1.3 s without.
+They hold no cycles, and there are many of them. Measured with 500,000 rows in a subtask, all held
+at once, an epoch took 4.6 s with the collector walking them and 1.3 s without.
 """
 
 from __future__ import annotations
