@@ -1,4 +1,8 @@
-"""Output frames of a processor, gathered into one frame in the schema that leaves the function."""
+"""Output frames of a processor, gathered into one frame in the schema that leaves the function.
+
+Most processors yield a frame of one row per key, and pandas takes long to put such frames together.
+Those that hold nothing but whole numbers, or nothing but fractions, are gathered as arrays.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from pyspark_ckpt.operator.output_rows import OutputRows
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
 
+_Numbers = np.ndarray[Any, Any]
+"""The values of a frame that holds nothing but numbers: rows by columns."""
+
 
 class PandasOutput:
     """Frames that the processor has yielded; columns by name, or by position if labels are numbers.
@@ -28,7 +35,9 @@ class PandasOutput:
 
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
-        self._frames: list[pd.DataFrame] = []
+        kinds = [type(field.dataType) for field in output_rows.schema.fields]
+        self._array_kinds = "i" if _all_in(kinds, _INTEGERS) else "if" * _all_in(kinds, _FLOATS)
+        self._frames: list[pd.DataFrame | _Numbers] = []
         self._rows = 0
 
     @property
@@ -58,17 +67,35 @@ class PandasOutput:
                     "pandas DataFrames"
                 )
             if len(frame):
-                self._frames.append(self._with_columns(frame))
+                self._frames.append(self._numbers_of(self._with_columns(frame)))
                 self._rows += len(frame)
 
     def take(self) -> pd.DataFrame:
         """Return all of it as a frame in the schema that leaves the function, and be empty."""
         frames, self._frames, self._rows = self._frames, [], 0
-        whole = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True, copy=False)
+        whole = self._put_together(frames)
         columns = {}
         for index, field in enumerate(self._schema.schema.fields):
             columns[f"c{index}"] = self._column(field, whole[field.name]).array
         return pd.DataFrame(columns)
+
+    def _put_together(self, frames: list[pd.DataFrame | _Numbers]) -> pd.DataFrame:
+        names = self._schema.schema.names
+        if all(isinstance(frame, np.ndarray) for frame in frames):
+            return pd.DataFrame(np.concatenate(frames), columns=names, copy=False)
+        whole = [
+            pd.DataFrame(frame, columns=names) if isinstance(frame, np.ndarray) else frame
+            for frame in frames
+        ]
+        return whole[0] if len(whole) == 1 else pd.concat(whole, ignore_index=True, copy=False)
+
+    def _numbers_of(self, frame: pd.DataFrame) -> pd.DataFrame | _Numbers:
+        """Return a frame's values if one array holds them as they are, else the frame."""
+        if not self._array_kinds:
+            return frame
+        # Signed integers only if every column is; fractions are what the columns will be anyway.
+        values = frame.to_numpy()
+        return values if values.dtype.kind in self._array_kinds else frame
 
     def _with_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
         names = self._schema.schema.names
@@ -102,6 +129,10 @@ class PandasOutput:
                 for value in values
             ]
         return self._schema.column(field, values)
+
+
+def _all_in(kinds: list[type], wanted: tuple[type, ...]) -> bool:
+    return all(kind in wanted for kind in kinds)
 
 
 def _plain(value: Any) -> Any:

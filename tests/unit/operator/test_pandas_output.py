@@ -1,0 +1,75 @@
+"""Frames of many kinds that a processor yields, put together into the output's columns."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.pandas_output import PandasOutput
+
+BEYOND_FLOATS = 2**53 + 1
+
+
+def output_of(*types: T.DataType) -> PandasOutput:
+    fields = [T.StructField(name, kind) for name, kind in zip("abc", types, strict=False)]
+    return PandasOutput(OutputRows(T.StructType(fields), "an_operator"))
+
+
+def taken(output: PandasOutput, *frames: pd.DataFrame) -> list[list[object]]:
+    output.extend(frames)
+    assert output.rows == sum(map(len, frames))
+    whole = output.take()
+    assert output.rows == 0
+    return [[None if value is pd.NA else value for value in whole[name]] for name in whole]
+
+
+def test_whole_numbers() -> None:
+    output = output_of(T.LongType(), T.IntegerType())
+    first = pd.DataFrame({"b": [2], "a": [BEYOND_FLOATS]})
+    second = pd.DataFrame({"a": [3, 5], "b": [4, 6]})
+    assert taken(output, first, second) == [[BEYOND_FLOATS, 3, 5], [2, 4, 6]]
+
+
+def test_fractions() -> None:
+    output = output_of(T.DoubleType(), T.DoubleType())
+    frames = [pd.DataFrame({"a": [0.5], "b": [None]}), pd.DataFrame({"a": [1], "b": [0.25]})]
+    assert taken(output, *frames) == [[0.5, 1.0], [None, 0.25]]
+
+
+def test_whole_numbers_beside_fractions_keep_every_digit() -> None:
+    output = output_of(T.LongType(), T.DoubleType())
+    frames = [pd.DataFrame({"a": [BEYOND_FLOATS + number], "b": [0.5]}) for number in range(2)]
+    assert taken(output, *frames) == [[BEYOND_FLOATS, BEYOND_FLOATS + 1], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("null_at", [0, 1, 2])
+def test_a_null_among_whole_numbers(null_at: int) -> None:
+    output = output_of(T.LongType(), T.LongType())
+    frames = [pd.DataFrame({"a": [number], "b": [10 * number]}) for number in range(3)]
+    frames[null_at] = pd.DataFrame({"a": [null_at], "b": [None]})
+    tens: list[object] = [0, 10, 20]
+    tens[null_at] = None
+    assert taken(output, *frames) == [[0, 1, 2], tens]
+
+
+def test_a_fraction_is_no_whole_number() -> None:
+    output = output_of(T.LongType(), T.LongType())
+    output.extend([pd.DataFrame({"a": [1], "b": [2]}), pd.DataFrame({"a": [3], "b": [0.5]})])
+    with pytest.raises(StateValueError, match="'b' is bigint"):
+        output.take()
+
+
+def test_a_number_too_large_for_its_column() -> None:
+    output = output_of(T.ByteType())
+    output.extend([pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [300]})])
+    with pytest.raises(StateValueError, match="'a' is tinyint"):
+        output.take()
+
+
+def test_texts_beside_numbers() -> None:
+    output = output_of(T.LongType(), T.StringType())
+    frames = [pd.DataFrame({"a": [1], "b": ["x"]}), pd.DataFrame({"a": [2], "b": [None]})]
+    assert taken(output, *frames) == [[1, 2], ["x", None]]
