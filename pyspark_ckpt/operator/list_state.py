@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -13,6 +13,9 @@ from pyspark_ckpt.operator.versioned_codec import Codec, Value
 _chunk_encoder = msgspec.msgpack.Encoder()
 _chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
 _CHUNK_NUMBER_BYTES = 4
+_FEW_CHUNKS = 4
+"""So many are read by their keys, ahead for many keys at once; more are looked for with a scan."""
+
 _ITEM_BYTES = 50
 """What an appended value takes in memory beside its bytes."""
 
@@ -45,12 +48,20 @@ class ListState:
         return any(self._aging.shown(chunk) is not None for _, chunk in below)
 
     def get(self) -> Iterator[Value]:
-        """Return an iterator over the key's values in order."""
-        return self._values(self._prefix())
+        """Return an iterator over the key's values in order, as they are now."""
+        prefix = self._prefix()
+        appended = self._appended.get(prefix)
+        count = _number_of_chunks(self._header()) if appended is None else appended.number
+        chunks = self._chunks(prefix, count)
+        return self._decoded(chunks, [] if appended is None else list(appended.items))
 
     def put(self, newState: list[Value]) -> None:
         """Replace the key's list; an empty one clears it, which PySpark refuses."""
         encoded = [self._codec.encode(value) for value in newState]
+        if encoded and self._aging is None and _number_of_chunks(self._header()) == 1:
+            chunk = self._appended[self._prefix()] = _Chunk(0)  # instead of the one there is
+            self._extend(chunk, encoded)
+            return
         self.clear()
         self._append(encoded)
 
@@ -66,7 +77,7 @@ class ListState:
         """Remove the key's list."""
         prefix = self._prefix()
         self._appended.pop(prefix, None)  # first: a spill in between would write it
-        for key, _ in list(self._table.scan(prefix)):
+        for key in list(self._written_keys(prefix)):
             self._table.write_below(prefix, key, None)
 
     def _prefix(self) -> bytes:
@@ -75,16 +86,39 @@ class ListState:
     def _header(self) -> bytes | None:
         return self._table.get_prefetched(self._state_id)
 
-    def _values(self, prefix: bytes) -> Iterator[Value]:
-        appended = self._appended.get(prefix)
-        pending = [] if appended is None else list(appended.items)
+    def _chunk(self, number: bytes) -> bytes | None:
+        return self._table.get_prefetched(self._state_id, number)
+
+    def _written_keys(self, prefix: bytes) -> Iterator[bytes]:
+        """Yield the keys of the list's entries, or more."""
+        header = self._header()
+        count = _number_of_chunks(header)
+        if self._aging is not None or count > _FEW_CHUNKS:
+            yield from (key for key, _ in self._table.scan(prefix))
+        elif header is not None:
+            yield prefix
+            yield from (prefix + _encoded_number(number) for number in range(count))
+
+    def _chunks(self, prefix: bytes, count: int) -> Iterable[bytes]:
+        """Return the list's first so many chunks, without those that have aged."""
+        if self._aging is not None or count > _FEW_CHUNKS:
+            return self._scanned(prefix, prefix + _encoded_number(count))
+        few = [self._chunk(_encoded_number(number)) for number in range(count)]
+        return [chunk for chunk in few if chunk is not None]
+
+    def _scanned(self, prefix: bytes, end: bytes) -> Iterator[bytes]:
         for key, data in self._table.scan(prefix):
-            chunk = data if self._aging is None else self._shown(prefix, key, data)
-            if key != prefix and chunk is not None:
-                for item in _chunk_decoder.decode(chunk):
-                    yield self._codec.decode(item)
+            shown = data if self._aging is None else self._shown(prefix, key, data)
+            if prefix < key < end and shown is not None:
+                yield shown
+
+    def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
+        decode = self._codec.decode
+        for chunk in chunks:
+            for item in _chunk_decoder.decode(chunk):
+                yield decode(item)
         for item in pending:
-            yield self._codec.decode(item)
+            yield decode(item)
 
     def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
         assert self._aging is not None
@@ -110,8 +144,7 @@ class ListState:
         if self._aging is not None and header is not None:
             stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
         self._extend(chunk, encoded)
-        number = (chunk.number + 1).to_bytes(_CHUNK_NUMBER_BYTES, "big")
-        self._table.write_below(prefix, prefix, stamp + number)
+        self._table.write_below(prefix, prefix, stamp + _encoded_number(chunk.number + 1))
 
     def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
         chunk.items.extend(encoded)
@@ -121,13 +154,17 @@ class ListState:
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}
         for prefix, chunk in appended.items():
-            key = prefix + chunk.number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
+            key = prefix + _encoded_number(chunk.number)
             self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
 
 
 def _number_of_chunks(header: bytes | None) -> int:
     # The number ends the entry, whatever stamp stands before it.
     return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
+
+
+def _encoded_number(number: int) -> bytes:
+    return number.to_bytes(_CHUNK_NUMBER_BYTES, "big")
 
 
 class _Chunk:

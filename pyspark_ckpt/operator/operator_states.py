@@ -33,6 +33,9 @@ class OperatorListState(ListState):
     def _header(self) -> bytes | None:
         return self._table.get(self._prefix())
 
+    def _chunk(self, number: bytes) -> bytes | None:
+        return self._table.get(self._prefix() + number)
+
 
 class BroadcastState(MapState):
     """A map that is the same in every subtask; the methods of :class:`MapState`.

@@ -68,7 +68,7 @@ class StateTable:
         self._backend = backend
         self._keys = keys
         self._writes = EpochWrites() if writes is None else writes
-        self._ahead: dict[bytes, _ReadAhead] = {}
+        self._ahead: dict[tuple[bytes, bytes], _ReadAhead] = {}
         self.reads = 0
         self.cache_hits = 0
 
@@ -117,24 +117,32 @@ class StateTable:
         self.cache_hits += len(keys) - len(places)
         return values
 
-    def get_prefetched(self, state_id: bytes) -> bytes | None:
-        """Return a state's entry of the current key, read together with those of the next keys."""
+    def get_prefetched(self, state_id: bytes, below: bytes = b"") -> bytes | None:
+        """Return an entry of the current key, read together with those of the next keys.
+
+        Parameters
+        ----------
+        state_id
+            The state's.
+        below
+            What follows the key in the stored key; nothing for the entry at the key itself.
+        """
         if self.current.key_group is None:
             return self.get(self.stored_key(state_id))  # which says what is wrong
         self.reads += 1
         self.cache_hits += 1
         position = self.current.position
-        ahead = self._ahead.get(state_id)
+        ahead = self._ahead.get((state_id, below))
         if ahead is None or not ahead.start <= position < ahead.start + len(ahead.keys):
-            ahead = self._ahead[state_id] = self._read_ahead(state_id, position)
+            ahead = self._ahead[state_id, below] = self._read_ahead(state_id, below, position)
             self.cache_hits -= 1
         place = position - ahead.start
         write: Write = self._writes.find(ahead.keys[place])
         return ahead.values[place] if write is NOT_WRITTEN else write
 
-    def _read_ahead(self, state_id: bytes, start: int) -> _ReadAhead:
+    def _read_ahead(self, state_id: bytes, below: bytes, start: int) -> _ReadAhead:
         stop = min(start + PREFETCH_KEYS, len(self._keys))
-        keys = self.stored_keys(state_id, range(start, stop))
+        keys = [group + state_id + key + below for group, key in self._keys[start:stop]]
         return _ReadAhead(start, keys, self._backend.get_many(keys))
 
     def put(self, key: bytes, value: bytes) -> None:

@@ -163,6 +163,27 @@ def test_put_replaces_a_list(epochs: Epochs, later: Callable[[], object]) -> Non
     assert list(epochs.list.get()) == [(4,), (5,)]
 
 
+def test_an_iterator_of_one_key_goes_on_after_the_next_key_was_entered(epochs: Epochs) -> None:
+    epochs.list.put([(1,)])
+    epochs.to_key(1)
+    epochs.list.put([(2,), (3,)])
+    epochs.end()
+    epochs.to_key(0)
+    iterator = epochs.list.get()
+    epochs.to_key(1)
+    assert list(iterator) == [(1,)]
+    assert list(epochs.list.get()) == [(2,), (3,)]
+
+
+def test_a_list_that_is_put_again_and_again_is_one_entry(epochs: Epochs) -> None:
+    for number in range(3):
+        epochs.list.put([(number,)])
+        epochs.list.put([(number,), (number,)])
+        epochs.end()
+    assert list(epochs.list.get()) == [(2,), (2,)]
+    assert len(list(epochs.backend.scan())) == 2  # the list's own and its only chunk
+
+
 def test_a_cleared_list_leaves_no_entries_behind(epochs: Epochs) -> None:
     for number in range(3):
         epochs.list.appendValue((number,))
