@@ -1,6 +1,7 @@
 # `make help` lists the targets. Nothing but Python 3.10+ and make is needed to start with.
 PYTHON ?= python3
 VENV := .venv
+CLASSES := $(VENV)/share/spark-classes.jsa
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -14,7 +15,7 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights
 	$(BIN)/python -m examples.flights
 
-test: $(VENV)/.dev java ## Set up everything and run the tests, two at a time
+test: $(CLASSES) ## Set up everything and run the tests, two at a time
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
@@ -43,6 +44,9 @@ setup: $(VENV)/.dev java ## Set up everything for development
 
 java:
 	@sh tools/ensure_java.sh
+
+$(CLASSES): $(VENV)/.dev | java
+	$(BIN)/python tools/archive_classes.py $@
 
 $(VENV)/.demo: setup.cfg setup.py pyproject.toml
 	sh tools/make_venv.sh $(PYTHON) $(VENV)

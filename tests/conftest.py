@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -20,17 +23,43 @@ from tests.servers.zookeeper import zookeeper_server
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-# Tests are short: the JVM's second compiler would take more than it ever gives back.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+ROOM_BYTES = 8 << 30  # some three times what all tests use
+# Tests are short: the JVM's second compiler would take more than it ever gives back. Hadoop starts
+# a process for each permission and link that it looks at, some fifty of them in an epoch.
+JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+if sys.platform == "linux":
+    JAVA_OPTIONS.append("-Djdk.lang.Process.launchMechanism=VFORK")
+CLASSES = Path(sys.prefix) / "share" / "spark-classes.jsa"
+if CLASSES.exists():  # `make test` has made it
+    # A JVM that is not Spark's would warn that it cannot use them.
+    JAVA_OPTIONS += [f"-XX:SharedArchiveFile={CLASSES}", "-Xlog:cds=off,cds+dynamic=off"]
+os.environ.setdefault("JAVA_TOOL_OPTIONS", " ".join(JAVA_OPTIONS))
+# Code made for a few rows takes longer to compile than to do without, in all programs of tests.
+NO_CODEGEN = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+os.environ.setdefault(
+    "PYSPARK_SUBMIT_ARGS",
+    " ".join([f"--conf {key}={value}" for key, value in NO_CODEGEN.items()] + ["pyspark-shell"]),
+)
+
+MEMORY_DISK = Path("/dev/shm")
+if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
+    # Thousands of synced files take no time there.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
 PARALLELISM = 2
+FILE_MANAGER = "FileSystemBasedCheckpointFileManager"
+WORKERS = Path(__file__).with_name("workers")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Notebooks are collected by nbmake; each starts a driver of its own."""
+    """Put first what starts drivers of its own, as notebooks do: it takes longest."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
+    items.sort(key=lambda item: item.get_closest_marker("own_jvm") is None)
 
 
 @pytest.fixture(scope="session")
@@ -45,15 +74,26 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
         .config("spark.sql.session.timeZone", "UTC")
-        # Code made for a few rows takes longer to compile than to do without; programs that the
-        # tests start in a JVM of their own have Spark's default.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config(map=NO_CODEGEN)
+        .config("spark.sql.streaming.checkpointFileManagerClass", _file_manager())
+        .config("spark.python.daemon.module", "preloaded_daemon")
+        .config("spark.executorEnv.PYTHONPATH", str(WORKERS))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+def _file_manager() -> str:
+    """The class that writes Spark's logs and states without a process for each rename.
+
+    Its package depends on Spark's version. Programs that tests start have Spark's default.
+    """
+    (jar,) = (Path(pyspark.__path__[0]) / "jars").glob("spark-sql_*.jar")
+    with zipfile.ZipFile(jar) as classes:
+        (name,) = (n for n in classes.namelist() if n.endswith(f"/{FILE_MANAGER}.class"))
+    return name.removesuffix(".class").replace("/", ".")
 
 
 @pytest.fixture(scope="session")

@@ -319,8 +319,9 @@ def forbidden(tmp_path: Path) -> Iterator[LocalStorage]:
     """A checkpoints directory below one that others may not enter."""
     above = tmp_path / "above"
     above.mkdir()
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
     for path in (above, *above.parents):
-        if tempfile.gettempdir() in map(str, path.parents):  # pytest's own, for its user only
+        if root in map(str, path.parents):  # pytest's own, for its user only
             path.chmod(0o755)
     yield LocalStorage(above / "checkpoints")
     above.chmod(0o755)

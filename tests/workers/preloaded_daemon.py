@@ -1,0 +1,31 @@
+"""PySpark's daemon with what Python workers import already loaded, so that a new one only forks.
+
+Tests start hundreds of workers: for those that failed or were killed, and for queries whose
+environment differs. Programs that tests start have PySpark's daemon.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from pyspark.daemon import manager
+
+USED_BY_WORKERS = (
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "pyspark.sql.pandas.serializers",
+    "pyspark.worker",
+    "pyspark_ckpt.checkpoint.savepoint_job",
+    "pyspark_ckpt.operator.batch_run",
+    "pyspark_ckpt.operator.initial_run",
+    "pyspark_ckpt.operator.redistribution_run",
+    "pyspark_ckpt.operator.subtask",
+    "rocksdict",
+    "lmdb",
+)
+
+if __name__ == "__main__":
+    for name in USED_BY_WORKERS:
+        import_module(name)
+    manager()
