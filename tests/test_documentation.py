@@ -59,10 +59,10 @@ def test_conf_files_are_valid_and_set_the_backend_they_are_named_after(name: str
 
 
 @pytest.mark.own_jvm
-def test_the_main_job_runs_on_four_weeks_of_flights(tmp_path: Path) -> None:
+def test_the_main_job_runs_on_two_weeks_of_flights(tmp_path: Path) -> None:
     """``make demo``, shortened; exits with 0 only if both results equal plain pandas."""
     finished = subprocess.run(
-        [sys.executable, "-m", "examples.flights", "--weeks", "4"],
+        [sys.executable, "-m", "examples.flights", "--weeks", "2"],
         cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]

@@ -62,7 +62,7 @@ class Keyed(StatefulProcessor):
 
 @pytest.mark.parametrize(
     "keys",
-    [("k1", "k2"), ("b", "day", "s"), ("dec", "raw", "text"), ("ts", "ntz"), ("d", "f")],
+    [("k1", "k2"), ("b", "day", "s", "dec", "raw"), ("ts", "ntz", "text", "d", "f")],
     ids="+".join,
 )
 def test_keys_and_rows(both: Callable[..., Both], keys: tuple[str, ...]) -> None:
@@ -91,8 +91,16 @@ class KeyedPandas(Keyed):
                 yield pd.DataFrame({"row": [f"{text} {record}"], "n": n, "key": type(key).__name__})
 
 
-@pytest.mark.parametrize("keys", [("k1", "k2"), ("day", "b")], ids="+".join)
-@pytest.mark.parametrize("nulls", [False, True], ids=["full", "nulls"])
+@pytest.mark.parametrize(
+    ("keys", "nulls"),
+    [
+        (("k1", "k2"), False),
+        (("day", "b"), True),
+        pytest.param(("k1", "k2"), True, marks=pytest.mark.soak),
+        pytest.param(("day", "b"), False, marks=pytest.mark.soak),
+    ],
+    ids=["full-k1+k2", "nulls-day+b", "nulls-k1+k2", "full-day+b"],
+)
 def test_keys_and_frames(both: Callable[..., Both], keys: tuple[str, ...], *, nulls: bool) -> None:
     """Frames have the columns, index and dtypes of PySpark's.
 

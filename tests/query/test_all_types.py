@@ -185,7 +185,11 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
-@pytest.mark.parametrize("keys", [*((name,) for name in KEYS), tuple(KEYS)], ids=len)
+@pytest.mark.parametrize(
+    "keys",
+    [("st",), tuple(KEYS), *(pytest.param((n,), marks=pytest.mark.soak) for n in ("list", "span"))],
+    ids=len,
+)
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
     """Keys of nested types, alone or together, are told apart as Spark's groupBy does."""
     schema = "id int, " + ", ".join(f"{name} {kind}" for name, (kind, _) in KEYS.items())

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -47,6 +48,11 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "truncated": truncate,
     "bit flip": flip_bit,
 }
+
+
+def in_soak(*variants: tuple[Any, ...]) -> list[Any]:
+    """Variants of a test that `make test` runs with others."""
+    return [pytest.param(*variant, marks=pytest.mark.soak) for variant in variants]
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,17 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("directory", ["shared", "taskowned"])
+@pytest.mark.parametrize(
+    ("directory", "damage"),
+    [
+        ("shared", "missing"),
+        ("shared", "bit flip"),
+        ("taskowned", "empty"),
+        ("taskowned", "truncated"),
+        *in_soak(("shared", "empty"), ("shared", "truncated")),
+        *in_soak(("taskowned", "missing"), ("taskowned", "bit flip")),
+    ],
+)
 def test_data_file_of_a_savepoint(
     saved: Saved, copy: Path, tmp_path: Path, directory: str, damage: str
 ) -> None:
@@ -149,9 +164,8 @@ def failure(job: Job) -> str | None:
     ("directory", "which", "damage"),
     [
         ("taskowned", 1, "missing"),
-        ("taskowned", -1, "truncated"),
         ("taskowned", 0, "bit flip"),
-        ("shared", 0, "missing"),
+        *in_soak(("taskowned", -1, "truncated"), ("shared", 0, "missing")),
     ],
 )
 def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage: str) -> None:
@@ -176,7 +190,7 @@ def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.parametrize("lost", ["newest checkpoint", "all checkpoints", "directory"])
+@pytest.mark.parametrize("lost", ["newest checkpoint", "all checkpoints", *in_soak(("directory",))])
 def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
     """Committed epochs without their state are never continued with an empty one."""
     job = job.using(OFTEN)
@@ -232,7 +246,7 @@ def test_file_under_a_running_query(job: Job) -> None:
     assert (Path(newest.path) / "_metadata").exists()
 
 
-@pytest.mark.parametrize("which", [0, -1], ids=["oldest", "newest"])
+@pytest.mark.parametrize("which", [*in_soak((0,)), -1], ids=["oldest", "newest"])
 def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
     """Scenario 10: one damaged checkpoint hides neither those that are whole nor stops new ones."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})

@@ -1,4 +1,8 @@
-"""A thousand checkpoints in a row: nothing grows, on the store, on local disk or in a process."""
+"""A thousand checkpoints in a row: nothing grows, on the store, on local disk or in a process.
+
+Files are counted after each of them, so after the fiftieth too; the oldest that is
+retained and an early savepoint restore.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,18 @@ from tests.query.harness import (
     BACKEND,
     INLINE,
     INTERVAL,
+    SAVEPOINT_DIR,
     Job,
     completed,
+    digests,
     drop_local_copies,
     files_below,
 )
-from tests.query.model import Count, counted, events_of, sequences
+from tests.query.model import Count, counted, counted_after, events_of, sequences
 from tests.query.stored import handles_of, metadata_of
 
 RETAINED = 3
+ROWS = 6
 PADDING_BYTES = 80_000  # so that base snapshots are made every few epochs
 MIB = 1 << 20
 SLACK = 20
@@ -53,22 +60,39 @@ class Padded(Count):
 def test_nothing_grows_with_the_checkpoints(job: Job, backend: str, checkpoints: int) -> None:
     """Files, bytes, file descriptors, threads and memory stay what they were."""
     drop_local_copies(job.spark)  # of other tests
+    savepoints = job.base / "savepoints"
     job = job.but(processor=Padded, output="k string, n long")
-    job = job.using({BACKEND: backend, INLINE: "0b", INTERVAL: "1h"})
+    job = job.using({BACKEND: backend, INLINE: "0b", INTERVAL: "1h", SAVEPOINT_DIR: savepoints})
     use: list[dict[str, int]] = []
     with job.running() as query:
         for number in range(checkpoints):
-            job.feed.add(events_of(number, 6))
+            job.feed.add(events_of(number, ROWS))
             query.processAllAvailable()
             assert query.triggerCheckpoint().epoch == number
+            if number == 2:
+                savepoint = query.triggerSavepoint()
+                digests_of_savepoint = digests(savepoints)
             use.append(files_and_bytes(job))
             assert unneeded(job) == set()
-            if number % 5 == 0:
+            if number % 8 == 0:
                 use[-1].update(resources(job.spark))
         retained = completed(query)
     assert [row.epoch for row in retained] == list(range(checkpoints - RETAINED, checkpoints))
     assert sequences(job.result()) == counted(job.feed.rows)
     check_flat(use)
+    assert digests(savepoints) == digests_of_savepoint
+    check_sources(job, savepoint, min(retained, key=lambda row: row.epoch))
+
+
+def check_sources(job: Job, *sources: Any) -> None:
+    """Run a fork from each savepoint or checkpoint, to the end of the input and one file more."""
+    job.feed.add(events_of(job.feed.files, ROWS))
+    job.feed.files_per_epoch = 1000
+    for source in sources:
+        fork = job.but(location=f"loc-{source.epoch}", out=f"out-{source.epoch}")
+        fork.run(restore=source.path)
+        rest = counted_after(job.feed.rows, (source.epoch + 1) * ROWS)
+        assert sequences(fork.result()) == rest, source.path
 
 
 def files_and_bytes(job: Job) -> dict[str, int]:

@@ -43,8 +43,15 @@ def test_stopped_in_the_middle(job: Job, interval: str) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.parametrize("local_copy", ["kept", "lost"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "local_copy"),
+    [
+        ("rocksdb", "lost"),
+        ("heap", "kept"),
+        pytest.param("rocksdb", "kept", marks=pytest.mark.soak),
+        pytest.param("heap", "lost", marks=pytest.mark.soak),
+    ],
+)
 def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_copy: str) -> None:
     """What an epoch did to the state before it failed is undone before it runs again."""
     collected: list[tuple] = []

@@ -49,7 +49,12 @@ def data_files(job: Job) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "checkpoints"), [("rocksdb", 50), ("heap", 12)], ids=["rocksdb", "heap"]
+    ("backend", "checkpoints"),
+    [
+        pytest.param("rocksdb", 50, marks=pytest.mark.soak),  # as test_many_checkpoints does
+        ("heap", 12),
+    ],
+    ids=["rocksdb", "heap"],
 )
 def test_files_are_deleted_when_nothing_needs_them(
     job: Job, backend: str, checkpoints: int
