@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.parquet_pages import PageError, check_pages
 from state_backends import Changes
 
 CANONICAL_FORMAT_VERSION = 1
@@ -34,6 +35,7 @@ MAX_GROUP_BYTES = 1 << 32
 _GROUP_ENTRIES = 100_000
 _GROUP_BYTES = 32 << 20
 _READ_ENTRIES = 10_000
+_READ_COLUMNS = ["stored_key", "stored_value"]
 _VERSION_KEY = b"pyspark_ckpt.format_version"
 _DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
 _KEY_GROUP_END = 0x8000
@@ -77,6 +79,8 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Iterator[bytes
 def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Changes]:
     """Yield all state of a canonical file, in bounded memory; checked before to be as written.
 
+    That it expands to no more than it says is found out before any of it is expanded.
+
     Parameters
     ----------
     file
@@ -94,14 +98,19 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
     try:
         parquet = pq.ParquetFile(file, buffer_size=1 << 20)
         _check(parquet, name, entries)
-        for batch in parquet.iter_batches(_READ_ENTRIES, columns=["stored_key", "stored_value"]):
+        _check_pages(parquet, file)
+        missing = entries
+        for batch in parquet.iter_batches(_READ_ENTRIES, columns=_READ_COLUMNS):
             keys, values = (column.to_pylist() for column in batch.columns)
             if None in keys or None in values:
                 raise _corrupt(name, "an entry has no key or no value")
+            missing -= len(keys)
             yield Changes(keys, values)
+        if missing:
+            raise _corrupt(name, f"{missing} of its {entries} entries are not there")
     except CorruptFileError:
         raise
-    except (pa.ArrowException, OSError, MemoryError) as exc:  # Arrow raises all three
+    except (pa.ArrowException, PageError, OSError, MemoryError) as exc:  # Arrow raises three
         raise _corrupt(name, str(exc)) from exc
 
 
@@ -226,6 +235,17 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
             raise _corrupt(name, f"its row group {number} is too large to be one of ours")
+
+
+def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
+    metadata = parquet.metadata
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = [group.column(_COLUMNS.get_field_index(column)) for column in _READ_COLUMNS]
+        if sum(chunk.total_uncompressed_size for chunk in chunks) > MAX_GROUP_BYTES:
+            raise PageError(f"row group {number} is too large to be one of ours")
+        for chunk in chunks:
+            check_pages(file, chunk, group.num_rows)
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:

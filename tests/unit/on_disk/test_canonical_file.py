@@ -165,3 +165,74 @@ def test_deleted_states_keep_their_names() -> None:
     )
     data = b"".join(encode_canonical(handle, in_parts([(encode_key_group(1) + b"\x00k", b"v")])))
     assert pq.read_table(io.BytesIO(data))["state"].to_pylist() == ["count"]
+
+
+def test_a_bomb_whose_pages_expand_beyond_what_the_footer_says_is_refused() -> None:
+    """64 MiB in a page of a few KB, in a file that calls it 64 times smaller."""
+    bomb = encode([(b"key", bytes(64 << 20))])
+    assert len(bomb) < 64 << 10
+    metadata = pq.ParquetFile(io.BytesIO(bomb)).metadata
+    for size in (metadata.row_group(0).column(4).total_uncompressed_size,
+                 metadata.row_group(0).total_byte_size):  # fmt: skip
+        declared = varint(size)
+        smaller = varint(size >> 6, len(declared))
+        assert declared in bomb
+        bomb = bomb.replace(declared, smaller)
+    declared_bytes = pq.ParquetFile(io.BytesIO(bomb)).metadata.row_group(0).total_byte_size
+    assert declared_bytes < 2 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptFileError, match=r"stored_value expands to .* are declared"):
+        decode(bomb, 1)
+    assert pa.total_allocated_bytes() - before < 2 << 20
+
+
+def test_a_bomb_of_one_value_for_many_rows_is_refused() -> None:
+    """A dictionary: 100,000 rows of 1 MB each in 1 MB."""
+    rows = 100_000
+    table = pa.table(
+        {
+            "key_group": pa.array([0] * rows, pa.int32()),
+            "kind": pa.array(["value"] * rows),
+            "state": pa.array(["count"] * rows),
+            "stored_key": pa.array([b"%06d" % n for n in range(rows)], pa.binary()),
+            "stored_value": pa.DictionaryArray.from_arrays(
+                pa.array([0] * rows, pa.int32()), pa.array([bytes(1 << 20)], pa.binary())
+            ),
+        },
+    )
+    said = pq.ParquetFile(io.BytesIO(encode([(b"key", b"value")]))).metadata.metadata
+    sink = io.BytesIO()
+    with pq.ParquetWriter(
+        sink, table.schema, store_schema=False, use_dictionary=["stored_value"], compression="zstd"
+    ) as to:
+        to.write_table(table)
+        to.add_key_value_metadata(said)
+    assert len(sink.getvalue()) < 8 << 20
+    with pytest.raises(CorruptFileError, match="stored_value has a dictionary"):
+        decode(sink.getvalue(), rows)
+
+
+@pytest.mark.parametrize(
+    "options", [{"column_encoding": "DELTA_BYTE_ARRAY"}, {"data_page_version": "2.0"}]
+)
+def test_pages_of_other_encodings_are_refused(options: dict[str, str]) -> None:
+    """Of values with a common beginning some encodings store it once."""
+    plain = pq.read_table(io.BytesIO(encode([(b"%d" % n, b"x" * 1000) for n in range(1000)])))
+    sink = io.BytesIO()
+    if "column_encoding" in options:
+        encodings = dict.fromkeys(("stored_key", "stored_value"), options["column_encoding"])
+        pq.write_table(plain, sink, use_dictionary=False, column_encoding=encodings)
+    else:
+        pq.write_table(plain, sink, use_dictionary=False, **options)
+    with pytest.raises(CorruptFileError, match="not of plain values"):
+        decode(sink.getvalue(), 1000)
+
+
+def varint(number: int, length: int = 0) -> bytes:
+    """A number of the footer: zigzag, seven bits to a byte, as long as the other one if given."""
+    number *= 2
+    parts = []
+    while number >= 0x80 or len(parts) + 1 < length:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*parts, number])
