@@ -126,7 +126,7 @@ class FsspecStorage(Storage):
             with self._errors_named(directory):
                 names = self._file_system.ls(path, detail=False)
         except FileNotFoundError as exc:
-            if self._no_place in _codes_of(exc):
+            if self._no_place in codes_of(exc):
                 raise
             return []
         # Asked for the name of a file, some file systems list the file itself.
@@ -170,7 +170,7 @@ class FsspecStorage(Storage):
             raise OSError(number or errno.EIO, f"{type(exc).__name__}: {exc}", url) from exc
 
 
-def _codes_of(error: BaseException) -> set[str | None]:
+def codes_of(error: BaseException) -> set[str | None]:
     """Return the codes of the answers that an error goes back to."""
     codes = set()
     cause: BaseException | None = error

@@ -8,8 +8,10 @@ endpoint come from the environment, as botocore reads it.
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -20,7 +22,7 @@ from fsspec import AbstractFileSystem
 
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
-from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage
+from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage, codes_of
 
 S3_SCHEMES = ("s3", "s3a")
 PART_BYTES = 8 << 20
@@ -29,6 +31,11 @@ PART_BYTES = 8 << 20
 _PARTS_BEFORE_DOUBLING = 1000
 """Parts grow, since S3 takes no more than 10,000 of them, and 5 TiB in all."""
 
+_CONFLICT = "ConditionalRequestConflict"
+"""The code of an answer that says that requests for one name came at the same time."""
+
+_ATTEMPTS = 6
+_FIRST_PAUSE_SECONDS = 0.05
 _WRITER = "writer"
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -116,12 +123,30 @@ class S3Storage(FsspecStorage):
         second = next(parts, None)
         try:
             if second is None:
-                self._call("put_object", relative, Body=first, IfNoneMatch="*", Metadata=writer)
+                self._put(relative, first, writer)
             else:
                 self._upload(relative, writer, chain([first, second], parts))
         except FileExistsError:
             if self._call("head_object", relative).get("Metadata") != writer:
                 raise
+
+    def _put(self, relative: str, body: bytes, writer: dict[str, str]) -> None:
+        """Put an object; S3 wants one that came in another's way to be sent again."""
+        pause_seconds = _FIRST_PAUSE_SECONDS
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(_ConflictError):
+                return self._put_once(relative, body, writer)
+            time.sleep(pause_seconds * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
+            pause_seconds *= 2
+        return self._put_once(relative, body, writer)
+
+    def _put_once(self, relative: str, body: bytes, writer: dict[str, str]) -> None:
+        try:
+            self._call("put_object", relative, Body=body, IfNoneMatch="*", Metadata=writer)
+        except OSError as exc:
+            if _CONFLICT in codes_of(exc):
+                raise _ConflictError(*exc.args, exc.filename) from exc
+            raise
 
     def _upload(self, relative: str, writer: dict[str, str], parts: Iterable[bytes]) -> None:
         upload = self._call("create_multipart_upload", relative, Metadata=writer)["UploadId"]
@@ -156,6 +181,10 @@ class S3Storage(FsspecStorage):
                     raise FileExistsError("there is an object of that name") from exc
                 raise
         return answer
+
+
+class _ConflictError(OSError):
+    """Requests for one name came at the same time: it is not known which there is."""
 
 
 def _file_system() -> AbstractFileSystem:

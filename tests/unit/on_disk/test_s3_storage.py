@@ -12,10 +12,12 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.on_disk import s3_storage
 from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.metadata import read_metadata
 from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
 from pyspark_ckpt.on_disk.storage import open_storage
+from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.s3 import BUCKET
 
 LARGE = 2 * PART_BYTES + 1
@@ -60,6 +62,52 @@ def test_a_request_that_was_repeated_has_written_the_file_once(prefix: str, size
     assert storage.read("chk-1/_metadata") == b"x" * size
     with pytest.raises(FileExistsError):
         storage.write("chk-1/_metadata", [b"x" * size])
+
+
+@pytest.fixture
+def conflicts(
+    s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Conflicts]:
+    """The server that every storage asks from now on."""
+    with conflicting_s3(s3_environment["AWS_ENDPOINT_URL"]) as conflicts:
+        file_system = fsspec.filesystem(
+            "s3",
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            endpoint_url=conflicts.url,
+        )
+        monkeypatch.setattr(s3_storage, "_file_system", lambda: file_system)
+        yield conflicts
+
+
+@pytest.mark.parametrize("does_it_all_the_same", [False, True])
+def test_a_put_that_came_in_anothers_way_is_sent_again(
+    prefix: str, conflicts: Conflicts, does_it_all_the_same: bool
+) -> None:
+    storage = S3Storage(BUCKET, prefix)
+    conflicts.left, conflicts.does_it_all_the_same = 2, does_it_all_the_same
+    storage.write("chk-1/_metadata", [b"x"])
+    assert conflicts.answered == 2
+    assert storage.read("chk-1/_metadata") == b"x"
+    conflicts.left = 1
+    with pytest.raises(FileExistsError):
+        storage.write("chk-1/_metadata", [b"y"])
+    assert conflicts.answered == 3
+    assert storage.read("chk-1/_metadata") == b"x"
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_conflicts_that_do_not_end_are_an_error_and_leave_nothing(
+    prefix: str, conflicts: Conflicts, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(s3_storage, "_FIRST_PAUSE_SECONDS", 0)
+    storage = S3Storage(BUCKET, prefix)
+    conflicts.left = 1000
+    with pytest.raises(OSError, match="conflicting operation") as failed:
+        storage.write("shared/file", [b"x" * size])
+    assert not isinstance(failed.value, FileExistsError)
+    assert storage.list() == []
+    assert uploads(prefix) == []
 
 
 @pytest.mark.parametrize(
