@@ -65,6 +65,8 @@ class CheckpointRunner:
         What the state machine goes by.
     snapshot
         Gathers a committed epoch; called in the runner's thread, may take its time.
+    cancel
+        Has the snapshot that is being gathered end soon, if it can; called when it has expired.
 
     `exclusive` is held while a checkpoint is under way or files are cleaned. Whoever copies files
     has a `hold`.
@@ -82,6 +84,7 @@ class CheckpointRunner:
         storage: Storage,
         settings: Settings,
         snapshot: Callable[[int], CheckpointMetadata],
+        cancel: Callable[[], None] = lambda: None,
     ) -> None:
         self.exclusive = threading.Lock()
         self.hold = CleaningHold()
@@ -89,6 +92,7 @@ class CheckpointRunner:
         self._query_id = query_id
         self._subtasks = subtasks
         self._snapshot = snapshot
+        self._cancel = cancel
         self._store = open_store(storage, settings, query_id)
         self._store.claim()
         self._files = CheckpointFiles(storage, self._store)
@@ -222,11 +226,20 @@ class CheckpointRunner:
         while attempt.outcome is None:
             with self._guard:
                 expires_in_ms = self._machine.expires_in_ms(checkpoint_id)
-                if checkpoint_id in self._machine.expire():
+                has_expired = checkpoint_id in self._machine.expire()
+                if has_expired:
                     message = f"expired while {attempt.step}"
                     self._give_up(attempt, AbortReason.EXPIRED, message)
+            if has_expired:
+                self._cancel_step()
             attempt.ended.wait(expires_in_ms / 1000)
         return attempt.outcome
+
+    def _cancel_step(self) -> None:
+        try:
+            self._cancel()
+        except Exception as exc:  # no error of Spark's may keep it from being given up
+            logger.warning("query %s: what has expired goes on: %s", self._query_id, exc)
 
     def _begin_work(self, attempt: _Attempt) -> None:
         if self._worker is None:

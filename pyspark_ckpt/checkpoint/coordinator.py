@@ -29,6 +29,7 @@ from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
@@ -84,6 +85,7 @@ class CheckpointCoordinator:
         self._settings = settings
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
+        self._jobs: SparkJobs | None = None
         self._runner = CheckpointRunner(
             files.query_id,
             frozenset(
@@ -94,6 +96,7 @@ class CheckpointCoordinator:
             files.storage,
             settings,
             self._snapshot,
+            self._cancel_snapshot,
         )
         self.listeners = self._runner.listeners
         history = HistoryLog(files.storage)
@@ -101,7 +104,7 @@ class CheckpointCoordinator:
         self._savepoints = SavepointTaker(
             self._spark,
             files,
-            settings.savepoints_directory,
+            settings,
             self._runner.hold,
             self._runner.record_abort,
             history,
@@ -307,8 +310,14 @@ class CheckpointCoordinator:
         self._query.stop()
 
     def _snapshot(self, epoch: int) -> CheckpointMetadata:
-        self._spark.sparkContext.setJobDescription(f"pyspark_ckpt: handles of epoch {epoch}")
-        return take_snapshot(self._spark, self._files, epoch)
+        what = f"handles of epoch {epoch}, query {self._files.query_id}"
+        self._jobs = SparkJobs(self._spark.sparkContext, what)
+        with self._jobs.running():
+            return take_snapshot(self._spark, self._files, epoch)
+
+    def _cancel_snapshot(self) -> None:
+        if self._jobs is not None:
+            self._jobs.cancel()
 
 
 def _session_like(spark: SparkSession) -> SparkSession:

@@ -7,9 +7,7 @@ them the query's tasks, submitted earlier, come first.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import msgspec
 import pandas as pd
@@ -17,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.progress import Progress, shown_progress
+from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
@@ -25,7 +24,6 @@ SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs where the user has switched Spark's fair scheduler on."""
 
 _MAX_TASKS = 64
-_LOCAL_PROPERTIES = ("spark.job.description", "spark.scheduler.pool")
 _TASK = T.StructType().add("number", T.IntegerType()).add("task", T.BinaryType())
 _RESULT = T.StructType().add("number", T.IntegerType()).add("handle", T.BinaryType())
 
@@ -38,13 +36,15 @@ class SavepointJob:
     spark
         A session of the application that the query runs in.
     what
-        What is made, for Spark's job page, the progress bar and the log.
+        What is made, for the progress bar and the log.
+    jobs
+        What its jobs are of.
     """
 
-    def __init__(self, spark: SparkSession, what: str) -> None:
+    def __init__(self, spark: SparkSession, what: str, jobs: SparkJobs) -> None:
         self._spark = spark
         self._what = what
-        self._tag = f"pyspark_ckpt-savepoint-{secrets.token_hex(6)}"
+        self._jobs = jobs
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
         """Copy all subtasks; each task copies one, and Spark retries those that fail.
@@ -56,9 +56,10 @@ class SavepointJob:
         """
         at_once = max(1, min(self._spark.sparkContext.defaultParallelism // 2, _MAX_TASKS))
         handles: list[Handle] = []
-        with self._tagged(), shown_progress(self._what, len(copies)) as progress:
+        with shown_progress(self._what, len(copies)) as progress:
             for first in range(0, len(copies), at_once):
-                handles += self._run(copies[first : first + at_once], progress)
+                with self._jobs.running(SCHEDULER_POOL):
+                    handles += self._run(copies[first : first + at_once], progress)
         return handles
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
@@ -76,24 +77,6 @@ class SavepointJob:
         progress.advance(len(results))
         by_number = {row.number: decode_handle(bytes(row.handle)) for row in results}
         return [by_number[number] for number in range(len(copies))]
-
-    @contextmanager
-    def _tagged(self) -> Iterator[None]:
-        """Name the jobs of this thread, and leave none running when it is interrupted."""
-        context = self._spark.sparkContext
-        before = {name: context.getLocalProperty(name) for name in _LOCAL_PROPERTIES}
-        context.addJobTag(self._tag)
-        context.setJobDescription(f"pyspark_ckpt: {self._what}")
-        context.setLocalProperty("spark.scheduler.pool", SCHEDULER_POOL)
-        try:
-            yield
-        except BaseException:
-            context.cancelJobsWithTag(self._tag)
-            raise
-        finally:
-            context.removeJobTag(self._tag)
-            for name, value in before.items():
-                context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
 
 
 def _run_copies(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:

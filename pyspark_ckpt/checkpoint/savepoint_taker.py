@@ -16,8 +16,11 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.checkpoint.task_errors import error_text
+from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +34,8 @@ class SavepointTaker:
         A session that reads Spark's state store as the query does.
     files
         The query's directories and operators.
-    directory
-        Where savepoints go by default.
+    settings
+        Where savepoints go by default, and how long one may take.
     hold
         Keeps the cleaner away from the files that are being copied.
     record_abort
@@ -45,14 +48,15 @@ class SavepointTaker:
         self,
         spark: SparkSession,
         files: QueryFiles,
-        directory: str | None,
+        settings: Settings,
         hold: CleaningHold,
         record_abort: Callable[[AbortedCheckpoint], None],
         history: HistoryLog,
     ) -> None:
         self._spark = spark
         self._files = files
-        self._directory = directory
+        self._directory = settings.savepoints_directory
+        self._timeout_ms = settings.timeout_ms
         self._hold = hold
         self._record_abort = record_abort
         self._history = history
@@ -140,14 +144,20 @@ class SavepointTaker:
         triggered_at_ms: int,
         savepoint_format: SavepointFormat,
     ) -> Savepoint:
-        """Fill a savepoint that was begun; on failure its directory is removed."""
+        """Fill a savepoint that was begun; on failure its directory is removed.
+
+        One that takes longer than a checkpoint may is given up, and its Spark jobs are cancelled.
+        """
         query_id = self._files.query_id
+        what = f"savepoint of epoch {epoch}, query {query_id}"
+        jobs = SparkJobs(self._spark.sparkContext, what)
         try:
-            snapshot = msgspec.structs.replace(
-                take_snapshot(self._spark, self._files, epoch), triggered_at_ms=triggered_at_ms
-            )
-            job = SavepointJob(self._spark, f"savepoint of epoch {epoch}, query {query_id}")
-            savepoint = new.write(snapshot, self._files.storage, savepoint_format, job)
+            with jobs.expiring(self._timeout_ms):
+                snapshot = msgspec.structs.replace(
+                    self._snapshot(epoch, jobs), triggered_at_ms=triggered_at_ms
+                )
+                job = SavepointJob(self._spark, what, jobs)
+                savepoint = new.write(snapshot, self._files.storage, savepoint_format, job)
         except BaseException as exc:
             new.discard()
             if isinstance(exc, Exception):
@@ -157,6 +167,10 @@ class SavepointTaker:
         self._history.note_savepoint(savepoint)
         logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
         return savepoint
+
+    def _snapshot(self, epoch: int, jobs: SparkJobs) -> CheckpointMetadata:
+        with jobs.running():
+            return take_snapshot(self._spark, self._files, epoch)
 
     def _give_up(self, epoch: int | None, triggered_at_ms: int, error: Exception) -> None:
         aborted = AbortedCheckpoint(

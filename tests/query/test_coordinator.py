@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import (
@@ -85,6 +89,45 @@ class Pipe:
         self.path.write_bytes(self.content)
 
 
+@contextmanager
+def no_free_slot(spark: SparkSession, lock_path: Path) -> Iterator[list[int]]:
+    """Yield the ids of the active jobs, while tasks that wait for a lock have all slots."""
+
+    def wait_for_it(_: int) -> None:
+        with Path(locked).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+    locked = str(lock_path)
+    context, tracker = spark.sparkContext, spark.sparkContext.statusTracker()
+    slots = context.defaultParallelism
+    with lock_path.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        hog = threading.Thread(
+            target=lambda: context.parallelize(range(slots), slots).foreach(wait_for_it)
+        )
+        hog.start()
+        try:
+            until(lambda: tasks_at_work(spark) == slots, "no task took the slots")
+            yield tracker.getActiveJobsIds()
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            hog.join(DEADLINE)
+    assert not hog.is_alive()
+
+
+def tasks_at_work(spark: SparkSession) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
+def until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
 def directories(job: Job) -> list[str]:
     return sorted(path.name for path in job.checkpoint_path.glob("chk-*"))
 
@@ -152,6 +195,44 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
         assert heard.completed == [before, after]
     assert directories(job) == ["chk-1", "chk-3"]
     assert job.result() == expected(job.feed.rows)
+
+
+def test_spark_jobs_that_hang_are_cancelled(job: Job) -> None:
+    """Scenario 6: the jobs of what has expired go, and the thread's own properties come back."""
+    job = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1})
+    context, tracker = job.spark.sparkContext, job.spark.sparkContext.statusTracker()
+    savepoints = job.base / "savepoints"
+    savepoints.mkdir()
+    with job.running() as query:
+        epoch(job, query, 0)
+        names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+        context.setJobGroup("mine", "of mine")
+        context.addJobTag("my-tag")
+        try:
+            with no_free_slot(job.spark, job.base / "lock") as others:
+                with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+                    query.triggerCheckpoint()
+                assert expired.value.reason is ckpt.AbortReason.EXPIRED
+                until(lambda: tracker.getActiveJobsIds() == others, "a checkpoint's job goes on")
+                with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+                    query.triggerSavepoint(str(savepoints))
+                assert expired.value.reason is ckpt.AbortReason.EXPIRED
+                until(lambda: tracker.getActiveJobsIds() == others, "a savepoint's job goes on")
+                assert list(savepoints.iterdir()) == []
+            savepoint = query.triggerSavepoint(str(savepoints))
+            properties = {name: context.getLocalProperty(name) for name in names}
+            assert list(properties.values()) == ["mine", "of mine", "false"]
+            assert set(context.getJobTags()) == {"my-tag"}
+        finally:
+            for name in names:
+                context.setLocalProperty(name, None)
+            context.removeJobTag("my-tag")
+        assert query.triggerCheckpoint().epoch == savepoint.epoch == 0
+    aborted = [row for row in query.checkpoints().collect() if row.status == "aborted"]
+    assert {(row.kind, row.reason.partition(":")[0]) for row in aborted} == {
+        ("checkpoint", "expired"),
+        ("savepoint", "expired"),
+    }
 
 
 def test_too_many_failures_stop_the_query(job: Job) -> None:

@@ -1,0 +1,107 @@
+"""The Spark jobs of one checkpoint or savepoint: named for Spark's pages, cancelled together.
+
+They may run in a thread of the user's, whose own description, pool and tags come back afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from pyspark import SparkContext
+
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.errors import CheckpointAbortedError
+
+_LOCAL_PROPERTIES = (
+    "spark.job.description",
+    "spark.scheduler.pool",
+    "spark.job.interruptOnCancel",
+)
+
+
+class SparkJobs:
+    """Jobs that belong together.
+
+    Parameters
+    ----------
+    context
+        The application that they run in.
+    what
+        What they are for, as Spark's job page and errors say it.
+    """
+
+    def __init__(self, context: SparkContext, what: str) -> None:
+        self._context = context
+        self._what = what
+        self._tag = f"pyspark_ckpt-{secrets.token_hex(6)}"
+        self._is_cancelled = False
+
+    @contextmanager
+    def running(self, pool: str | None = None) -> Iterator[None]:
+        """Have the jobs that this thread starts be of these; none is left if it is interrupted.
+
+        Parameters
+        ----------
+        pool
+            Of Spark's fair scheduler; by default the thread's own.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If they were cancelled before.
+        """
+        if self._is_cancelled:
+            raise self._expired()
+        context = self._context
+        before = {name: context.getLocalProperty(name) for name in _LOCAL_PROPERTIES}
+        context.addJobTag(self._tag)
+        context.setJobDescription(f"pyspark_ckpt: {self._what}")
+        context.setInterruptOnCancel(True)  # a task that hangs hears of nothing else
+        if pool is not None:
+            context.setLocalProperty("spark.scheduler.pool", pool)
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # an application that has ended runs none
+                context.cancelJobsWithTag(self._tag)
+            raise
+        finally:
+            context.removeJobTag(self._tag)
+            for name, value in before.items():
+                context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
+
+    def cancel(self) -> None:
+        """Cancel those that run, from any thread, and start no more."""
+        self._is_cancelled = True
+        self._context.cancelJobsWithTag(self._tag)
+
+    @contextmanager
+    def expiring(self, timeout_ms: int) -> Iterator[None]:
+        """Cancel them when the context has lasted too long.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it ended with an error after that.
+        """
+        timer = threading.Timer(timeout_ms / 1000, self.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Exception as exc:
+            if self._is_cancelled:
+                raise self._expired() from exc
+            raise
+        finally:
+            timer.cancel()
+
+    def _expired(self) -> CheckpointAbortedError:
+        return CheckpointAbortedError(
+            f"{self._what}: expired, its Spark jobs were cancelled; see what keeps the executors "
+            "busy, or raise spark.ckpt.execution.checkpointing.timeout",
+            AbortReason.EXPIRED,
+        )
