@@ -6,18 +6,19 @@ import json
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.exchange import (
     Exchange,
     begun_exchange,
     exchange,
     finish_exchange,
 )
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.seeding import begin_seeding, finish_seeding, seed
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
@@ -147,7 +148,8 @@ def _stage(
     with session_conf(spark, _conf_of(source, operators)):
         seed(spark, staged, new_checkpoints, source, [_descriptor(each) for each in operators])
     # Ids only grow: the newest directory, complete or not, tells the highest.
-    highest = CompletedCheckpoints(checkpoints).last_id()
+    with closing(find_store(checkpoints)) as store:
+        highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
     finish_seeding(staged, source.path)
 

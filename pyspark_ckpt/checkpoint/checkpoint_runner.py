@@ -22,7 +22,7 @@ from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.listener import Listeners
-from pyspark_ckpt.checkpoint.open_store import open_store
+from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.configuration import Settings
@@ -93,8 +93,7 @@ class CheckpointRunner:
         self._subtasks = subtasks
         self._snapshot = snapshot
         self._cancel = cancel
-        self._store = open_store(storage, settings, query_id)
-        self._store.claim()
+        self._store = claim_store(storage, settings, query_id)
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
@@ -149,6 +148,11 @@ class CheckpointRunner:
         In the place of one that cannot be read stands the reason.
         """
         return [(number, self._files.read(number)) for number in self._store.ids()]
+
+    def last_id(self) -> int:
+        """Return the highest id that any attempt has had."""
+        with self._guard:
+            return self._machine.last_id
 
     def path(self, checkpoint_id: int) -> str:
         """Return the directory of a checkpoint."""

@@ -117,6 +117,10 @@ class CompletedCheckpointStore(ABC):
         """Return the full name of one's directory, to restore from."""
         return self._storage.url_of(checkpoint_name(checkpoint_id))
 
+    def revoke(self, checkpoint_id: int) -> None:
+        """Make it no checkpoint any more, whoever's it is; its directory stays, for its cleaner."""
+        self._storage.delete([metadata_path(checkpoint_id)])
+
     def _write_metadata(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
         self._storage.write(metadata_path(checkpoint_id), [encode_metadata(metadata)])
 

@@ -9,13 +9,15 @@ checkpoints, and with the query that it is of, which may go on.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME
+from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import open_storage
 
@@ -72,8 +74,12 @@ def discard(origin: Origin) -> bool:
         return False
     directory = open_storage(origin.path)
     if source.metadata.root == "..":
-        # The directory stays, for the cleaner: the newest one tells the highest id.
-        directory.delete([METADATA_NAME])
+        number = checkpoint_id_of(directory.name)
+        if number is None:  # a copy of one, under another name
+            directory.delete([METADATA_NAME])
+            return True
+        with closing(find_store(directory.parent())) as store:
+            store.revoke(number)
         return True
     left = dispose_savepoint(origin.path).left
     if left:

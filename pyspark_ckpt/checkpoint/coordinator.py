@@ -99,7 +99,7 @@ class CheckpointCoordinator:
             self._cancel_snapshot,
         )
         self.listeners = self._runner.listeners
-        history = HistoryLog(files.storage)
+        history = HistoryLog(files.storage, self._runner.last_id())
         self.listeners.add(history)
         self._savepoints = SavepointTaker(
             self._spark,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pandas as pd
 
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history_log import HistoryEntry, HistoryLog
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
@@ -32,8 +34,9 @@ def history(path: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Oldest first: kind, status (``completed``, ``corrupt``, ``aborted``), checkpoint_id, epoch,
-        triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+        Oldest first, by the ids of checkpoints and not by the wall clock, which may jump: kind,
+        status (``completed``, ``corrupt``, ``aborted``), checkpoint_id, epoch, triggered_at (UTC),
+        duration_ms, size_bytes, new_bytes (not in the retained checkpoint
         before it), files, phases_ms (of gathering: handles, sources, verification), path, reason;
         :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
         not in it, savepoints and failures are, up to a thousand.
@@ -44,11 +47,12 @@ def history(path: str) -> pd.DataFrame:
         If there are no checkpoints at the path.
     """
     storage = find_checkpoints_directory(path)
-    entries = [*checkpoint_entries(CompletedCheckpoints(storage)), *HistoryLog(storage).entries()]
-    return as_frame(sorted(entries, key=lambda entry: entry.triggered_at_ms))
+    with closing(find_store(storage)) as store:
+        entries = [*checkpoint_entries(store), *HistoryLog(storage).entries()]
+    return as_frame(sorted(entries, key=HistoryEntry.order))
 
 
-def checkpoint_entries(store: CompletedCheckpoints) -> list[HistoryEntry]:
+def checkpoint_entries(store: CompletedCheckpointStore) -> list[HistoryEntry]:
     """Describe the checkpoints that are there, damaged ones included."""
     entries = []
     before: CheckpointMetadata | None = None

@@ -12,7 +12,7 @@ import secrets
 import msgspec
 
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
+from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.layout import HISTORY
@@ -42,16 +42,38 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     new_bytes: int | None = None
     phases_ms: dict[str, int] | None = None
+    last_id: int = 0
+    """The highest id of a checkpoint when it was noted."""
+
+    def order(self) -> tuple[int, bool, int, int]:
+        """Return what entries are sorted by: the wall clock is asked last, since it may jump."""
+        has_no_id = self.checkpoint_id is None
+        place = self.last_id if self.checkpoint_id is None else self.checkpoint_id
+        return place, has_no_id, -1 if self.epoch is None else self.epoch, self.triggered_at_ms
 
 
 class HistoryLog(CheckpointListener):
-    """The history log in a checkpoints directory; hears of checkpoints as a listener."""
+    """The history log in a checkpoints directory; hears of checkpoints as a listener.
 
-    def __init__(self, storage: Storage) -> None:
+    Parameters
+    ----------
+    storage
+        The directory.
+    last_id
+        The highest id that a checkpoint has had so far; who only reads needs none.
+    """
+
+    def __init__(self, storage: Storage, last_id: int = 0) -> None:
         self._storage = storage
+        self._last_id = last_id
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        """Know its id: it is in its directory."""
+        self._last_id = max(self._last_id, checkpoint.checkpoint_id)
 
     def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
         """Note what was given up, savepoints too."""
+        self._last_id = max(self._last_id, checkpoint.checkpoint_id or 0)
         self._note(
             HistoryEntry(
                 kind=checkpoint.kind,
@@ -61,6 +83,7 @@ class HistoryLog(CheckpointListener):
                 triggered_at_ms=checkpoint.triggered_at_ms,
                 duration_ms=checkpoint.duration_ms,
                 reason=f"{checkpoint.reason.value}: {checkpoint.message}"[: _MAX_BYTES // 8],
+                last_id=self._last_id,
             )
         )
 
@@ -76,16 +99,17 @@ class HistoryLog(CheckpointListener):
                 size_bytes=savepoint.size_bytes,
                 files=savepoint.files,
                 path=savepoint.path,
+                last_id=self._last_id,
             )
         )
 
     def entries(self) -> list[HistoryEntry]:
-        """Return what was noted, oldest first."""
+        """Return what was noted, oldest first unless the clock jumped between two checkpoints."""
         names = self._storage.list(HISTORY)[-KEPT:]
         return [entry for name in names if (entry := self._read(name)) is not None]
 
     def _note(self, entry: HistoryEntry) -> None:
-        name = f"{entry.triggered_at_ms:015}-{secrets.token_hex(4)}.json"
+        name = f"{entry.last_id:018}-{entry.triggered_at_ms:015}-{secrets.token_hex(4)}.json"
         try:
             self._storage.write(f"{HISTORY}/{name}", [msgspec.json.encode(entry)])
             names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]

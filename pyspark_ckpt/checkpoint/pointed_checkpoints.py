@@ -126,6 +126,10 @@ class PointedCheckpoints(CompletedCheckpointStore):
         self._storage.delete_directory(checkpoint_name(checkpoint_id))
         self._reserved.discard(checkpoint_id)
 
+    def revoke(self, checkpoint_id: int) -> None:
+        self._pointers.delete(checkpoint_id)
+        super().revoke(checkpoint_id)
+
     def remove_all(self) -> None:
         for number in self.used_ids():
             self.remove(number)

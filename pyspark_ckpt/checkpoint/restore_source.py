@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import closing
 
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
@@ -164,7 +165,8 @@ def _earlier_checkpoints(path: str) -> list[str]:
     if number is None:
         return []
     checkpoints = directory.parent()
-    earlier = [each for each in CompletedCheckpoints(checkpoints).ids() if each < number]
+    with closing(find_store(checkpoints)) as store:
+        earlier = [each for each in store.ids() if each < number]
     return [checkpoints.url_of(checkpoint_name(each)) for each in reversed(earlier)]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pandas as pd
 
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.state_sizes import sizes_of_subtask
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
@@ -43,17 +44,17 @@ def subtask_history(path: str) -> pd.DataFrame:
     CheckpointNotFoundError
         If there are no checkpoints at the path.
     """
-    store = CompletedCheckpoints(find_checkpoints_directory(path))
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, int], Handle] = {}
-    for metadata in _readable(store):
-        handles = {(handle.uid, handle.subtask): handle for handle in metadata.handles()}
-        rows += [_row(metadata, handle, before.get(key)) for key, handle in handles.items()]
-        before = handles
+    with closing(find_store(find_checkpoints_directory(path))) as store:
+        for metadata in _readable(store):
+            handles = {(handle.uid, handle.subtask): handle for handle in metadata.handles()}
+            rows += [_row(metadata, handle, before.get(key)) for key, handle in handles.items()]
+            before = handles
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def _readable(store: CompletedCheckpoints) -> Iterator[CheckpointMetadata]:
+def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:
     for number in store.ids():
         with suppress(CkptError):  # history() tells of it
             yield store.read(number)

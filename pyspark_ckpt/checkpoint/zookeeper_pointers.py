@@ -28,6 +28,8 @@ _ANSWER_SECONDS = 30.0
 class ZooKeeperPointers(Pointers):
     """One driver's view of a query's pointers in ZooKeeper.
 
+    Nothing is made in ZooKeeper before it is claimed.
+
     Parameters
     ----------
     quorum
@@ -49,9 +51,7 @@ class ZooKeeperPointers(Pointers):
         self._client = _client(quorum)
         self._is_connected = False
         self._version: int | None = None
-        with self._errors_named():
-            for node in ("driver", "last_id", "completed"):
-                self._ask("ensure_path", f"{self._path}/{node}")
+        self._connect()
 
     def claim(self) -> None:
         from kazoo.exceptions import BadVersionError
@@ -59,6 +59,8 @@ class ZooKeeperPointers(Pointers):
         author = secrets.token_hex(16).encode()
         node = f"{self._path}/driver"
         with self._errors_named():
+            for name in ("driver", "last_id", "completed"):
+                self._ask("ensure_path", f"{self._path}/{name}")
             while True:
                 _, status = self._ask("get", node)
                 try:
@@ -95,9 +97,14 @@ class ZooKeeperPointers(Pointers):
             change.delete(self._node(checkpoint_id))
 
     def ids(self) -> list[int]:
+        from kazoo.exceptions import NoNodeError
+
         with self._errors_named():
-            self._ask("sync", self._path)
-            return sorted(map(int, self._ask("get_children", f"{self._path}/completed")))
+            self._ask("sync", "/")
+            try:
+                return sorted(map(int, self._ask("get_children", f"{self._path}/completed")))
+            except NoNodeError:  # nobody has claimed it yet
+                return []
 
     def close(self) -> None:
         self._client.stop()
@@ -111,9 +118,14 @@ class ZooKeeperPointers(Pointers):
         return f"{self._path}/completed/{checkpoint_id}"
 
     def _last_id(self) -> tuple[int, int]:
+        from kazoo.exceptions import NoNodeError
+
         with self._errors_named():
-            self._ask("sync", self._path)
-            data, status = self._ask("get", f"{self._path}/last_id")
+            self._ask("sync", "/")
+            try:
+                data, status = self._ask("get", f"{self._path}/last_id")
+            except NoNodeError:  # nobody has claimed it yet
+                return 0, 0
         return int(data or 0), status.version
 
     @contextmanager

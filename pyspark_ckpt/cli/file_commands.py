@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import closing
 from typing import Any
 
 import pandas as pd
 
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
 from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
@@ -27,7 +28,8 @@ _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 def list_checkpoints(arguments: Namespace) -> Result:
     """List the checkpoints of a query that are there."""
     storage = find_checkpoints_directory(arguments.path)
-    frame = as_frame(checkpoint_entries(CompletedCheckpoints(storage)))[_OF_A_CHECKPOINT]
+    with closing(find_store(storage)) as store:
+        frame = as_frame(checkpoint_entries(store))[_OF_A_CHECKPOINT]
     return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
 
 

@@ -8,9 +8,10 @@
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
       drivers/<term>                                        one driver, by a number that only grows
+      stores/<number>                                       which store knows what is complete
       chk-<id>/_author                                      whose checkpoint it is, or was to be
       chk-<id>/_metadata                                    makes it complete
-      history/<time>-<random>.json                          savepoints, and what was given up
+      history/<id>-<time>-<random>.json                     savepoints, and what was given up
       requests/<request>.<what>.json                        requests from outside, and answers
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        native: the same, with all it needs
@@ -38,10 +39,11 @@ ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges what is in a checkpointLocation."""
 
 _DRIVERS = "drivers"
+_STORES = "stores"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _STATE_FILE = re.compile(
-    r"\.?(?:(?:base|segment)-[0-9]{1,9}-([0-9]{1,18})-[0-9a-f]{16}\.chg"
-    r"|base-[0-9]{1,9}-([0-9]{1,18})-([0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
+    r"\.?(?:(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg"
+    r"|base-([0-9]{1,9})-([0-9]{1,18})-([0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{16}")
 _SOURCE_FILE = re.compile(
@@ -65,10 +67,15 @@ def term_path(term: int) -> str:
     return f"{_DRIVERS}/{term}"
 
 
+def store_note_path(number: int) -> str:
+    """Return the path of a note on which store keeps the completed checkpoints."""
+    return f"{_STORES}/{number}"
+
+
 def is_metadata(path: str) -> bool:
     """Tell whether a path is of what says that a checkpoint is there, not of its state."""
     directory, _, name = path.rpartition("/")
-    return name in (METADATA_NAME, AUTHOR_NAME) or directory == _DRIVERS
+    return name in (METADATA_NAME, AUTHOR_NAME) or directory in (_DRIVERS, _STORES)
 
 
 def savepoint_name(query_id: str) -> str:
@@ -117,13 +124,19 @@ def epoch_of(name: str) -> int | None:
     A killed task leaves its temporary file behind, whose name tells the same.
     """
     match = _STATE_FILE.fullmatch(name)
-    return int(match[1] or match[2]) if match else None
+    return int(match[2] or match[4]) if match else None
+
+
+def subtask_of(name: str) -> int | None:
+    """Return the subtask that wrote the file `name`, ``None`` if no task wrote it."""
+    match = _STATE_FILE.fullmatch(name)
+    return int(match[1] or match[3]) if match else None
 
 
 def snapshot_id_of(name: str) -> str | None:
     """Return the id of the base snapshot that the file `name` is of, ``None`` for other names."""
     match = _STATE_FILE.fullmatch(name)
-    return match[3] if match else None
+    return match[5] if match else None
 
 
 def is_source_log(name: str) -> bool:

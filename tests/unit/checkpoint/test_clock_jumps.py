@@ -8,10 +8,14 @@ import time
 import pytest
 
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.history import history
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.storage import LocalStorage
-from tests.faults.epochs import NUM_RETAINED, Epochs, files_of, restored_epoch
+from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
 
 HOUR_MS = 3_600_000
 JUMPS = {
@@ -58,6 +62,34 @@ def test_ids_order_and_retention_do_not_follow_the_wall_clock(
     assert store.ids() == [one.checkpoint_id for one in taken[-NUM_RETAINED:]]
     for one in taken[-NUM_RETAINED:]:
         assert restored_epoch(store, storage, one.checkpoint_id) == one.epoch
+
+
+@pytest.mark.parametrize("jumps", JUMPS.values(), ids=JUMPS)
+def test_history_is_in_the_order_of_ids(
+    storage: LocalStorage, wall_clock: WallClock, jumps: list[int]
+) -> None:
+    """Savepoints and failures too stand where they happened; each jump comes with a restart."""
+    epochs = Epochs(storage)
+    for wrong_by_ms in jumps:
+        wall_clock.wrong_by_ms += wrong_by_ms
+        runner = epochs.runner(num_retained=100)
+        log = HistoryLog(storage, runner.last_id())
+        runner.listeners.add(log)
+        epochs.commit()
+        runner.take(epochs.committed_epoch, periodic=False)
+        now_ms = time.time_ns() // 1_000_000
+        log.note_savepoint(Savepoint("sp", epochs.commit(), QUERY_ID, now_ms, now_ms, 1, 1))
+        epochs.commit()
+        lost = epochs.handles[-1].segments[-1].file
+        assert lost is not None
+        storage.delete([lost.path])
+        with pytest.raises(CheckpointAbortedError):
+            runner.take(epochs.committed_epoch, periodic=False)
+        runner.close()
+    told = history(str(storage.root))
+    one_run = [("checkpoint", "completed"), ("savepoint", "completed"), ("checkpoint", "aborted")]
+    assert list(zip(told.kind, told.status, strict=True)) == one_run * len(jumps)
+    assert list(told.checkpoint_id.dropna()) == list(range(1, 2 * len(jumps) + 1))
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pyspark_ckpt.checkpoint import zookeeper_pointers
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.open_store import open_store
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
+from pyspark_ckpt.checkpoint.claimed_source import discard
+from pyspark_ckpt.checkpoint.open_store import find_store, open_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
+from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
 from tests.servers.zookeeper import zookeeper_server
 
@@ -77,3 +83,87 @@ def test_servers_that_die_fail_checkpoints_and_forget_nothing(
         assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1]
         for open_one in (store, runner, second):
             open_one.close()
+
+
+@pytest.fixture
+def looking(storage: LocalStorage) -> Iterator[Callable[[], CompletedCheckpointStore]]:
+    """Opens the store as those do who have no settings."""
+    opened: list[CompletedCheckpointStore] = []
+
+    def look() -> CompletedCheckpointStore:
+        opened.append(find_store(storage))
+        return opened[-1]
+
+    yield look
+    for store in opened:
+        store.close()
+
+
+def taken(epochs: Epochs, times: int, **settings: str) -> list[str]:
+    """Start a driver that takes some checkpoints; return their paths."""
+    runner = epochs.runner(**settings)
+    paths = []
+    for _ in range(times):
+        epochs.commit()
+        one = runner.take(epochs.committed_epoch, periodic=False)
+        assert isinstance(one, CompletedCheckpoint)
+        paths.append(one.path)
+    runner.close()
+    return paths
+
+
+def test_whoever_looks_finds_the_store_that_is_written_down(
+    storage: LocalStorage,
+    zookeeper_address: str,
+    looking: Callable[[], CompletedCheckpointStore],
+) -> None:
+    """A query may change its store: the last one counts."""
+    settings = {
+        "high_availability_type": "zookeeper",
+        "zookeeper_quorum": zookeeper_address,
+        "zookeeper_root": f"/{secrets.token_hex(4)}",
+    }
+    epochs = Epochs(storage)
+    assert looking().ids() == []
+    first, second = taken(epochs, 2, **settings)
+    for _ in range(2):  # the second start writes no second note
+        assert looking().ids() == [1, 2]
+        assert storage.list("stores") == ["1"]
+        epochs.runner(**settings).close()
+    (storage.root / second / "_metadata").write_bytes(b"")
+    with pytest.raises(CorruptFileError, match="chk-1 lies before it"):
+        open_source(second, falls_back=False)
+    assert open_source(second, falls_back=True).path == first
+    taken(epochs, 1)
+    assert looking().ids() == [3]
+    taken(epochs, 1, **settings)
+    assert looking().ids()[-1] == 4
+    assert storage.list("stores") == ["1", "2", "3"]
+    (storage.root / "stores" / "3").write_bytes(b'{"type": "zookeeper", "strange": 1}')
+    with pytest.raises(CorruptFileError, match="stores/3"):
+        looking()
+    taken(epochs, 1, **settings)  # a note that was changed is none to the query itself
+    assert looking().ids() == [4, 5]
+
+
+def test_a_claimed_checkpoint_goes_with_its_pointer(
+    storage: LocalStorage,
+    zookeeper_address: str,
+    looking: Callable[[], CompletedCheckpointStore],
+) -> None:
+    settings = {
+        "high_availability_type": "zookeeper",
+        "zookeeper_quorum": zookeeper_address,
+        "zookeeper_root": f"/{secrets.token_hex(4)}",
+    }
+    epochs = Epochs(storage)
+    first, _ = taken(epochs, 2, **settings)
+    source = RestoreSource(first)
+    origin = Origin(
+        path=source.path, kind="checkpoint", checkpoint_id=1, query_id=QUERY_ID, epoch=0,
+        operators=("count",), sha256=source.sha256, claim_mode="CLAIM",
+    )  # fmt: skip
+    assert discard(origin)
+    assert looking().ids() == [2]
+    assert not discard(origin)
+    assert len(taken(epochs, 1, **settings)) == 1, "its own query goes on"

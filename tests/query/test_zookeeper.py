@@ -1,0 +1,64 @@
+"""A query whose completed checkpoints are kept through ZooKeeper, and those who look at them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
+from tests.query.model import events_of, expected, expected_after
+
+TYPE = "spark.ckpt.high-availability.type"
+QUORUM = "spark.ckpt.high-availability.zookeeper.quorum"
+
+
+def ids(rows: list[Row]) -> list[int]:
+    return [row.checkpoint_id for row in rows]
+
+
+def told(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
+    """The ids of the completed checkpoints, as the command line tells them."""
+    capsys.readouterr()
+    assert main([command, str(path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    rows = rows["checkpoints" if command == "list" else command]
+    return [row["checkpoint_id"] for row in rows if row["status"] == "completed"]
+
+
+def test_a_query_and_those_who_look_find_its_store(
+    job: Job, zookeeper_address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoint, restart, fork from chk-N; a _metadata without a pointer is no checkpoint."""
+    job = job.using({INTERVAL: "1h", INLINE: "0b"})
+    job = job.using({TYPE: "zookeeper", QUORUM: zookeeper_address})
+    with job.running() as query:
+        for number in range(2):
+            job.feed.add(events_of(number))
+            query.processAllAvailable()
+            query.triggerCheckpoint()
+        assert ids(completed(query)) == [1, 2]
+        for command in ("list", "history"):
+            assert told(command, job.location_path, capsys) == [1, 2]
+    assert CompletedCheckpoints(LocalStorage(job.checkpoint_path)).ids() == []
+    (job.checkpoint_path / "chk-7").mkdir()
+    (job.checkpoint_path / "chk-7" / "_metadata").write_bytes(b"written, and never pointed to")
+    drop_local_copies(job.spark)
+    job.feed.add(events_of(2))
+    query = job.run()
+    assert job.result() == expected(job.feed.rows)
+    assert ids(completed(query)) == [1, 2, 8]
+    history = ckpt.history(str(job.location_path))
+    assert list(history.checkpoint_id) == [1, 2, 8]
+    assert set(ckpt.subtask_history(str(job.checkpoint_path)).checkpoint_id) == {1, 2, 8}
+    second = history.path[1]
+    assert main(["verify", second]) == 0
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=second)
+    assert fork.result() == expected_after(job.feed.rows, 40)
