@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence, Set
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
@@ -83,8 +83,7 @@ class CheckpointFiles:
         if isinstance(metadata, CheckpointMetadata):
             # Later epochs build on the handles of this one; source logs only serve a restore.
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
-            pending = metadata.pending_snapshots()
-            self._storage.delete(garbage(self._storage, needed, metadata.epoch, pending))
+            self._storage.delete(garbage_of(self._storage, metadata, needed))
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
         for number in self.store.used_ids():
@@ -106,7 +105,6 @@ class CheckpointFiles:
                 return
             needed.update(reference.path for reference in metadata.files())
         if isinstance(newest, CheckpointMetadata):
-            pending = newest.pending_snapshots()
-            found = garbage(self._storage, needed, newest.epoch, pending)
+            found = garbage_of(self._storage, newest, needed)
             self.store.check()  # a driver that came meanwhile has written none of what was found
             self._storage.delete(found)

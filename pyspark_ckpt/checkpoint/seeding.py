@@ -232,6 +232,7 @@ def _adopt(
         base=base,
         segments=segments,
         pending=None,
+        predecessors=msgspec.UNSET,
         time_mode=operator.time_mode,
         timeout_ms=handle.timeout_ms if handle.time_mode == operator.time_mode else None,
     )

@@ -88,6 +88,21 @@ class PendingSnapshot(msgspec.Struct, frozen=True):
     run_id: str
 
 
+class Predecessor(msgspec.Struct, frozen=True):
+    """A version before a handle's, with what it needs and the one after it does not.
+
+    `pending` is the id of a snapshot that was pending in it and is no more.
+    """
+
+    epoch: int
+    files: tuple[str, ...] = ()
+    pending: str | None = None
+
+
+KEPT_PREDECESSORS = 2
+"""Of so many versions before it a handle knows what they need; see :func:`following`."""
+
+
 class TtlDescriptor(msgspec.Struct, frozen=True):
     """A state's time to live.
 
@@ -150,7 +165,8 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     `sweep_from` is the stored key at which the removal of expired entries goes on. `timeout_ms` is
     when Spark must call the subtask again at the latest, in the time of `time_mode`.
-    `changelog_since_ms` is the processing time at which `segments` began.
+    `changelog_since_ms` is the processing time at which `segments` began. `predecessors` are the
+    last versions before it, oldest first; a handle that has none is encoded without the field.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -170,6 +186,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
     timeout_ms: int | None = None
     metrics: EpochMetrics | None = None
+    predecessors: tuple[Predecessor, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -192,6 +209,39 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
         """Return every file that this version of the state needs."""
         base = [] if self.base is None else [each.file for each in self.base.files]
         return base + [segment.file for segment in self.segments if segment.file is not None]
+
+    def kept_files(self) -> set[str]:
+        """Return the paths that another handle of this epoch may refer to, by whom it started."""
+        return {path for each in self.predecessors or () for path in each.files}
+
+    def kept_snapshots(self) -> set[str]:
+        """Return the ids of base snapshots that this handle or such another one may turn to."""
+        own = set() if self.pending is None else {self.pending.snapshot_id}
+        return own | {each.pending for each in self.predecessors or () if each.pending is not None}
+
+    def kept_since(self) -> int:
+        """Return the epoch from which on another handle may refer to any of its files."""
+        return self.predecessors[-1].epoch if self.predecessors else self.epoch
+
+
+def following(handle: Handle, before: Handle | None) -> Handle:
+    """Return the handle of an epoch that knows what it started from.
+
+    Spark may run an epoch of a subtask twice, and both attempts may finish. One of them counts, but
+    the executor of the other has its handle in the memory of Spark's state store, and may start the
+    next epoch from that. So what the other one refers to must stay as long as it can come back:
+    files of the versions before, and all that was written in their epochs.
+    """
+    if before is None:
+        return handle
+    needed = {reference.path for reference in handle.files()}
+    dropped = tuple(each.path for each in before.files() if each.path not in needed)
+    pending = None if before.pending is None else before.pending.snapshot_id
+    if handle.pending is not None and pending == handle.pending.snapshot_id:
+        pending = None
+    last = Predecessor(before.epoch, dropped, pending)
+    kept = (*(before.predecessors or ()), last)[-KEPT_PREDECESSORS:]
+    return msgspec.structs.replace(handle, predecessors=kept)
 
 
 def new_version(epoch: int) -> str:

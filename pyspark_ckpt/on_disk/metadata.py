@@ -108,7 +108,20 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     def pending_snapshots(self) -> set[str]:
         """Return the ids of the base snapshots that its epochs' successors may turn to."""
-        return {handle.pending.snapshot_id for handle in self.handles() if handle.pending}
+        return {snapshot for handle in self.handles() for snapshot in handle.kept_snapshots()}
+
+    def kept_files(self) -> set[str]:
+        """Return the paths that other handles of its epochs may refer to."""
+        return {path for handle in self.handles() for path in handle.kept_files()}
+
+    def kept_since(self) -> dict[int, int]:
+        """Return by subtask the epoch from which on any file of it may be referred to."""
+        since: dict[int, int] = {}
+        for handle in self.handles():  # names of files do not tell operators apart
+            since[handle.subtask] = min(
+                handle.kept_since(), since.get(handle.subtask, handle.epoch)
+            )
+        return since
 
     def files(self) -> list[FileReference]:
         """Return every file besides ``_metadata`` that this checkpoint needs."""

@@ -18,7 +18,13 @@ from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.handle import (
+    EpochMetrics,
+    Handle,
+    decode_handle,
+    encode_handle,
+    following,
+)
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
@@ -122,6 +128,7 @@ class SubtaskFunction:
                 )
             finally:
                 table.close()
+        handle = following(handle, old)
         state.update((encode_handle(handle),))
         set_timeout(state, handle, epoch.clock.processing_time_ms)
 

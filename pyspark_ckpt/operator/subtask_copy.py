@@ -50,7 +50,7 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_canonical:
             return _merged(self.handle, source, target)
         _copy_files(self.handle, source, target)
-        return msgspec.structs.replace(self.handle, pending=None)
+        return msgspec.structs.replace(self.handle, pending=None, predecessors=msgspec.UNSET)
 
 
 def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
@@ -83,4 +83,6 @@ def _merged(handle: Handle, source: Storage, target: Storage) -> Handle:
         files=(BaseFile(CANONICAL_NAME, file),),
         format=CANONICAL_FORMAT,
     )
-    return msgspec.structs.replace(handle, base=base, segments=(), pending=None)
+    return msgspec.structs.replace(
+        handle, base=base, segments=(), pending=None, predecessors=msgspec.UNSET
+    )

@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,16 +42,23 @@ class Task:
 class Cluster:
     """A run of the program below `work`.
 
-    An executor that is not heard of for `heartbeat_timeout` is given up by the driver.
+    An executor that is not heard of for `heartbeat_timeout` is given up by the driver. `conf` is of
+    Spark.
     """
 
     def __init__(
-        self, work: Path, backend: str, chance: random.Random, heartbeat_timeout: str = "2min"
+        self,
+        work: Path,
+        backend: str,
+        chance: random.Random,
+        heartbeat_timeout: str = "2min",
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.work = work
         self.marks = work / "marks"
         self.killed: list[Task] = []
-        self._arguments = [str(work), backend, heartbeat_timeout]
+        settings = [f"{key}={value}" for key, value in (conf or {}).items()]
+        self._arguments = [str(work), backend, heartbeat_timeout, *settings]
         self._chance = chance
         self._fed: list[pd.DataFrame] = []
         self._newest_checkpoint = -1
@@ -68,7 +75,7 @@ class Cluster:
         self._process = subprocess.Popen(
             [sys.executable, str(PROGRAM), *self._arguments],
             start_new_session=True,
-            env=self._environment(),
+            env=environment(self.work),
         )
         try:
             yield self
@@ -77,19 +84,6 @@ class Cluster:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._process.wait()
-
-    def _environment(self) -> dict[str, str]:
-        # Executors get their working directories below SPARK_HOME, which is the installed package.
-        home = self.work / "spark"
-        for name in ("bin", "jars", "python"):
-            with suppress(FileExistsError):  # of an earlier run
-                (home / name).symlink_to(Path(pyspark.__path__[0]) / name)
-        return {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_HOME": str(home),
-            MARKS: str(self.marks),
-        }
 
     def rows(self) -> pd.DataFrame:
         """All rows fed so far."""
@@ -220,6 +214,22 @@ class Cluster:
             assert self._process.poll() is None, f"the program has ended; {otherwise}"
             assert time.monotonic() < deadline, otherwise
             time.sleep(0.02)
+
+
+def environment(work: Path) -> dict[str, str]:
+    """What drivers, workers and executors of a run below `work` have."""
+    # Executors get their working directories below SPARK_HOME, which is the installed package.
+    home = work / "spark"
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "jars", "python"):
+        with suppress(FileExistsError):  # of an earlier run
+            (home / name).symlink_to(Path(pyspark.__path__[0]) / name)
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_HOME": str(home),
+        MARKS: str(work / "marks"),
+    }
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -90,6 +90,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.remove" and _released and "/.segment-" in os.fsdecode(arguments[0]):
         mark = _released.pop()  # the segment that it wrote has its name now
         mark.write_text(Path(os.fsdecode(arguments[0])).name)
+        (_marks() / f"wrote-{os.getpid()}").write_text(mark.read_text())
         mark.rename(_marks() / "went-on")
     for phase, (watched, pattern) in _IN_FILES.items():
         if event == watched and not isinstance(arguments[0], int):

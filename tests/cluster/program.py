@@ -1,7 +1,8 @@
 """A driver on ``local-cluster[2,1,1024]``: each executor is a JVM of its own.
 
-``python program.py WORK_DIRECTORY BACKEND HEARTBEAT_TIMEOUT`` numbers the rows of what is put into
-``WORK_DIRECTORY/input`` until there is ``marks/finish``. Meanwhile ``marks/status`` has what the
+``python program.py WORK_DIRECTORY BACKEND HEARTBEAT_TIMEOUT [KEY=VALUE ...]`` numbers the rows of
+what is put into ``WORK_DIRECTORY/input`` until there is ``marks/finish``; keys are of Spark's conf,
+``spark.master`` too. Meanwhile ``marks/status`` has what the
 driver knows: how many executors it has, and how many tasks of the stateful stage have ended.
 """
 
@@ -23,8 +24,8 @@ from tests.recovery.program import INPUT_SCHEMA, OUTPUT_SCHEMA
 PARALLELISM = 2
 
 
-def main(work: Path, backend: str, heartbeat_timeout: str) -> None:
-    spark = (
+def main(work: Path, backend: str, heartbeat_timeout: str, *conf: str) -> None:
+    builder = (
         SparkSession.builder.master("local-cluster[2,1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
@@ -47,8 +48,10 @@ def main(work: Path, backend: str, heartbeat_timeout: str) -> None:
         .config("spark.ckpt.state.backend.type", backend)
         .config("spark.ckpt.execution.checkpointing.interval", "300ms")
         .config("spark.ckpt.execution.checkpointing.data-inline-threshold", "0b")
-        .getOrCreate()
     )
+    for setting in conf:
+        builder = builder.config(*setting.split("=", 1))
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     rows = spark.readStream.schema(INPUT_SCHEMA).option("maxFilesPerTrigger", 1)
     numbered = ckpt.key_by(rows.parquet(str(work / "input")), "key").transformWithState(

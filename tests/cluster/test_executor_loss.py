@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
 from tests.cluster.cluster import Cluster, Task, held_locks, users_of
 from tests.query.stored import metadata_of
 from tests.recovery.numbered_rows import check_output
@@ -163,7 +164,8 @@ def test_an_executor_that_stands_still_is_fenced(tmp_path: Path, chance: random.
     needed = {file.path for file in metadata_of(cluster.newest_checkpoint()).files()}
     assert f"taskowned/{zombie}" not in needed
     with cluster.running():
-        cluster.await_epoch(cluster.feed())
+        for _ in range(1 + KEPT_PREDECESSORS):
+            cluster.await_epoch(cluster.feed())
         cluster.finish()
     check_output(cluster.work / "output", cluster.rows())
     assert not list(cluster.work.rglob(zombie))

@@ -9,7 +9,14 @@ from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.handle import (
+    BaseFile,
+    BaseSnapshot,
+    FileReference,
+    Handle,
+    Segment,
+    following,
+)
 from pyspark_ckpt.on_disk.layout import base_path, segment_path, source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
@@ -44,12 +51,11 @@ class Epochs:
             segments = ()
         file = self.storage.write(segment_path(0, epoch), [b"segment", str(epoch).encode()])
         segment = Segment(f"{epoch}-s", epoch, 1, file.size_bytes, file=file)
-        self.handles.append(
-            Handle(
-                query_id=QUERY_ID, uid="count", subtask=0, parallelism=1, max_parallelism=128,
-                epoch=epoch, key_schema="{}", base=base, segments=(*segments, segment),
-            )
+        handle = Handle(
+            query_id=QUERY_ID, uid="count", subtask=0, parallelism=1, max_parallelism=128,
+            epoch=epoch, key_schema="{}", base=base, segments=(*segments, segment),
         )  # fmt: skip
+        self.handles.append(following(handle, last))
         return epoch
 
     def committed_epoch(self) -> int | None:

@@ -28,7 +28,7 @@ from tests.query.harness import (
     files_below,
 )
 from tests.query.model import Count, counted, counted_after, events_of, sequences
-from tests.query.stored import handles_of, metadata_of
+from tests.query.stored import metadata_of
 
 RETAINED = 3
 ROWS = 6
@@ -132,12 +132,15 @@ def size_of(file: Path) -> int:
 
 
 def unneeded(job: Job) -> set[str]:
-    """Data files that no retained checkpoint refers to, nor a snapshot that is on its way."""
+    """Data files that no retained checkpoint refers to, nor a snapshot that is on its way.
+
+    What the newest handles dropped within their last epochs may stay.
+    """
     checkpoints = [path.parent for path in job.checkpoint_path.glob("chk-*/_metadata")]
     needed = {file.path for path in checkpoints for file in metadata_of(path).files()}
     newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
-    pending = [getattr(handle, "pending", None) for handle in handles_of(newest)]
-    on_their_way = [each.snapshot_id for each in pending if each is not None]
+    on_their_way = metadata_of(newest).pending_snapshots()
+    needed |= metadata_of(newest).kept_files()
     return {
         name
         for directory in ("shared", "taskowned")

@@ -105,7 +105,8 @@ class Query:
         segment = msgspec.structs.replace(
             operator.handles[0].segments[0], file=self.segments[epoch]
         )
-        handles = (msgspec.structs.replace(handles[0], segments=(segment,)), handles[1])
+        first = msgspec.structs.replace(handles[0], segments=(segment,), epoch=epoch)
+        handles = (first, handles[1])
         return msgspec.structs.replace(
             self._snapshot,
             epoch=epoch,

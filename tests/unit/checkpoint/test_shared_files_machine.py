@@ -1,7 +1,8 @@
 """Random histories of a subtask's files: nothing that is needed is missing, nothing else is left.
 
-Epochs, failed attempts, uploads that end late or never, moves between executors, checkpoints and
-cleaning that is interrupted, in any order. Scenarios 12, 13, 16, 19 and 46 to 48.
+Epochs, failed attempts, two attempts that both finish, uploads that end late or never, moves
+between executors, checkpoints and cleaning that is interrupted, in any order. Scenarios 12 to 14,
+16, 19 and 46 to 48.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.configuration import Materialization
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.on_disk.layout import snapshot_id_of, snapshot_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
@@ -93,6 +94,8 @@ class SharedFilesMachine(RuleBasedStateMachine):
         )
         self.files = CheckpointFiles(self.storage, CompletedCheckpoints(self.storage))
         self.retained: dict[int, Retained] = {}
+        self.parent: Handle | None = None
+        self.others: list[tuple[Handle, Handle]] = []
         for name in FOREIGN:
             path = self.storage.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +105,10 @@ class SharedFilesMachine(RuleBasedStateMachine):
     def waiting(self) -> list[Path]:
         return list(self.uploads.waiting)
 
-    @rule(writes=WRITES, due=SETTINGS, fails=st.booleans(), lasting=WORKERS, uploads=UPLOADS)
+    @rule(
+        writes=WRITES, due=SETTINGS, fails=st.booleans(), lasting=WORKERS, uploads=UPLOADS,
+        twin=st.booleans(), start=st.integers(0, 1),
+    )  # fmt: skip
     def commit(
         self,
         writes: Writes,
@@ -110,18 +116,40 @@ class SharedFilesMachine(RuleBasedStateMachine):
         fails: bool,
         lasting: bool,
         uploads: list[tuple[int, int]],
+        twin: bool,
+        start: int,
     ) -> None:
-        """Run an epoch, perhaps twice, while some of what waits is uploaded."""
+        """Run an epoch, perhaps twice, while some of what waits is uploaded.
+
+        It may start from the handle of an attempt that did not count.
+        """
         for which, files in uploads:
             self.upload(which, files)
         background, self.subtask.uploads = self.subtask.uploads, None
         if lasting:
             self.subtask.uploads = background
         self.subtask.settings = due
+        known = [(self.subtask.handle, self.parent), *self.others]
+        before, parent = known[start % len(known)]
+        others = []
+        if twin:
+            other = next(each for each, its_parent in reversed(known) if its_parent is parent)
+            others.append((self.attempted_elsewhere(other, writes), other))
+        self.subtask.handle = before
         if fails:
             self.subtask.attempt({b"lost": b"1", **writes})
         self.subtask.epoch(writes)
+        self.parent, self.others = before, others
         self.subtask.uploads = background
+
+    def attempted_elsewhere(self, before: Handle, writes: Writes) -> Handle:
+        """Run the epoch on the other executor too, from a handle that it has."""
+        here = self.subtask.directory
+        self.subtask.handle, self.subtask.directory = before, self.executors[1]
+        try:
+            return self.subtask.attempt(writes)
+        finally:
+            self.subtask.directory = here
 
     def upload(self, which: int, files: int) -> None:
         """Go on with any upload, also one whose snapshot was given up long ago."""
@@ -207,7 +235,8 @@ class SharedFilesMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_that_is_referred_to_is_missing(self) -> None:
-        for handle in (self.subtask.handle, *(each.handle for each in self.retained.values())):
+        others = (other for other, _ in self.others)
+        for handle in (self.subtask.handle, *others, *(r.handle for r in self.retained.values())):
             for reference in handle.files():
                 self.storage.verify_size(reference)
 
@@ -223,6 +252,9 @@ class SharedFilesMachine(RuleBasedStateMachine):
             self.move()
             self.start_again()
             self.subtask.epoch({b"a": b"last"}, NEVER)
+        for _ in range(KEPT_PREDECESSORS):
+            self.subtask.epoch({b"a": b"last"}, NEVER)
+        self.others = []
         self.checkpoint()
         self.clean(2)
         self.nothing_that_is_referred_to_is_missing()

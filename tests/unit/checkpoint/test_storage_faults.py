@@ -88,6 +88,7 @@ def check_nothing_is_left(storage: Storage) -> None:
     """Every file is one that a retained checkpoint needs, or says who wrote."""
     store = CompletedCheckpoints(storage)
     needed = {reference.path for number in store.ids() for reference in store.read(number).files()}
+    needed |= store.read(store.ids()[-1]).kept_files()
     kept = {f"chk-{number}/{name}" for number in store.ids() for name in ("_author", "_metadata")}
     assert len(store.ids()) == 2
     rest = files_of(storage) - needed - kept

@@ -19,6 +19,7 @@ from pyspark_ckpt.on_disk.handle import (
     StateDescriptor,
     decode_handle,
     encode_handle,
+    following,
     new_version,
 )
 
@@ -147,3 +148,24 @@ def test_a_newer_format_is_recognised_even_if_its_fields_have_other_types(handle
 def test_fields_that_a_later_minor_version_adds_are_ignored(handle: Handle) -> None:
     fields = msgspec.to_builtins(handle, builtin_types=(bytes,)) | {"added_later": [1, 2]}
     assert decode_handle(msgspec.msgpack.encode(fields)) == handle
+
+
+def test_a_handle_knows_what_the_versions_before_it_need(handle: Handle) -> None:
+    """Of the last two, and what it needs itself is not in it."""
+
+    def segment(epoch: int) -> Segment:
+        file = FileReference(f"taskowned/{epoch}", 1, "0" * 64)
+        return Segment(f"{epoch}-s", epoch, 1, 1, file=file)
+
+    made = msgspec.structs.replace(handle, segments=(segment(1),), epoch=1)
+    assert following(made, None) == made
+    assert (made.kept_files(), made.kept_since()) == (set(), 1)
+    for epoch in (2, 3, 4):
+        after = msgspec.structs.replace(made, segments=(segment(epoch),), epoch=epoch)
+        made = following(after, made)
+        assert decode_handle(encode_handle(made)) == made
+    assert made.kept_files() == {"taskowned/2", "taskowned/3"}
+    assert made.kept_since() == 3
+    same = following(msgspec.structs.replace(made, epoch=9), made)
+    assert same.kept_files() == {"taskowned/3"}
+    assert b"predecessors" not in encode_handle(handle), "older files stay readable"

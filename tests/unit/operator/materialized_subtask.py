@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pyspark_ckpt.configuration import Materialization
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.handle import Handle, following
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
@@ -83,7 +83,8 @@ class MaterializedSubtask:
         changes = in_frames(iter(sorted(writes.items())))
         segment = make_segment(self.storage, handle, changes, number, self.inline_bytes)
         segments = handle.segments if segment is None else (*handle.segments, segment)
-        return msgspec.structs.replace(handle, epoch=number, segments=segments)
+        made = msgspec.structs.replace(handle, epoch=number, segments=segments)
+        return following(made, self.handle)
 
     def epoch(
         self, writes: Writes | None = None, settings: Materialization | None = None
