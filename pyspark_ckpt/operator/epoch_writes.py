@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,12 @@ class EpochWrites:
         written = self._below.get(prefix)
         return next(reversed(written.values())) if written else None
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, Write]]:
-        """Yield the writes below a prefix in key order, deletes included."""
-        in_memory = iter(sorted(self._below.get(prefix, {}).items()))
+    def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, Write]]:
+        """Yield the writes below a prefix in key order, deletes included, at least up to `end`."""
+        written: Iterable[tuple[bytes, Write]] = self._below.get(prefix, {}).items()
+        if end is not None:  # the few that are wanted need not be sorted among all
+            written = [write for write in written if write[0] < end]
+        in_memory = iter(sorted(written))
         if self._spilled is None:
             return in_memory
         spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan(prefix))

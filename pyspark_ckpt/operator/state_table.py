@@ -168,12 +168,21 @@ class StateTable:
             return True
         return next(self.scan(prefix), None) is not None
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries below a prefix in key order, this epoch's writes included.
 
         What is written while the scan runs may or may not be seen.
+
+        Parameters
+        ----------
+        prefix
+            What all of them begin with.
+        end
+            The first key that is not wanted any more; by default there is none.
         """
-        for key, value in overlaid(self._backend.scan(prefix), self._writes.scan(prefix)):
+        for key, value in overlaid(self._backend.scan(prefix), self._writes.scan(prefix, end)):
+            if end is not None and key >= end:
+                return
             if value is not None:
                 yield key, value
 

@@ -84,12 +84,11 @@ class Timers:
         """
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []
-        for stored_key, _ in self._table.scan(TIME_INDEX):
-            timer = _timer(stored_key)
-            if timer.time_ms > now_ms or len(due) == most:
-                break
+        for stored_key, _ in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
-                due.append(timer)
+                due.append(_timer(stored_key))
+            if len(due) == most:
+                break
         return due
 
     def earliest_ms(self) -> int | None:
@@ -98,11 +97,11 @@ class Timers:
         return None if first is None else _timer(first[0]).time_ms
 
     def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes]:
-        time_ms = int(time_ms)
-        by_key = self._table.stored_key(TIMERS_ID) + encode_time(time_ms)
+        time = encode_time(int(time_ms))
+        by_key = self._table.stored_key(TIMERS_ID) + time
         current = self._table.current
         assert current.key_group is not None  # stored_key has checked it
-        return by_key, _by_time(time_ms, current.key_group, current.key)
+        return by_key, TIME_INDEX + time + current.key_group + current.key
 
     def _check_mode(self, method: str) -> None:
         if self._mode is TimeMode.NONE:
@@ -112,8 +111,9 @@ class Timers:
             )
 
 
-def _by_time(time_ms: int, key_group: bytes, encoded_key: bytes) -> bytes:
-    return TIME_INDEX + encode_time(time_ms) + key_group + encoded_key
+def _after(time_ms: int) -> bytes:
+    """Return what lies behind all timers of a time, and before those of the next."""
+    return TIME_INDEX + encode_time(time_ms) + b"\xff" * KEY_GROUP_BYTES
 
 
 def _timer(stored_key: bytes) -> DueTimer:
