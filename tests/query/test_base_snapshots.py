@@ -29,7 +29,7 @@ from tests.query.harness import (
     newest_checkpoint,
 )
 from tests.query.model import Reveal, events_of, expected
-from tests.query.stored import handles_of, metadata_of
+from tests.query.stored import handles_of, may_stay, metadata_of
 
 SOON = {
     "spark.ckpt.state.changelog.materialize.min-size": "0b",
@@ -108,11 +108,9 @@ def test_a_worker_killed_while_it_uploads_costs_nothing_but_the_upload(
     needed = {
         Path(file.path).name for row in completed(query) for file in metadata_of(row.path).files()
     }
-    left = files_below(job.checkpoint_path / "shared")
-    pending = {h.pending.snapshot_id for h in handles_of(newest_checkpoint(query)) if h.pending}
-    assert {
-        path.name for path in left if not any(snapshot in path.name for snapshot in pending)
-    } <= needed
+    left = {path.name for path in files_below(job.checkpoint_path / "shared")}
+    newest = newest_checkpoint(query)
+    assert {name for name in left if not may_stay(newest, f"shared/{name}")} <= needed
 
 
 class Total(StatefulProcessor):

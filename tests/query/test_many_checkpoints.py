@@ -28,7 +28,7 @@ from tests.query.harness import (
     files_below,
 )
 from tests.query.model import Count, counted, counted_after, events_of, sequences
-from tests.query.stored import metadata_of
+from tests.query.stored import may_stay, metadata_of
 
 RETAINED = 3
 ROWS = 6
@@ -132,21 +132,15 @@ def size_of(file: Path) -> int:
 
 
 def unneeded(job: Job) -> set[str]:
-    """Data files that no retained checkpoint refers to, nor a snapshot that is on its way.
-
-    What the newest handles dropped within their last epochs may stay.
-    """
+    """Data files that no retained checkpoint needs and the newest one does not leave alone."""
     checkpoints = [path.parent for path in job.checkpoint_path.glob("chk-*/_metadata")]
     needed = {file.path for path in checkpoints for file in metadata_of(path).files()}
     newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
-    on_their_way = metadata_of(newest).pending_snapshots()
-    needed |= metadata_of(newest).kept_files()
     return {
         name
         for directory in ("shared", "taskowned")
         for file in files_below(job.checkpoint_path / directory)
-        if (name := f"{directory}/{file.name}") not in needed
-        and not any(snapshot in name for snapshot in on_their_way)
+        if (name := f"{directory}/{file.name}") not in needed and not may_stay(newest, name)
     }
 
 
