@@ -6,12 +6,10 @@ import os
 import secrets
 import shutil
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -50,7 +48,6 @@ if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
 PARALLELISM = 2
-FILE_MANAGER = "FileSystemBasedCheckpointFileManager"
 WORKERS = Path(__file__).with_name("workers")
 
 
@@ -75,7 +72,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
         .config("spark.sql.session.timeZone", "UTC")
         .config(map=NO_CODEGEN)
-        .config("spark.sql.streaming.checkpointFileManagerClass", _file_manager())
         .config("spark.python.daemon.module", "preloaded_daemon")
         .config("spark.executorEnv.PYTHONPATH", str(WORKERS))
         .getOrCreate()
@@ -83,17 +79,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
-
-
-def _file_manager() -> str:
-    """The class that writes Spark's logs and states without a process for each rename.
-
-    Its package depends on Spark's version. Programs that tests start have Spark's default.
-    """
-    (jar,) = (Path(pyspark.__path__[0]) / "jars").glob("spark-sql_*.jar")
-    with zipfile.ZipFile(jar) as classes:
-        (name,) = (n for n in classes.namelist() if n.endswith(f"/{FILE_MANAGER}.class"))
-    return name.removesuffix(".class").replace("/", ".")
 
 
 @pytest.fixture(scope="session")
