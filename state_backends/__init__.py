@@ -5,7 +5,7 @@ version that is written atomically with every change. Two backends implement the
 :mod:`state_backends.backend`; :mod:`state_backends.contract` is the test suite that both inherit.
 """
 
-from state_backends.backend import Changes, StateBackend
+from state_backends.backend import Changes, StateBackend, in_parts
 from state_backends.errors import (
     BackendCorruptError,
     BackendFullError,
@@ -25,6 +25,7 @@ __all__ = [
     "Changes",
     "StateBackend",
     "StateBackendError",
+    "in_parts",
     "is_immutable",
     "is_snapshot_file",
     "open_backend",

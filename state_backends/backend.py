@@ -25,6 +25,24 @@ class Changes:
         return len(self.keys)
 
 
+def in_parts(
+    pairs: Iterator[tuple[bytes, bytes | None]], entries: int, size_bytes: int
+) -> Iterator[Changes]:
+    """Gather keys and values into parts of so many entries, or of so many bytes at least."""
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    gathered_bytes = 0
+    for key, value in pairs:
+        keys.append(key)
+        values.append(value)
+        gathered_bytes += len(key) + (0 if value is None else len(value))
+        if len(keys) == entries or gathered_bytes >= size_bytes:
+            yield Changes(keys, values)
+            keys, values, gathered_bytes = [], [], 0
+    if keys:
+        yield Changes(keys, values)
+
+
 class StateBackend(ABC):
     """An ordered byte store that holds one subtask's state at exactly one version.
 
@@ -61,6 +79,18 @@ class StateBackend(ABC):
         BackendCorruptError
             If the scan cannot reach its end; a scan that ends quietly is complete.
         """
+
+    def scan_in_parts(self, entries: int, size_bytes: int) -> Iterator[Changes]:
+        """Yield all keys with their values, in byte order, several at once.
+
+        A part ends where it has so many entries or so many bytes.
+
+        Raises
+        ------
+        BackendCorruptError
+            As :meth:`scan`.
+        """
+        yield from in_parts(self.scan(), entries, size_bytes)
 
     @abstractmethod
     def apply(self, changes: Iterable[Changes], version: str) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from rocksdict import (
@@ -38,6 +38,8 @@ from state_backends.rocksdb_files import is_snapshot_file
 _LOCKED = re.compile(r"While lock file|lock hold by current process")
 _NO_RESOURCES = re.compile(r"Too many open files|Cannot allocate memory")
 
+_Scanned = TypeVar("_Scanned")
+
 
 class RocksDBBackend(StateBackend):
     """One subtask's state in a RocksDB database.
@@ -53,7 +55,7 @@ class RocksDBBackend(StateBackend):
         with self._translated("open"):
             self._db: Rdict | None = Rdict(str(directory), _options(create=create))
         self._db.set_write_options(_write_options())
-        self._open_scans: WeakSet[Generator[tuple[bytes, bytes], None, None]] = WeakSet()
+        self._open_scans: WeakSet[Generator[Any, None, None]] = WeakSet()
 
     def version(self) -> str | None:
         marker = self.get_many([VERSION_KEY])[0]
@@ -64,11 +66,43 @@ class RocksDBBackend(StateBackend):
             return cast("list[bytes | None]", self._database.get(list(keys)))
 
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        scan = self._scan(prefix, start)
+        yield from self._while_open(self._scan(prefix, start))
+
+    def scan_in_parts(self, entries: int, size_bytes: int) -> Iterator[Changes]:
+        yield from self._while_open(self._scan_in_parts(entries, size_bytes))
+
+    def _while_open(self, scan: Generator[_Scanned, None, None]) -> Iterator[_Scanned]:
         self._open_scans.add(scan)
         yield from scan
         if self._db is None:
             raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
+
+    def _scan_in_parts(self, entries: int, size_bytes: int) -> Generator[Changes, None, None]:
+        # All in one loop: generators around `_scan` took twice as long (measured).
+        read_options = _read_options()
+        iterator = self._database.iter(read_options)
+        is_valid, step = iterator.valid, iterator.next
+        key_of, value_of = iterator.key, iterator.value
+        try:
+            iterator.seek(b"")
+            keys: list[bytes] = []
+            values: list[bytes | None] = []
+            gathered_bytes = 0
+            while is_valid() and (key := key_of()) < FIRST_RESERVED_KEY:
+                value = value_of()
+                keys.append(key)
+                values.append(value)
+                gathered_bytes += len(key) + len(value)
+                if len(keys) == entries or gathered_bytes >= size_bytes:
+                    yield Changes(keys, values)
+                    keys, values, gathered_bytes = [], [], 0
+                step()
+            with self._translated("scan"):
+                iterator.status()
+            if keys:
+                yield Changes(keys, values)
+        finally:
+            del is_valid, step, key_of, value_of, iterator, read_options
 
     def _scan(self, prefix: bytes, start: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         # rocksdict's iterator points into its ReadOptions: they must outlive it (measured).

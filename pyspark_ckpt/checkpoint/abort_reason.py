@@ -18,6 +18,7 @@ class AbortReason(str, Enum):
     STORAGE_FAILED = "storage failed"
     SUBSUMED = "subsumed"
     FENCED = "fenced"
+    INTERRUPTED = "interrupted"
     METADATA_UNCERTAIN = "metadata uncertain"
     FAILED = "failed"
 

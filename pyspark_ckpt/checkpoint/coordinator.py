@@ -242,6 +242,7 @@ class CheckpointCoordinator:
         has_failed = False
         try:
             self._desk.open()
+            self._savepoints.remove_interrupted()
             while not self._query.awaitTermination(self._wait_seconds()):
                 self._desk.poll()
                 if self._runner.due_in_ms() <= 0:

@@ -5,28 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, UnsafePathError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, SHARED, TASK_OWNED
+from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
+from pyspark_ckpt.on_disk.in_progress import (
+    DISPOSED,
+    OWN_DIRECTORIES,
+    InProgress,
+    read_in_progress,
+)
+from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
-
-_OWN_DIRECTORIES = (SHARED, TASK_OWNED)
 
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """What became of a savepoint's directory; `left` are names of others in it."""
+    """What became of a savepoint's directory; `left` are names of others in it.
+
+    `was_complete` is false for what a driver that ended early, or is still at work, has begun.
+    """
 
     path: str
     files: int
     left: tuple[str, ...]
+    was_complete: bool = True
 
 
 def dispose_savepoint(path: str) -> Disposal:
     """Delete a savepoint: the files that its ``_metadata`` names, then the empty directories.
 
     Files of others in its directory stay. ``_metadata`` goes last, so what was interrupted can be
-    called again, and no restore takes the rest for a savepoint: it misses the files. Needs no
-    Spark.
+    called again, and no restore takes the rest for a savepoint: it misses the files. Of one that
+    is not complete those files go that its ``_in_progress`` tells of; a driver that is still taking
+    it is told that it failed. Needs no Spark.
 
     Parameters
     ----------
@@ -40,21 +50,84 @@ def dispose_savepoint(path: str) -> Disposal:
     CorruptFileError, UnsafePathError
         If its ``_metadata`` cannot be trusted. Nothing was deleted.
     """
-    directory = open_storage(path)
-    if isinstance(directory, LocalStorage):
-        directory = LocalStorage(directory.root.resolve())  # a link stays what it is
+    directory = _opened(path)
+    begun = dispose_of_begun(directory)
+    if begun is not None:
+        return begun
     files = _own_files(directory, read_metadata(directory))
     directory.delete(files)
+    left = _remove_directories(directory)
+    return Disposal(directory.url, len(files) + 1, left)
+
+
+def dispose_of_begun(directory: Storage) -> Disposal | None:
+    """Delete what there is of a savepoint that is not complete, and cannot be from here on.
+
+    Returns
+    -------
+    Disposal or None
+        ``None``, and nothing is deleted, if a complete one is there, or none at all.
+    """
+    if not _is_begun(directory):
+        return None
+    begun = read_in_progress(directory)
+    if begun is not None and not _is_disposed(directory):
+        try:
+            directory.write(METADATA_NAME, [DISPOSED])
+        except FileExistsError:
+            if not _is_disposed(directory):
+                return None  # it has been completed just now
+    files = [] if begun is None else _files_of_begun(directory, begun)
+    directory.delete(files)
+    left = _remove_directories(directory)
+    return Disposal(directory.url, len(files), left, was_complete=False)
+
+
+def _opened(path: str) -> Storage:
+    directory = open_storage(path)
+    if isinstance(directory, LocalStorage):
+        return LocalStorage(directory.root.resolve())  # a link stays what it is
+    return directory
+
+
+def _is_begun(directory: Storage) -> bool:
+    """Tell whether a directory holds a savepoint that was begun and is not complete."""
+    if directory.exists(METADATA_NAME):
+        return _is_disposed(directory)
+    if directory.exists(IN_PROGRESS_NAME):
+        return True
+    is_empty = not {*directory.list()} - {DIRECTORY_MARKER}
+    return is_empty and is_savepoint_name(directory.name) and _is_there(directory)
+
+
+def _files_of_begun(directory: Storage, begun: InProgress) -> list[str]:
+    below = [f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in directory.list(name)]
+    files = begun.own_of(below)
+    for path in files:
+        directory.url_of(path)  # no link leads out of it
+    return files
+
+
+def _is_disposed(directory: Storage) -> bool:
+    size_bytes = directory.size_bytes(METADATA_NAME)
+    return size_bytes == len(DISPOSED) and directory.read(METADATA_NAME) == DISPOSED
+
+
+def _is_there(directory: Storage) -> bool:
+    return directory.parent().exists(directory.name)
+
+
+def _remove_directories(directory: Storage) -> tuple[str, ...]:
+    """Delete ``_metadata`` and the directories that are empty; return the names of what is left."""
+    directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])
     directory.delete([METADATA_NAME])
     left = [
-        f"{name}/{inner}"
-        for name in _OWN_DIRECTORIES
-        for inner in _remove_if_empty(directory, name)
+        f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in _remove_if_empty(directory, name)
     ]
-    left += [name for name in directory.list() if name not in _OWN_DIRECTORIES]
+    left += [name for name in directory.list() if name not in OWN_DIRECTORIES]
     if not left:
-        _remove_if_empty(directory.parent(), directory.url.rpartition("/")[2])
-    return Disposal(directory.url, len(files) + 1, tuple(left))
+        _remove_if_empty(directory.parent(), directory.name)
+    return tuple(left)
 
 
 def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
@@ -66,7 +139,7 @@ def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
         )
     paths = sorted({reference.path for reference in metadata.files()})
     for path in paths:
-        if path.partition("/")[0] not in _OWN_DIRECTORIES or "/" not in path:
+        if path.partition("/")[0] not in OWN_DIRECTORIES or "/" not in path:
             raise UnsafePathError(
                 f"{directory.url}: its {METADATA_NAME} names {path!r}, which no savepoint has: "
                 "it is damaged or hostile; nothing was deleted"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
 
 import msgspec
 
@@ -27,8 +28,15 @@ _MAX_BYTES = 64 << 10
 _REMOVED_AT_ONCE = 100
 
 
+BEGUN = "begun"
+"""Status of a savepoint that is being taken, or whose driver ended before it was complete."""
+
+
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint, or a checkpoint or savepoint that was given up."""
+    """A savepoint, or a checkpoint or savepoint that was given up.
+
+    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``.
+    """
 
     kind: str
     status: str
@@ -42,6 +50,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     new_bytes: int | None = None
     phases_ms: dict[str, int] | None = None
+    run: str | None = None
     last_id: int = 0
     """The highest id of a checkpoint when it was noted."""
 
@@ -87,6 +96,32 @@ class HistoryLog(CheckpointListener):
             )
         )
 
+    def note_begun(self, path: str, triggered_at_ms: int, run: str) -> str:
+        """Note a savepoint that is being taken, and return the entry's name."""
+        return self._note(
+            HistoryEntry(
+                kind="savepoint",
+                status=BEGUN,
+                triggered_at_ms=triggered_at_ms,
+                duration_ms=0,
+                path=path,
+                run=run,
+                reason="it is being taken, or the driver ended before it was complete",
+                last_id=self._last_id,
+            )
+        )
+
+    def forget(self, name: str) -> None:
+        """Remove an entry: something else was noted in its place."""
+        try:
+            self._storage.delete([f"{HISTORY}/{name}"])
+        except (OSError, CkptError) as exc:
+            logger.warning("the history log keeps an entry that is over: %s", exc)
+
+    def begun(self) -> dict[str, HistoryEntry]:
+        """Return the savepoints that are being taken, or were when a driver ended, by names."""
+        return {name: entry for name, entry in self._named() if entry.status == BEGUN}
+
     def note_savepoint(self, savepoint: Savepoint) -> None:
         """Note a savepoint that was completed."""
         self._note(
@@ -105,10 +140,14 @@ class HistoryLog(CheckpointListener):
 
     def entries(self) -> list[HistoryEntry]:
         """Return what was noted, oldest first unless the clock jumped between two checkpoints."""
-        names = self._storage.list(HISTORY)[-KEPT:]
-        return [entry for name in names if (entry := self._read(name)) is not None]
+        return [entry for _, entry in self._named()]
 
-    def _note(self, entry: HistoryEntry) -> None:
+    def _named(self) -> Iterator[tuple[str, HistoryEntry]]:
+        for name in self._storage.list(HISTORY)[-KEPT:]:
+            if (entry := self._read(name)) is not None:
+                yield name, entry
+
+    def _note(self, entry: HistoryEntry) -> str:
         name = f"{entry.last_id:018}-{entry.triggered_at_ms:015}-{secrets.token_hex(4)}.json"
         try:
             self._storage.write(f"{HISTORY}/{name}", [msgspec.json.encode(entry)])
@@ -117,6 +156,7 @@ class HistoryLog(CheckpointListener):
                 self._storage.delete(f"{HISTORY}/{name}" for name in names[:-KEPT])
         except (OSError, CkptError) as exc:
             logger.warning("the history log misses a %s: %s", entry.kind, exc)
+        return name
 
     def _read(self, name: str) -> HistoryEntry | None:
         if not name.endswith(".json"):

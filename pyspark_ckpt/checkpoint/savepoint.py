@@ -9,10 +9,16 @@ from enum import Enum
 
 import msgspec
 
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, SHARED, TASK_OWNED, savepoint_name
+from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
+from pyspark_ckpt.on_disk.layout import (
+    IN_PROGRESS_NAME,
+    METADATA_NAME,
+    new_savepoint_token,
+    savepoint_name,
+)
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, encode_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
@@ -73,6 +79,10 @@ class NewSavepoint:
         The query it is of.
     savepoints_directory
         Where its new ``savepoint-...`` directory goes.
+    run
+        Tells this start of the query from all others.
+
+    `path` is the directory.
 
     Raises
     ------
@@ -80,11 +90,14 @@ class NewSavepoint:
         If the directory cannot be made.
     """
 
-    def __init__(self, query_id: str, savepoints_directory: str) -> None:
+    def __init__(self, query_id: str, savepoints_directory: str, run: str = "") -> None:
         self._parent = open_storage(savepoints_directory)
         self._name = savepoint_name(query_id)
+        self._run = run
+        self._token = new_savepoint_token()
         self._parent.make_directory(self._name)
         self._target = self._parent.child(self._name)
+        self.path = self._target.url
 
     def write(
         self,
@@ -113,7 +126,12 @@ class NewSavepoint:
         ------
         CorruptFileError
             If a file is missing or changed.
+        CheckpointAbortedError
+            If it was disposed of meanwhile.
         """
+        self._target.write(
+            IN_PROGRESS_NAME, [encode_in_progress(self._in_progress(snapshot, savepoint_format))]
+        )
         for log in {log.file.path: log.file for log in snapshot.source_logs}.values():
             self._target.copy_in(source, log, log.path)
         is_canonical = savepoint_format is SavepointFormat.CANONICAL
@@ -124,6 +142,7 @@ class NewSavepoint:
                 source=source.url,
                 target=self._target.url,
                 is_canonical=is_canonical,
+                token=self._token,
             )
             for handle in handles
         ]
@@ -137,8 +156,7 @@ class NewSavepoint:
             operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
         )
         self._sweep({reference.path for reference in completed.files()})
-        last = self._target.write(METADATA_NAME, [encode_metadata(completed)])
-        self._target.delete([DIRECTORY_MARKER])  # there are files now
+        last = self._publish(encode_metadata(completed))
         files = {reference.path: reference for reference in completed.files()}
         return Savepoint(
             path=self._target.url,
@@ -155,12 +173,43 @@ class NewSavepoint:
         """Remove the directory of a savepoint that was not completed."""
         self._parent.delete_directory(self._name)
 
+    def _in_progress(
+        self, snapshot: CheckpointMetadata, savepoint_format: SavepointFormat
+    ) -> InProgress:
+        """Return what tells others which files are of this savepoint, until it is complete."""
+        logs = {log.file.path for log in snapshot.source_logs}
+        is_native = savepoint_format is SavepointFormat.NATIVE
+        copied = {file.path for file in snapshot.files()} if is_native else set()
+        return InProgress(
+            query_id=snapshot.query_id,
+            run=self._run,
+            epoch=snapshot.epoch,
+            began_at_ms=time.time_ns() // 1_000_000,
+            token=self._token,
+            files=tuple(sorted(logs | copied)),
+        )
+
+    def _publish(self, metadata: bytes) -> FileReference:
+        """Write ``_metadata``, unless somebody disposes of the savepoint."""
+        disposed = CheckpointAbortedError(
+            f"the savepoint {self.path} was disposed of before it was complete: take another one"
+        )
+        try:
+            written = self._target.write(METADATA_NAME, [metadata])
+        except FileExistsError as exc:
+            raise disposed from exc
+        if not self._target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
+            self._target.delete([METADATA_NAME])
+            raise disposed
+        self._target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
+        return written
+
     def _sweep(self, needed: set[str]) -> None:
         """Remove what attempts left behind that Spark did not count."""
         self._target.delete(
             [
                 f"{directory}/{name}"
-                for directory in (SHARED, TASK_OWNED)
+                for directory in OWN_DIRECTORIES
                 for name in self._target.list(directory)
                 if f"{directory}/{name}" not in needed
             ]

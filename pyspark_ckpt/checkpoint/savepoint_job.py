@@ -2,7 +2,8 @@
 
 With Spark's default scheduler a job that was submitted first goes first, so one large job would
 hold every slot until it is done. Jobs of at most half the slots leave room, and between two of
-them the query's tasks, submitted earlier, come first.
+them the query's tasks, submitted earlier, come first. On the processors they give way as well: a
+copy runs in a thread of lower priority than the tasks of an epoch.
 """
 
 from __future__ import annotations
@@ -10,22 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-import pandas as pd
+import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.progress import Progress, shown_progress
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.operator.low_priority import at_low_priority
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 
 SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs where the user has switched Spark's fair scheduler on."""
 
 _MAX_TASKS = 64
-_TASK = T.StructType().add("number", T.IntegerType()).add("task", T.BinaryType())
-_RESULT = T.StructType().add("number", T.IntegerType()).add("handle", T.BinaryType())
+_RESULT = "number long, handle binary"
 
 
 class SavepointJob:
@@ -63,11 +63,11 @@ class SavepointJob:
         return handles
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
-        rows = [(number, msgspec.msgpack.encode(copy)) for number, copy in enumerate(copies)]
-        tasks = self._spark.sparkContext.parallelize(rows, len(rows))
-        frame = self._spark.createDataFrame(tasks, _TASK, verifySchema=False)
+        # No task reads rows that Python made: that would start a second worker beside each one.
+        places = self._spark.range(len(copies), numPartitions=len(copies))
+        run_copies = _CopySubtasks(tuple(map(msgspec.msgpack.encode, copies)))
         try:
-            results = frame.mapInPandas(_run_copies, _RESULT).collect()
+            results = places.mapInArrow(run_copies, _RESULT).collect()
         except Exception as exc:
             cause = _cause(exc)
             error = CorruptFileError if "CorruptFileError" in cause else CheckpointAbortedError
@@ -79,11 +79,18 @@ class SavepointJob:
         return [by_number[number] for number in range(len(copies))]
 
 
-def _run_copies(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    for frame in frames:
-        for number, task in zip(frame["number"], frame["task"], strict=True):
-            handle = msgspec.msgpack.decode(bytes(task), type=SubtaskCopy).run()
-            yield pd.DataFrame({"number": [number], "handle": [encode_handle(handle)]})
+class _CopySubtasks:
+    """The function given to ``mapInArrow`` over the numbers of copies: yields their handles."""
+
+    def __init__(self, copies: tuple[bytes, ...]) -> None:
+        self._copies = copies
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                copy = msgspec.msgpack.decode(self._copies[number], type=SubtaskCopy)
+                handle = encode_handle(at_low_priority(copy.run))
+                yield pa.RecordBatch.from_pydict({"number": [number], "handle": [handle]})
 
 
 def _cause(error: Exception) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
+from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
@@ -82,7 +84,20 @@ class SavepointTaker:
                 "a savepoint needs a directory: give one, or set "
                 "spark.ckpt.execution.checkpointing.savepoint-dir"
             )
-        return NewSavepoint(self._files.query_id, target)
+        return NewSavepoint(self._files.query_id, target, self._files.run)
+
+    def remove_interrupted(self) -> None:
+        """Remove what earlier drivers of the query left of savepoints that they had begun."""
+        remove_interrupted(self._history, self._files.query_id, self._files.run)
+
+    @contextmanager
+    def _noted_as_begun(self, new: NewSavepoint, triggered_at_ms: int) -> Iterator[None]:
+        """Have the history tell of a savepoint, so that the next driver knows of it."""
+        name = self._history.note_begun(new.path, triggered_at_ms, self._files.run)
+        try:
+            yield
+        finally:
+            self._history.forget(name)
 
     def take(self, directory: str | None, savepoint_format: SavepointFormat) -> Savepoint:
         """Take a savepoint of the newest committed epoch.
@@ -126,7 +141,8 @@ class SavepointTaker:
         triggered_at_ms = _now_ms()
         new = self.begin(directory)
         try:
-            stop()
+            with self._noted_as_begun(new, triggered_at_ms):
+                stop()
             epoch = self._files.spark_log.committed_epoch()
             if epoch is None:
                 raise nothing_committed(self._files.query_id)
@@ -148,6 +164,16 @@ class SavepointTaker:
 
         One that takes longer than a checkpoint may is given up, and its Spark jobs are cancelled.
         """
+        with self._noted_as_begun(new, triggered_at_ms):
+            return self._complete(new, epoch, triggered_at_ms, savepoint_format)
+
+    def _complete(
+        self,
+        new: NewSavepoint,
+        epoch: int,
+        triggered_at_ms: int,
+        savepoint_format: SavepointFormat,
+    ) -> Savepoint:
         query_id = self._files.query_id
         what = f"savepoint of epoch {epoch}, query {query_id}"
         jobs = SparkJobs(self._spark.sparkContext, what)

@@ -71,8 +71,9 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, run, what, argument, examples in (
-        ("list", file_commands.list_checkpoints, "list the checkpoints that are there",
-         LOCATION, "pyspark-ckpt list /data/flights/checkpoint"),
+        ("list", file_commands.list_checkpoints, "list the checkpoints or savepoints there are",
+         f"{LOCATION}, or a directory of savepoints",
+         "pyspark-ckpt list /data/flights/checkpoint\npyspark-ckpt list /data/savepoints"),
         ("history", file_commands.show_history, "tell of checkpoints, savepoints and failures",
          LOCATION, "pyspark-ckpt history /data/flights/checkpoint --json"),
         ("show", file_commands.show, "tell what a checkpoint or savepoint has, and its ancestors",

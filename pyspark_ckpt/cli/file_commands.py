@@ -11,8 +11,10 @@ import pandas as pd
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
+from pyspark_ckpt.checkpoint.history_log import BEGUN
 from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
+from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
@@ -22,11 +24,19 @@ _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
     "path",
 ]  # fmt: skip
+_OF_A_SAVEPOINT = ["status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files", "path"]
 _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 
 
 def list_checkpoints(arguments: Namespace) -> Result:
-    """List the checkpoints of a query that are there."""
+    """List the checkpoints of a query, or the savepoints in a directory, that are there."""
+    savepoints = savepoint_entries(open_storage(arguments.path))
+    if savepoints:
+        frame = as_frame(savepoints)[_OF_A_SAVEPOINT]
+        text = table(frame, "")
+        if BEGUN in set(frame.status):
+            text += f"{BEGUN}: not complete; still being taken, or the driver ended before\n"
+        return Result({"savepoints": records(frame)}, text)
     storage = find_checkpoints_directory(arguments.path)
     with closing(find_store(storage)) as store:
         frame = as_frame(checkpoint_entries(store))[_OF_A_CHECKPOINT]
@@ -77,10 +87,17 @@ def verify_files(arguments: Namespace) -> Result:
 def dispose(arguments: Namespace) -> Result:
     """Delete a savepoint."""
     gone = dispose_savepoint(arguments.path)
-    text = f"{gone.path}: {gone.files} files deleted\n"
+    what = "" if gone.was_complete else "a savepoint that was not complete, "
+    text = f"{gone.path}: {what}{gone.files} files deleted\n"
     if gone.left:
         text += f"not of the savepoint, and left: {', '.join(gone.left)}\n"
-    return Result({"path": gone.path, "files": gone.files, "left": list(gone.left)}, text)
+    fields = {
+        "path": gone.path,
+        "files": gone.files,
+        "left": list(gone.left),
+        "was_complete": gone.was_complete,
+    }
+    return Result(fields, text)
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,13 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Iterator[bytes
     sink = _Sink()
     schema = _COLUMNS.with_metadata(_metadata(handle))
     names = _Names(handle)
-    with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=["kind", "state"]) as to:
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        use_dictionary=["kind", "state"],
+        write_statistics=["key_group", "kind", "state"],
+    ) as to:
         for keys, values in _groups(parts):
             to.write_table(names.table(keys, values, schema), row_group_size=len(keys))
             yield from sink.take()

@@ -15,7 +15,8 @@
       requests/<request>.<what>.json                        requests from outside, and answers
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        native: the same, with all it needs
-      shared/canonical-<subtask>-<epoch>-<random>.parquet   canonical: all state of a subtask
+      shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: all of a subtask
+      _in_progress                                          until it is complete: what is its own
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import re
 import secrets
 
 METADATA_NAME = "_metadata"
+IN_PROGRESS_NAME = "_in_progress"
+"""Present in a savepoint's directory until the savepoint is complete."""
+
 AUTHOR_NAME = "_author"
 SHARED = "shared"
 TASK_OWNED = "taskowned"
@@ -41,10 +45,15 @@ ROLLBACK_MARKER = "_rollback"
 _DRIVERS = "drivers"
 _STORES = "stores"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
+_SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
     r"\.?(?:(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg"
     r"|base-([0-9]{1,9})-([0-9]{1,18})-([0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
+_CANONICAL_FILE = re.compile(
+    rf"{SHARED}/canonical-[0-9]{{1,9}}-[0-9]{{1,18}}-([0-9a-f]{{16}})-[0-9a-f]{{8}}\.parquet"
+)
+_TEMPORARY_FILE = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{16}")
 _SOURCE_FILE = re.compile(
     r"\.?source-[0-9]{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log(?:\.[0-9a-f]{8}\.tmp)?"
@@ -83,6 +92,11 @@ def savepoint_name(query_id: str) -> str:
     return f"savepoint-{query_id[:6]}-{secrets.token_hex(6)}"
 
 
+def is_savepoint_name(name: str) -> bool:
+    """Tell whether a directory's name is one that a savepoint gets."""
+    return _SAVEPOINT.fullmatch(name) is not None
+
+
 def segment_path(subtask: int, epoch: int) -> str:
     """Return a new, unique path for a changelog segment."""
     return f"{TASK_OWNED}/segment-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
@@ -93,9 +107,27 @@ def base_path(subtask: int, epoch: int) -> str:
     return f"{SHARED}/base-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
 
 
-def canonical_path(subtask: int, epoch: int) -> str:
-    """Return a new, unique path for all state of a subtask in a savepoint."""
-    return f"{SHARED}/canonical-{subtask}-{epoch}-{secrets.token_hex(8)}.parquet"
+def new_savepoint_token() -> str:
+    """Return a new, unique token for the names of the files that are made for one savepoint."""
+    return secrets.token_hex(8)
+
+
+def canonical_path(subtask: int, epoch: int, token: str) -> str:
+    """Return a new, unique path for all state of a subtask in the savepoint of that token."""
+    return f"{SHARED}/canonical-{subtask}-{epoch}-{token}-{secrets.token_hex(4)}.parquet"
+
+
+def is_canonical_of(path: str, token: str) -> bool:
+    """Tell whether a canonical file was made for the savepoint of that token."""
+    match = _CANONICAL_FILE.fullmatch(path)
+    return match is not None and match[1] == token
+
+
+def written_path(path: str) -> str:
+    """Return the path that a temporary file was to become, any other path as it is."""
+    directory, slash, name = path.rpartition("/")
+    match = _TEMPORARY_FILE.fullmatch(name)
+    return f"{directory}{slash}{match[1]}" if match else path
 
 
 def new_snapshot_id() -> str:

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +20,7 @@ from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES, Storage, path_parts
 from pyspark_ckpt.on_disk.handle import FileReference
 
+_Check = Callable[[str], None]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -67,6 +68,19 @@ class LocalStorage(Storage):
         return str(self.path(relative))
 
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        return self._write(relative, chunks, None)
+
+    def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
+        if not isinstance(source, LocalStorage):
+            return super().copy_in(source, reference, relative)
+        # Read once: the digest that is made for the copy also checks the original.
+        source.verify_size(reference)
+        with source.path(reference.path).open("rb") as file:
+            chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
+            return self._write(relative, chunks, _checked(source.path(reference.path), reference))
+
+    def _write(self, relative: str, chunks: Iterable[bytes], check: _Check | None) -> FileReference:
+        """Write a file; where there is a check of its digest, nothing is left that fails it."""
         path = self.path(relative)
         _make_directories(path.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -79,6 +93,8 @@ class LocalStorage(Storage):
                     digest.update(chunk)
                     size_bytes += len(chunk)
                 file.flush()
+                if check is not None:
+                    check(digest.hexdigest())
                 os.fsync(file.fileno())
             os.link(temporary, path)  # unlike a rename, never replaces a file
         except OSError as exc:
@@ -104,11 +120,7 @@ class LocalStorage(Storage):
             digest = hashlib.sha256()
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
-            if digest.hexdigest() != reference.sha256:
-                raise CorruptFileError(
-                    f"{path}: SHA-256 is {digest.hexdigest()}, {reference.sha256} was written; "
-                    "restore from another checkpoint"
-                )
+            _checked(path, reference)(digest.hexdigest())
             file.seek(0)
             yield file
 
@@ -165,6 +177,19 @@ class LocalStorage(Storage):
 
     def delete_directory(self, relative: str) -> None:
         shutil.rmtree(self.path(relative), ignore_errors=True)
+
+
+def _checked(path: Path, reference: FileReference) -> _Check:
+    """Return what checks the digest of what was read from a path."""
+
+    def check(sha256: str) -> None:
+        if sha256 != reference.sha256:
+            raise CorruptFileError(
+                f"{path}: SHA-256 is {sha256}, {reference.sha256} was written; restore from "
+                "another checkpoint"
+            )
+
+    return check
 
 
 def _make_directories(directory: Path) -> None:

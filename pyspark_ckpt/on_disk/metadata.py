@@ -17,6 +17,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.in_progress import DISPOSED, read_in_progress
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
 from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
@@ -208,7 +209,7 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
     Raises
     ------
     CheckpointNotFoundError
-        If there is none: the directory is missing or its checkpoint was never completed.
+        If there is none: the directory is missing, or what it holds was never completed.
     CorruptFileError
         If it cannot be trusted.
     """
@@ -216,14 +217,31 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
     name = storage.url_of(relative)
     size_bytes = storage.size_bytes(relative)
     if size_bytes is None:
-        raise CheckpointNotFoundError(
-            f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "
-            f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
-            "chk-... directory"
-        )
+        raise _not_complete(storage, directory)
     if size_bytes > MAX_METADATA_BYTES + _HEADER.size:
         raise _corrupt(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
-    return decode_metadata(storage.read(relative), name)
+    data = storage.read(relative)
+    if data == DISPOSED:
+        raise CheckpointNotFoundError(
+            f"{storage.url} holds a savepoint that was not complete, and whose disposal was "
+            "interrupted: dispose of it again"
+        )
+    return decode_metadata(data, name)
+
+
+def _not_complete(storage: CoordinatorStorage, directory: str | None) -> CheckpointNotFoundError:
+    begun = read_in_progress(storage) if directory is None else None
+    if begun is not None:
+        return CheckpointNotFoundError(
+            f"{storage.url} holds {begun.told()}, that is not complete (no {METADATA_NAME}): it is "
+            "still being taken, or the driver ended before; the next start of the query removes "
+            "it, or `pyspark-ckpt dispose`"
+        )
+    return CheckpointNotFoundError(
+        f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "
+        f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
+        "chk-... directory"
+    )
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:

@@ -27,7 +27,7 @@ from pyspark_ckpt.on_disk.handle import (
 )
 from pyspark_ckpt.on_disk.layout import base_path
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
-from pyspark_ckpt.operator.epoch_writes import in_frames
+from pyspark_ckpt.operator.epoch_writes import frames_of
 from state_backends import (
     BackendCorruptError,
     Changes,
@@ -52,7 +52,7 @@ def make_base(
 
     def frames() -> Iterator[Changes]:
         nonlocal entries
-        for part in in_frames(iter(backend.scan())):
+        for part in frames_of(backend):
             entries += len(part)
             yield part
 
@@ -94,7 +94,7 @@ def read_base(
             place = Path(temporary) / "files"
             fetch_files(storage, base, place)
             with open_fetched(place, base) as backend:
-                yield from in_frames(iter(backend.scan()))
+                yield from frames_of(backend)
     else:
         raise CorruptFileError(
             f"base snapshot {base.version} below {storage.url} has the format {base.format!r}, "

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from state_backends import Changes, StateBackend, open_backend
+from state_backends import Changes, StateBackend, in_parts, open_backend
 
 Write = bytes | None
 """A value, or ``None`` for a delete."""
@@ -182,18 +182,12 @@ def overlaid(
 
 def in_frames(entries: Iterator[tuple[bytes, Write]]) -> Iterator[Changes]:
     """Gather entries into frames of :data:`FRAME_ENTRIES`, or of :data:`FRAME_BYTES` at least."""
-    keys: list[bytes] = []
-    values: list[Write] = []
-    size_bytes = 0
-    for key, value in entries:
-        keys.append(key)
-        values.append(value)
-        size_bytes += len(key) + (0 if value is None else len(value))
-        if len(keys) == FRAME_ENTRIES or size_bytes >= FRAME_BYTES:
-            yield Changes(keys, values)
-            keys, values, size_bytes = [], [], 0
-    if keys:
-        yield Changes(keys, values)
+    return in_parts(entries, FRAME_ENTRIES, FRAME_BYTES)
+
+
+def frames_of(backend: StateBackend) -> Iterator[Changes]:
+    """Yield all state of a backend in such frames."""
+    return backend.scan_in_parts(FRAME_ENTRIES, FRAME_BYTES)
 
 
 def _encode(write: Write) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import islice
 from operator import lt
@@ -14,6 +15,9 @@ from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_copy import segment_changes
 from state_backends import Changes
+
+_FEW = 4
+"""Writes to fewer than one in so many entries are put in one by one."""
 
 _MEMORY_BYTES = 64 << 20
 """For what the segments write; more of it goes to disk."""
@@ -79,12 +83,32 @@ def _merged(base: Iterator[Changes], writes: Iterator[Changes]) -> Iterator[Chan
         if not due:
             yield part
             continue
-        state = dict(zip(part.keys, part.values, strict=True))
-        state.update((key, pending.pop(key)) for key in due)
-        yield from _puts(state)
+        yield from _overlaid(part, {key: pending.pop(key) for key in due})
     yield from _puts(pending)
     for written in writes:
         yield from _puts(dict(zip(written.keys, written.values, strict=True)))
+
+
+def _overlaid(part: Changes, writes: dict[bytes, bytes | None]) -> Iterator[Changes]:
+    """Put the writes into a part that is in key order; what lies between them moves as slices."""
+    if len(writes) > len(part) // _FEW:
+        yield from _puts({**dict(zip(part.keys, part.values, strict=True)), **writes})
+        return
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    taken = 0
+    for key in sorted(writes):
+        place = bisect_left(part.keys, key, taken)
+        keys += part.keys[taken:place]
+        values += part.values[taken:place]
+        taken = place + (place < len(part) and part.keys[place] == key)
+        if writes[key] is not None:
+            keys.append(key)
+            values.append(writes[key])
+    keys += part.keys[taken:]
+    values += part.values[taken:]
+    if keys:
+        yield Changes(keys, values)
 
 
 def _puts(state: dict[bytes, bytes | None]) -> Iterator[Changes]:

@@ -21,7 +21,7 @@ from pyspark_ckpt.on_disk.change_file import encode_changes
 from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT
 from pyspark_ckpt.on_disk.layout import snapshot_path
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
-from pyspark_ckpt.operator.epoch_writes import in_frames
+from pyspark_ckpt.operator.epoch_writes import frames_of
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from state_backends import open_backend
 
@@ -128,4 +128,4 @@ def _content(path: Path) -> Generator[bytes, None, None]:
 def _changes(snapshot: LocalSnapshot) -> Generator[bytes, None, None]:
     # The heap's snapshot is a copy that shares nothing, so it can be opened where it is.
     with open_backend("heap", snapshot.files, create=False) as backend:
-        yield from encode_changes(in_frames(iter(backend.scan())))
+        yield from encode_changes(frames_of(backend))

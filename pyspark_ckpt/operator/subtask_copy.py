@@ -26,12 +26,16 @@ CANONICAL_NAME = "state.parquet"
 
 
 class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task is told: copy the state of `handle` from one directory into another."""
+    """What a task is told: copy the state of `handle` from one directory into another.
+
+    `token` goes into the names of files that are made.
+    """
 
     handle: Handle
     source: str
     target: str
     is_canonical: bool
+    token: str
 
     def run(self) -> Handle:
         """Copy; called by a task on an executor, perhaps by more than one attempt.
@@ -48,7 +52,7 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
         """
         source, target = open_storage(self.source), open_storage(self.target)
         if self.is_canonical:
-            return _merged(self.handle, source, target)
+            return _merged(self.handle, source, target, self.token)
         _copy_files(self.handle, source, target)
         return msgspec.structs.replace(self.handle, pending=None, predecessors=msgspec.UNSET)
 
@@ -61,7 +65,7 @@ def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
         target.verify_size(reference)
 
 
-def _merged(handle: Handle, source: Storage, target: Storage) -> Handle:
+def _merged(handle: Handle, source: Storage, target: Storage, token: str) -> Handle:
     """Write all state of a handle as one canonical file, sorted."""
     entries = 0
 
@@ -74,7 +78,7 @@ def _merged(handle: Handle, source: Storage, target: Storage) -> Handle:
     root = executor_local_root(handle.subtask)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-savepoint-", dir=root) as scratch:
         state = counted(merged_state(source, handle, Path(scratch)))
-        path = canonical_path(handle.subtask, handle.epoch)
+        path = canonical_path(handle.subtask, handle.epoch, token)
         file = target.write(path, encode_canonical(handle, state))
     base = BaseSnapshot(
         version=handle.version,

@@ -1,13 +1,15 @@
 """A driver program that may be killed: numbers the rows of each key, exactly once.
 
 ``python program.py WORK_DIRECTORY BACKEND`` reads ``WORK_DIRECTORY/input`` to its end and writes
-``WORK_DIRECTORY/output``; started again it goes on where it was.
+``WORK_DIRECTORY/output``; started again it goes on where it was. All the time it takes savepoints
+into ``WORK_DIRECTORY/savepoints``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,28 @@ def main(work: Path, backend: str) -> None:
         .trigger(availableNow=True)
         .start()
     )
+    ended = threading.Event()
+    taker = threading.Thread(target=_take_savepoints, args=(query, work / "savepoints", ended))
+    taker.start()
     query.awaitTermination()
+    ended.set()
+    taker.join()
     spark.stop()
+
+
+def _take_savepoints(
+    query: ckpt.CheckpointedQuery, directory: Path, ended: threading.Event
+) -> None:
+    while not ended.wait(0.5):
+        _take_savepoint(query, directory)
+
+
+def _take_savepoint(query: ckpt.CheckpointedQuery, directory: Path) -> None:
+    try:
+        query.triggerSavepoint(str(directory))
+    except ckpt.CheckpointAbortedError as exc:
+        if exc.reason != ckpt.AbortReason.NO_COMMITTED_EPOCH:
+            raise
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pyspark_ckpt import history, verify
 from tests.recovery.numbered_rows import check_output, write_input
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -26,7 +27,7 @@ DEADLINE_SECONDS = 240
 
 @pytest.mark.own_jvm
 def test_three_kills(tmp_path: Path) -> None:
-    """Scenario 21: restarted on the same backend, on the other one, and back."""
+    """Scenarios 21 and 32: on the same backend, on the other one, and back; in a savepoint."""
     _kill_and_check(tmp_path, ("rocksdb", "rocksdb", "heap"), kills=3, files=28)
 
 
@@ -43,13 +44,30 @@ def _kill_and_check(work: Path, backends: tuple[str, ...], kills: int, files: in
     print(f"CKPT_TEST_SEED={seed}")
     chance = random.Random(seed)
     rows = _write_input(work, files, chance)
+    cut_off: list[Path] = []
     for kill in range(kills):
-        _run_and_kill(work, backends[kill % len(backends)], chance)
+        interrupted = _run_and_kill(work, backends[kill % len(backends)], chance, kill % 3 == 1)
+        cut_off += interrupted
     finished = subprocess.run(
         _command(work, backends[kills % len(backends)]), timeout=DEADLINE_SECONDS, check=False
     )
     assert finished.returncode == 0
     check_output(work / "output", rows)
+    _check_savepoints(work, cut_off)
+
+
+def _check_savepoints(work: Path, cut_off: list[Path]) -> None:
+    """Those that a kill cut off are gone, the others are whole; the history tells of both."""
+    assert cut_off, "no savepoint was cut off"
+    there = list((work / "savepoints").iterdir())
+    assert not set(there) & set(cut_off)
+    for path in there:
+        verify(str(path))
+    told = history(str(work / "location")).query("kind == 'savepoint'")
+    assert {str(path) for path in there} == set(told[told.status == "completed"].path)
+    reasons = told[told.status == "aborted"].reason
+    assert all(any(str(path) in reason for reason in reasons) for path in cut_off)
+    assert set(told.status) <= {"completed", "aborted"}
 
 
 def _write_input(work: Path, files: int, chance: random.Random) -> pd.DataFrame:
@@ -61,8 +79,13 @@ def _command(work: Path, backend: str) -> list[str]:
     return [sys.executable, str(PROGRAM), str(work), backend]
 
 
-def _run_and_kill(work: Path, backend: str, chance: random.Random) -> None:
-    """Start the program and kill it some random time after its first checkpoint of this run."""
+def _run_and_kill(
+    work: Path, backend: str, chance: random.Random, in_a_savepoint: bool
+) -> list[Path]:
+    """Start the program and kill it some random time after its first checkpoint of this run.
+
+    Returns the savepoints that were cut off. `in_a_savepoint`: the kill comes when one has begun.
+    """
     before = _checkpoint_ids(work)
     process = subprocess.Popen(_command(work, backend), start_new_session=True)
     try:
@@ -70,10 +93,23 @@ def _run_and_kill(work: Path, backend: str, chance: random.Random) -> None:
         while not _checkpoint_ids(work) - before:
             _run_on(process, 0.02)
             assert time.monotonic() < deadline, "no checkpoint completed in time"
-        _run_on(process, chance.uniform(0.0, 1.0))
+        if in_a_savepoint:
+            known = _begun_savepoints(work)
+            while not _begun_savepoints(work) - known:
+                known = _begun_savepoints(work)
+                _run_on(process, 0.002)
+                assert time.monotonic() < deadline, "no savepoint began in time"
+        else:
+            _run_on(process, chance.uniform(0.0, 1.0))
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    return sorted(_begun_savepoints(work))
+
+
+def _begun_savepoints(work: Path) -> set[Path]:
+    markers = work.glob("savepoints/*/_in_progress")
+    return {path.parent for path in markers if not (path.parent / "_metadata").exists()}
 
 
 def _run_on(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -50,7 +50,11 @@ def grown(storage: Storage, handle: Handle, directory: Path, seed: int) -> tuple
 def copy(storage: Storage, handle: Handle, tmp_path: Path) -> tuple[SubtaskCopy, State]:
     handle, state = grown(storage, handle, tmp_path / "backend", seed=7)
     task = SubtaskCopy(
-        handle=handle, source=str(storage.root), target=str(tmp_path / "sp"), is_canonical=True
+        handle=handle,
+        source=str(storage.root),
+        target=str(tmp_path / "sp"),
+        is_canonical=True,
+        token="0" * 16,
     )
     return task, state
 

@@ -1,0 +1,45 @@
+"""What a directory of savepoints has in it: whole ones, damaged ones, and begun ones."""
+
+from __future__ import annotations
+
+from pyspark_ckpt.checkpoint.history_log import BEGUN, HistoryEntry
+from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
+from pyspark_ckpt.on_disk.layout import is_savepoint_name
+from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.storage import Storage
+
+
+def savepoint_entries(directory: Storage) -> list[HistoryEntry]:
+    """Describe the savepoints in a directory, oldest first; none if it has no ``savepoint-...``.
+
+    Their files are not looked at.
+    """
+    names = [name for name in directory.list() if is_savepoint_name(name)]
+    entries = [_entry(directory.child(name)) for name in names]
+    return sorted(entries, key=lambda entry: entry.triggered_at_ms)
+
+
+def _entry(place: Storage) -> HistoryEntry:
+    try:
+        metadata = read_metadata(place)
+    except CkptError as exc:
+        is_begun = isinstance(exc, CheckpointNotFoundError)
+        return HistoryEntry(
+            kind="savepoint",
+            status=BEGUN if is_begun else "corrupt",
+            triggered_at_ms=0,
+            duration_ms=0,
+            path=place.url,
+            reason=str(exc),
+        )
+    return HistoryEntry(
+        kind=metadata.kind,
+        status="completed",
+        epoch=metadata.epoch,
+        triggered_at_ms=metadata.triggered_at_ms,
+        duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
+        size_bytes=size_on_disk_bytes(place, metadata),
+        files=len({reference.path for reference in metadata.files()}) + 1,
+        path=place.url,
+    )

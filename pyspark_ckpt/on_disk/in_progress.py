@@ -1,0 +1,113 @@
+"""The ``_in_progress`` file: a savepoint that is being taken, and which files are its own.
+
+It is written before the first file of the savepoint and removed after ``_metadata``. Where it is
+found without that, the driver is still at work or has ended before the savepoint was complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.on_disk.layout import (
+    IN_PROGRESS_NAME,
+    SHARED,
+    TASK_OWNED,
+    is_canonical_of,
+    written_path,
+)
+from pyspark_ckpt.on_disk.metadata_check import MAX_FILES, check_path
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+
+DISPOSED = b"this savepoint was not complete and is being disposed of\n"
+"""What takes the place of ``_metadata`` then, so that the savepoint cannot be completed."""
+
+OWN_DIRECTORIES = (SHARED, TASK_OWNED)
+"""Where the files of a savepoint are, besides ``_metadata``."""
+
+_FORMAT = 1
+_MAX_BYTES = 1 << 28
+
+
+class InProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint that is not complete.
+
+    `run` is a name that no other start of the query has. `files` are copied under names that are
+    known before; files that are made have `token` in their names.
+    """
+
+    query_id: str
+    run: str
+    epoch: int
+    began_at_ms: int
+    token: str
+    files: tuple[str, ...] = ()
+    format: int = _FORMAT
+
+    def own_of(self, paths: Iterable[str]) -> list[str]:
+        """Return those of the paths whose files, whole or not, are of this savepoint."""
+        known = frozenset(self.files)
+
+        def is_own(path: str) -> bool:
+            written = written_path(path)
+            return written in known or is_canonical_of(written, self.token)
+
+        return [path for path in paths if is_own(path)]
+
+    def told(self) -> str:
+        """Return what an error says of it."""
+        began_at = datetime.fromtimestamp(self.began_at_ms / 1000, timezone.utc)
+        return (
+            f"a savepoint of query {self.query_id[:80]}, epoch {self.epoch}, begun at "
+            f"{began_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+
+
+def encode_in_progress(savepoint: InProgress) -> bytes:
+    """Return the bytes of an ``_in_progress`` file."""
+    return msgspec.json.encode(savepoint)
+
+
+def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
+    """Read the ``_in_progress`` file of a directory, ``None`` if there is none.
+
+    Raises
+    ------
+    CorruptFileError, UnsafePathError
+        If it cannot be trusted.
+    """
+    size_bytes = storage.size_bytes(IN_PROGRESS_NAME)
+    if size_bytes is None:
+        return None
+    name = storage.url_of(IN_PROGRESS_NAME)
+    if size_bytes > _MAX_BYTES:
+        raise _corrupt(name, f"it is larger than {_MAX_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(storage.read(IN_PROGRESS_NAME), type=InProgress)
+    except FileNotFoundError:  # it has been completed just now
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise _corrupt(name, str(exc)) from exc
+    if found.format != _FORMAT:
+        raise _corrupt(name, f"format {found.format} is not known; upgrade pyspark_ckpt")
+    if not 0 <= found.began_at_ms < _END_OF_TIME_MS or len(found.files) > MAX_FILES:
+        raise _corrupt(name, "it tells of a time or a number of files that cannot be")
+    for path in found.files:
+        check_path(path, name)
+        if path.partition("/")[0] not in OWN_DIRECTORIES or "/" not in path:
+            raise UnsafePathError(
+                f"{name}: it names {path!r}, which no savepoint has: it is damaged or hostile; "
+                "nothing was deleted"
+            )
+    return found
+
+
+_END_OF_TIME_MS = 253_402_300_800_000
+"""The first millisecond that no calendar has."""
+
+
+def _corrupt(name: str, what: str) -> CorruptFileError:
+    return CorruptFileError(f"{name}: {what}; look at its directory, and delete it by hand")
