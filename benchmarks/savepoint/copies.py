@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from benchmarks.savepoint.durable_copy import durable_copy_seconds
 FORMATS = ("native", "canonical")
 _Made = TypeVar("_Made")
 _SMALL_EPOCHS = 4
-_COLUMNS = ("key", "n")
+COLUMNS = ("key", "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Original:
             self._feed()
             self._query.processAllAvailable()
         expected = expected_counts(self._touched)
-        check_rows("original", program.output(directory / "original"), expected, _COLUMNS)
+        check_rows("original", program.output(directory / "original"), expected, COLUMNS)
         self._forks = 0
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class Original:
         seconds, _ = _timed(fork.processAllAvailable)
         expected = expected_counts(self._touched)
         output = self._program.output(place)
-        check_rows("fork", output, expected.iloc[-len(touched) :], _COLUMNS)
+        check_rows("fork", output, expected.iloc[-len(touched) :], COLUMNS)
         self._query.processAllAvailable()
         return seconds
 
@@ -129,7 +129,7 @@ class Original:
                 "the original"
             )
 
-    def _feed(self) -> np.ndarray:  # type: ignore[type-arg]
+    def _feed(self) -> Any:
         number = len(self._touched)
         touched = some_keys(number, self._keys, max(1, self._keys // 100))
         self._touched.append(touched)
@@ -137,7 +137,7 @@ class Original:
         return touched
 
 
-def _entries(query: ckpt.CheckpointedQuery) -> pd.DataFrame:
+def _entries(query: ckpt.CheckpointedQuery) -> Any:
     """Return all state of a query, from a canonical savepoint."""
     savepoint = query.triggerSavepoint()
     parts = sorted(Path(savepoint.path).glob("shared/canonical-*.parquet"))

@@ -35,8 +35,8 @@ def history(path: str) -> pd.DataFrame:
     -------
     pandas.DataFrame
         Oldest first, by the ids of checkpoints and not by the wall clock, which may jump: kind,
-        status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch, triggered_at
-        (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+        status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
+        triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
         before it), files, phases_ms (of gathering: handles, sources, verification), path, reason;
         :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
         not in it, savepoints and failures are, up to a thousand.

@@ -43,19 +43,30 @@ def lineage(path: str) -> pd.DataFrame:
         If there is none at `path`, or it cannot be trusted.
     """
     root = open_storage(path)
-    metadata: CheckpointMetadata | None = read_metadata(root)
+    metadata = read_metadata(root)
+    return _frame([_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
+
+
+def ancestors_of(origin: Origin | None) -> pd.DataFrame:
+    """Return what a query was restored from, and so on back; as :func:`lineage`."""
+    return _frame(_ancestors(origin, ""))
+
+
+def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
+    """Describe an origin and its ancestors; `place` is that of its child."""
     rows: list[dict[str, Any]] = []
-    place, seen = root.url, set[str]()
-    while metadata is not None and len(rows) < _MOST:
-        rows.append(_row(metadata, place))
-        seen.add(place)
-        parent = metadata.parent
-        if parent is None:
-            break
-        place = parent.path
-        metadata = None if place in seen else _found(parent)
+    seen = {place}
+    while origin is not None and len(rows) < _MOST:
+        metadata = None if origin.path in seen else _found(origin)
         if metadata is None:
-            rows.append(_unfound(parent))
+            return [*rows, _unfound(origin)]
+        rows.append(_row(metadata, origin.path))
+        seen.add(origin.path)
+        origin = metadata.parent
+    return rows
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.astype({"checkpoint_id": "Int64", "epoch": "Int64"})
 

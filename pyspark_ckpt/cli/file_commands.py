@@ -12,8 +12,9 @@ from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_direc
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
 from pyspark_ckpt.checkpoint.history_log import BEGUN
-from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
+from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
@@ -46,7 +47,9 @@ def list_checkpoints(arguments: Namespace) -> Result:
 def show_history(arguments: Namespace) -> Result:
     """Tell what became of a query's checkpoints and savepoints."""
     frame = history(arguments.path)
-    return Result({"history": records(frame)}, table(frame.drop(columns="phases_ms"), "no history"))
+    ancestors = ancestors_of(read_origin(find_checkpoints_directory(arguments.path)))
+    text = table(frame.drop(columns="phases_ms"), "no history") + _told_of(ancestors)
+    return Result({"history": records(frame), "ancestors": records(ancestors)}, text)
 
 
 def show(arguments: Namespace) -> Result:
@@ -65,9 +68,7 @@ def show(arguments: Namespace) -> Result:
             f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
             f"{states or 'none'}\n"
         )
-    if len(ancestors):
-        text += "restored from:\n" + table(ancestors[_OF_AN_ANCESTOR], "")
-    return Result({**fields, "ancestors": records(ancestors)}, text)
+    return Result({**fields, "ancestors": records(ancestors)}, text + _told_of(ancestors))
 
 
 def verify_files(arguments: Namespace) -> Result:
@@ -98,6 +99,12 @@ def dispose(arguments: Namespace) -> Result:
         "was_complete": gone.was_complete,
     }
     return Result(fields, text)
+
+
+def _told_of(ancestors: pd.DataFrame) -> str:
+    if ancestors.empty:
+        return ""
+    return "restored from:\n" + table(ancestors[_OF_AN_ANCESTOR], "")
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[i
 
 @pytest.mark.parametrize("ddl", KEYS)
 def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
-    """Hash and bytes are those of the first version, whatever the platform and the hash seed.
+    """Scenario 40: hash and bytes are those of the first version on every platform, with any seed.
 
     Also whether Spark compiles its expressions or not.
     """

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT
 from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import (
     BACKEND,
@@ -27,6 +28,10 @@ from tests.query.model import in_order
 from tests.query.stored import handles_of
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
+SOON = {
+    "spark.ckpt.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+}
 KEYS = [f"k{i}" for i in range(12)]
 OUTPUT = "k string, what string, v long, n long, recent string"
 
@@ -89,31 +94,38 @@ def with_max(maximum: int) -> Any:
     return plan
 
 
-def run_at(job: Job, parallelism: int, restore: str | None = None) -> str:
+def run_at(job: Job, parallelism: int, restore: str | None = None, kind: str = "CANONICAL") -> str:
     """Take all input at a parallelism; return a savepoint of the end."""
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
         with job.running(restore) as query:
             query.processAllAvailable()
-            return query.triggerSavepoint(str(job.base / "savepoints")).path
+            return query.triggerSavepoint(str(job.base / "savepoints"), kind).path
 
 
 def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
-    """3 subtasks, then 5 on the other backend, then 2 with 77 key groups; and on at the last."""
+    """Scenario 36: 3 subtasks, 5 on the other backend, 2 with 77 key groups; and on at the last.
+
+    The first change begins with the files of a RocksDB database.
+    """
     stages = [
-        (job.but(location="loc0", out="out0"), 3),
+        (job.but(location="loc0", out="out0").using(SOON), 3),
         (job.but(location="loc1", out="out1").using({BACKEND: "heap"}), 5),
         (job.but(location="loc2", out="out2", plan=with_max(77)), 2),
     ]
     savepoint, before = None, {}
     for number, (stage, parallelism) in enumerate(stages):
-        job.feed.add(*(file_of(2 * number + n) for n in range(2)))
-        savepoint = run_at(stage, parallelism, savepoint)
+        files = range(4) if number == 0 else range(2 * number + 2, 2 * number + 4)
+        job.feed.add(*map(file_of, files))
+        savepoint = run_at(stage, parallelism, savepoint, "CANONICAL" if number else "NATIVE")
+        if number == 0:
+            bases = [handle.base for handle in handles_of(savepoint)]
+            assert {ROCKSDB_FORMAT} == {base.format for base in bases if base is not None}
         assert {h.parallelism for h in handles_of(savepoint)} == {parallelism}
         before.update(digests(Path(savepoint)))
     assert digests(job.base / "savepoints") == before
     assert {h.max_parallelism for h in handles_of(savepoint)} == {77}
     assert drop_local_copies(job.spark)
-    job.feed.add(file_of(6))
+    job.feed.add(file_of(8))
     last, parallelism = stages[-1]
     run_at(last, parallelism)
     told = [row for stage, _ in stages for row in stage.result()]
@@ -124,7 +136,7 @@ def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
 
 
 def test_refused_and_cut_off(job: Job) -> None:
-    """What cannot be is refused before any task runs; a failed move is begun anew."""
+    """Scenarios 38 and 39: refused before any task runs; a failed move is begun anew, with 4."""
     job.feed.add(file_of(0))
     savepoint = run_at(job, 3)
     fork = job.but(location="loc2", out="out2")

@@ -61,7 +61,7 @@ def since(uid: str, first: int) -> list[Row]:
 
 
 def test_operators_come_go_and_are_renamed(job: Job) -> None:
-    """One dropped if that is allowed, one new and empty, one by another name; all is planned."""
+    """Scenario 35: one dropped if that is allowed, one new, one renamed; all is planned."""
     job.feed.add(*EPOCHS[:2])
     with job.running() as query:
         query.processAllAvailable()
@@ -97,7 +97,7 @@ def test_operators_come_go_and_are_renamed(job: Job) -> None:
 
 
 def test_claimed_and_fallen_back(job: Job) -> None:
-    """Scenario 10: a corrupt one is passed over; a claimed savepoint goes after a checkpoint."""
+    """Scenarios 10 and 34: a corrupt one is passed over; a claimed one goes after a checkpoint."""
     job = job.using({RETAINED: 10})
     for epoch in range(2):
         job.feed.add(EPOCHS[epoch])

@@ -10,9 +10,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import Job
+from tests.query.harness import Job, await_rows
 from tests.query.model import Count, counted_after
 
 PARTITIONS = ("0", "1")
@@ -99,3 +100,59 @@ def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
         for row in rows:
             found[row.k].append(row.n)
     assert {k: sorted(n) for k, n in found.items()} == counted_after(events, 8)
+
+
+RATES = ("rate", "rate-micro-batch")
+
+
+def test_rates_go_on_where_they_were(job: Job) -> None:
+    """Of both of Spark's rate sources in one query, a fork reads what the original has not."""
+
+    def plan(job: Job) -> DataFrame:
+        streams = [
+            job.spark.readStream.format(name)
+            .options(rowsPerSecond=20, rowsPerBatch=5)
+            .load()
+            .selectExpr(f"'{name}' AS k", "value AS v")
+            for name in RATES
+        ]
+        return job.process(ckpt.key_by(streams[0].union(streams[1]), "k"))
+
+    job = job.but(plan=plan, processor=Numbered, output="k string, v long, n long")
+    fork = job.but(location="loc2", out="out2")
+    savepoint: str | None = None
+    found: list[Any] = []
+    for each in (job, fork):
+        with each.running(savepoint) as query:
+            await_source(query, each, RATES[0])
+            savepoint = query.stopWithSavepoint(str(job.base / "savepoints")).path
+        assert {row[0] for row in each.result()} == {*RATES}
+        found += each.result()
+    for name in RATES:
+        rows = [(v, n) for k, v, n in found if k == name]
+        assert sorted(v for v, _ in rows) == list(range(len(rows)))
+        assert sorted(n for _, n in rows) == list(range(1, len(rows) + 1))
+
+
+class Numbered(StatefulProcessor):
+    """Number the rows of a key."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self.count.get() or (0,))[0]
+        for row in rows:
+            n += 1
+            yield Row(k=key[0], v=row.v, n=n)
+        self.count.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+def await_source(query: ckpt.CheckpointedQuery, job: Job, name: str) -> None:
+    """Wait until the sink has rows of a source."""
+    rows = 0
+    while not any(row[0] == name for row in job.result()):
+        rows = len(await_rows(query, job, rows + 1))

@@ -34,7 +34,7 @@ def job(job: Job) -> Job:
 
 
 def test_self_contained(job: Job) -> None:
-    """A copy of a savepoint restores after all of the original query is gone."""
+    """Scenario 33: a copy of a savepoint restores after all of the original query is gone."""
     job.feed.add(*map(events_of, range(3)))
     with job.running() as query:
         query.processAllAvailable()
@@ -60,7 +60,7 @@ def test_self_contained(job: Job) -> None:
 
 
 def test_two_forks_beside_the_original(job: Job) -> None:
-    """Two forks of one savepoint and the original run at once, none disturbs another."""
+    """Scenario 34: two forks and the original run at once, none disturbs another."""
     forks = [job.but(location=f"loc{i}", out=f"out{i}") for i in range(2)]
     with job.running() as query:
         job.feed.add(*map(events_of, range(2)))
@@ -89,7 +89,7 @@ def own_threads() -> set[str]:
 
 
 def test_taken_between_two_epochs(job: Job) -> None:
-    """Two at once of a busy query that checkpoints all the time are each of one epoch.
+    """Scenario 31: two at once of a busy query that checkpoints all the time are each of one epoch.
 
     Input and state fit together, in either format; retention does not know of them.
     """
@@ -116,7 +116,7 @@ def test_taken_between_two_epochs(job: Job) -> None:
 
 
 def test_a_failure_on_the_executors(job: Job) -> None:
-    """A file that is found to be changed while it is copied ends the savepoint, not the query."""
+    """Scenario 32: a file that is found to be changed ends the savepoint, not the query."""
     job.feed.add(*map(events_of, range(2)))
     with job.running() as query:
         query.processAllAvailable()
@@ -163,7 +163,7 @@ def test_sink_of_a_fork(job: Job) -> None:
 
 
 def test_nothing_to_save_yet(job: Job) -> None:
-    """A query without a committed epoch refuses a savepoint and leaves nothing behind."""
+    """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing behind."""
     with job.running() as query:
         with pytest.raises(ckpt.CheckpointAbortedError, match="epoch"):
             query.triggerSavepoint()

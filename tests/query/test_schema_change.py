@@ -133,7 +133,7 @@ def told(job: Job, run: int) -> dict[str, Told]:
 
 
 def test_restart_and_restore(job: Job) -> None:
-    """Changed, renamed, migrated, added and left out states, one subtask after the other."""
+    """Scenario 41: changed, renamed, migrated, added, left out, one subtask after the other."""
     add(job, 0)
     checkpoint = newest_checkpoint(job.run())
     new = version(job, NEW, {"new": ((9,),)}, MIGRATIONS)

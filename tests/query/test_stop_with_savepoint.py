@@ -21,7 +21,7 @@ KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
 
 
 def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
-    """A busy query is stopped in the middle; a fork goes on exactly where its sink ends."""
+    """Scenario 31: a busy query is stopped in the middle; a fork goes on where its sink ends."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
     job.feed.add(*map(events_of, range(4)))
     query = job.start()

@@ -87,7 +87,7 @@ TICK = ("tick", "row", None)
 
 
 def test_event_time(job: Job) -> None:
-    """Due after the last data, while the query was down, and in a fork on the other backend."""
+    """Scenario 30: due after the last data, while the query was down, in a fork."""
     job.feed.add([(k, v, at(0)) for k in KEYS for v in (10, 20, 30)])
     job.run()
     told = of_every_key("row", 10, 20, 30)
@@ -115,7 +115,7 @@ def test_event_time(job: Job) -> None:
 
 
 def test_stopped_in_the_middle(job: Job) -> None:
-    """Stops between and within epochs lose no timer and fire none twice."""
+    """Scenario 30: stops between and within epochs lose no timer and fire none twice."""
     for i in range(7):
         job.feed.add([(k, 10 * i + 15, at(10 * i)) for k in KEYS])
     for epoch in (1, 4):

@@ -86,7 +86,7 @@ def main(work: Path, backend: str) -> None:
 def _take_savepoints(
     query: ckpt.CheckpointedQuery, directory: Path, ended: threading.Event
 ) -> None:
-    while not ended.wait(0.5):
+    while not ended.wait(2.0):
         _take_savepoint(query, directory)
 
 

@@ -90,6 +90,7 @@ def test_another_savepoint_at_the_path_stays(
 def test_of_a_checkpoint_nothing_goes_that_others_may_share(
     checkpoints: LocalStorage, number: int
 ) -> None:
+    """Scenario 34: CLAIM of a checkpoint."""
     before = tree(checkpoints.root)
     assert discard(origin_of(checkpoints.root / f"chk-{number}"))
     assert tree(checkpoints.root) == before - {f"chk-{number}/_metadata"}

@@ -94,6 +94,7 @@ def refused(
     ],
 )  # fmt: skip
 def test_a_path_that_is_not_plain(root: Path, opened: list[str], path: str) -> None:
+    """Scenario 44: paths that lead elsewhere."""
     (root.parent / "outside").write_bytes(b"x")
     metadata = read_metadata(LocalStorage(root))
     log = SourceLog(0, "0", FileReference(path, 1, "0" * 64))
@@ -102,6 +103,7 @@ def test_a_path_that_is_not_plain(root: Path, opened: list[str], path: str) -> N
 
 
 def test_a_link_out_of_the_savepoint(root: Path, opened: list[str]) -> None:
+    """Scenario 44: symbolic links."""
     outside = root.parent / "outside"
     (root / "shared").rename(outside)
     (root / "shared").symlink_to(outside)
@@ -160,6 +162,7 @@ def test_a_field_that_is_not_known(root: Path, opened: list[str]) -> None:
 
 @pytest.mark.parametrize("size_bytes", [1 << 50, (1 << 63) - 1, -1, 0])
 def test_an_absurd_size(root: Path, opened: list[str], size_bytes: int) -> None:
+    """Scenario 44: declared sizes."""
     metadata = read_metadata(LocalStorage(root))
     (log,) = metadata.source_logs
     file = FileReference(log.file.path, size_bytes, log.file.sha256)
@@ -175,7 +178,7 @@ def test_an_absurd_size(root: Path, opened: list[str], size_bytes: int) -> None:
 def test_too_many_entries_cost_neither_time_nor_memory(
     root: Path, opened: list[str], what: str
 ) -> None:
-    """Scenario 8: refused by counting, before anything is made of them."""
+    """Scenarios 8 and 44: refused by counting, before anything is made of them."""
     one, count = (b'{"path":"a","size_bytes":1,"sha256":""}', MAX_FILES + 1)
     if what == "objects":
         one, count = b'{"a":0}', 4_000_001
@@ -222,6 +225,7 @@ def canary(tmp_path: Path) -> Iterator[tuple[bytes, Path]]:
 def test_a_pickle_in_the_place_of_metadata(
     root: Path, opened: list[str], canary: tuple[bytes, Path]
 ) -> None:
+    """Scenario 43: `_metadata` is a pickle."""
     for content in (canary[0], packed(canary[0])):
         (root / "_metadata").write_bytes(content)
         refused(root, opened, CorruptFileError)
@@ -229,7 +233,7 @@ def test_a_pickle_in_the_place_of_metadata(
 
 @pytest.mark.parametrize("where", ["key_schema", "value_schema", "earlier", "map_key"])
 def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str) -> None:
-    """PySpark's own reader of schemas unpickles what a user-defined type says."""
+    """Scenario 43: pySpark's own reader of schemas unpickles what a user-defined type says."""
     udt = {
         "type": "udt", "pyClass": "nowhere.Canary", "sqlType": "string",
         "serializedClass": base64.b64encode(canary[0]).decode(),
@@ -276,6 +280,7 @@ def test_a_schema_that_is_none(root: Path, schema: str) -> None:
 def test_a_pickle_in_the_place_of_a_data_file(
     storage: Storage, canary: tuple[bytes, Path], form: str
 ) -> None:
+    """Scenario 43: a data file is a pickle."""
     file = storage.write("shared/base", [canary[0]])
     base = BaseSnapshot("4-b", 4, 9, (BaseFile("state", file),), form)
     with pytest.raises(CorruptFileError):
@@ -283,6 +288,7 @@ def test_a_pickle_in_the_place_of_a_data_file(
 
 
 def test_pickles_in_keys_and_values_are_bytes(storage: Storage, canary: tuple[bytes, Path]) -> None:
+    """Scenario 43: keys and values that are pickles."""
     from pyspark_ckpt.on_disk.change_file import encode_changes
     from state_backends import Changes
 

@@ -197,6 +197,7 @@ def test_the_next_start_removes_what_the_run_before_left(
     place: str,
     begin: Callable[[SavepointFormat], Storage],
 ) -> None:
+    """Scenario 32: after a kill of the driver."""
     log = HistoryLog(storage)
     left = begin(SavepointFormat.CANONICAL)
     of_another = NewSavepoint("another query", place, RUN)

@@ -113,6 +113,7 @@ def test_an_operator_left_behind_is_refused_unless_allowed(source: RestoreSource
 def test_what_cannot_be_restored_is_refused_with_the_reason(
     source: RestoreSource, changes: dict[str, object], error: type[Exception], words: list[str]
 ) -> None:
+    """Scenario 35: what does not fit."""
     wanted = msgspec.structs.replace(operator(), **changes)
     made = plan(source, wanted, allow=True)
     assert made.refused

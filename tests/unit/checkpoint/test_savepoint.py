@@ -74,6 +74,7 @@ def test_a_savepoint_describes_itself(
 def test_a_savepoint_needs_neither_its_query_nor_its_place(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, tmp_path: Path
 ) -> None:
+    """Scenario 33: moved, and the original is gone."""
     made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     shutil.rmtree(storage.root)
     moved = LocalStorage(Path(shutil.move(made.path, tmp_path / "somewhere else")))
@@ -108,6 +109,7 @@ def test_a_damaged_file_ends_the_savepoint_and_nothing_is_left(
     name: str,
     content: bytes | None,
 ) -> None:
+    """Scenario 32: a failure while files are copied."""
     before = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     storage.path(name).unlink()
     if content is not None:

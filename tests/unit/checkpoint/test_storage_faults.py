@@ -17,6 +17,7 @@ from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.on_disk.metadata import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
@@ -367,3 +368,29 @@ def test_a_directory_that_may_not_be_written_is_named_and_left_alone(
     assert f"{forbidden.url}/drivers" in started
     assert restored == "returned 1"
     assert files_of(forbidden) == before
+
+
+def test_a_medium_that_cannot_be_written_is_enough_to_restore_from(
+    forbidden: LocalStorage,
+) -> None:
+    """Scenario 33: read-only."""
+    epochs = two_checkpoints(forbidden)
+    copies = forbidden.root.parent / "copies"
+    copies.mkdir()
+    copies.chmod(0o777)
+    assert epochs.storage.url == forbidden.url
+    for path in (forbidden.root, *forbidden.root.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def restored() -> list[str]:
+        source = RestoreSource(str(forbidden.root / "chk-2"))
+        source.verify()
+        target = LocalStorage(copies)
+        files = {file.path: file for file in source.metadata.files()}.values()
+        return [target.copy_in(source.storage, file, file.path).path for file in files]
+
+    said = as_nobody(restored)
+    for path in (forbidden.root, *forbidden.root.rglob("*")):
+        path.chmod(0o755)
+    assert said.startswith("returned ["), said
+    assert files_of(LocalStorage(copies)), said

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
+from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.on_disk.storage import Storage
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
 
@@ -79,12 +80,30 @@ def test_list_and_history(
         assert main([command, str(storage.root)]) == 0
         assert "chk-1" in capsys.readouterr().out
         assert main([command, str(storage.root), "--json"]) == 0
-        (rows,) = json.loads(capsys.readouterr().out).values()
-        (row,) = rows
+        told = json.loads(capsys.readouterr().out)
+        (row,) = told["checkpoints" if command == "list" else "history"]
         assert (row["checkpoint_id"], row["epoch"], row["files"]) == (1, 6, 4)
     shutil.rmtree(storage.root / "chk-1")
     assert main(["list", str(storage.root)]) == 0
     assert capsys.readouterr().out == "no checkpoints\n"
+
+
+def test_history_tells_what_the_query_was_restored_from(
+    savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = Origin(
+        path=str(savepoint), kind="savepoint", checkpoint_id=None, query_id="0123456789", epoch=6,
+        operators=("count",),
+    )  # fmt: skip
+    write_origin(storage, origin)
+    assert main(["history", str(storage.root)]) == 0
+    assert f"{savepoint}" in capsys.readouterr().out.partition("restored from:")[2]
+    for found in (True, False):
+        assert main(["history", str(storage.root), "--json"]) == 0
+        (ancestor,) = json.loads(capsys.readouterr().out)["ancestors"]
+        assert (ancestor["path"], ancestor["epoch"]) == (str(savepoint), 6)
+        assert ancestor["found"] is found
+        shutil.rmtree(savepoint, ignore_errors=True)
 
 
 def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:

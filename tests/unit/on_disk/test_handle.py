@@ -146,6 +146,7 @@ def test_a_newer_format_is_recognised_even_if_its_fields_have_other_types(handle
 
 
 def test_fields_that_a_later_minor_version_adds_are_ignored(handle: Handle) -> None:
+    """Scenario 42: a handle of a later version."""
     fields = msgspec.to_builtins(handle, builtin_types=(bytes,)) | {"added_later": [1, 2]}
     assert decode_handle(msgspec.msgpack.encode(fields)) == handle
 

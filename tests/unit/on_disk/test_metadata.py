@@ -130,7 +130,7 @@ def test_a_wrong_length_is_corrupt_and_costs_no_memory(length: int) -> None:
 
 
 def test_a_newer_format_is_refused_with_the_advice_to_upgrade() -> None:
-    """Scenario 8: a future version."""
+    """Scenarios 8 and 42: a future version."""
     with pytest.raises(CorruptFileError, match="upgrade"):
         decode_metadata(packed(b"anything new", version=METADATA_FORMAT_VERSION + 1), "m")
 
@@ -174,6 +174,7 @@ def test_a_checkpoint_is_read_from_its_directory_and_from_inside(
 def test_a_directory_without_metadata_is_no_checkpoint(
     storage: Storage, put_file: Callable[..., Path], present: str | None
 ) -> None:
+    """Scenario 35: an unknown path."""
     if present is not None:
         put_file(present)
     with pytest.raises(CheckpointNotFoundError, match="chk-7"):

@@ -109,5 +109,6 @@ def test_a_maximum_from_the_parallelism_to_the_bound_is_taken(
 
 @pytest.mark.parametrize(("maximum", "parallelism"), [(0, 1), (3, 4), (32_769, 4), (-1, 1)])
 def test_another_maximum_is_refused_with_both_bounds(maximum: int, parallelism: int) -> None:
+    """Scenario 38: a maximum below the parallelism."""
     with pytest.raises(PlanError, match=rf"{maximum}.*= {parallelism}\).*32768"):
         check_max_parallelism(maximum, parallelism)

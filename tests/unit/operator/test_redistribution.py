@@ -193,7 +193,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
 def test_to_every_parallelism_and_back(parallelism: int, directory: Path) -> None:
-    """Keyed state is the same in whatever number of subtasks, each entry where its key belongs."""
+    """Scenario 36: keyed state is the same in any number of subtasks, each where it belongs."""
     old = filled(parallelism, directory)
     for other in PARALLELISMS:
         new = move(old, other)
@@ -208,7 +208,7 @@ def test_to_every_parallelism_and_back(parallelism: int, directory: Path) -> Non
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 1), (4, 4), (5, 2), (2, 7), (16, 5)])
 def test_operator_state(old: int, new: int, directory: Path) -> None:
-    """Lists are dealt out evenly or given to all, broadcast state to all, raw streams dealt."""
+    """Scenario 37: lists are dealt out or given to all, broadcast to all, raw streams dealt."""
     subtasks = filled(old, directory)
     numbers = [subtask.handle.subtask for subtask in subtasks]
     opened = [
@@ -228,7 +228,7 @@ def test_operator_state(old: int, new: int, directory: Path) -> None:
 
 
 def test_another_number_of_key_groups(directory: Path) -> None:
-    """Key groups are found anew, also in the order of time; and found back."""
+    """Scenario 38: key groups are found anew, also in the order of time; and found back."""
     old = filled(3, directory, 128)
     new = move(old, 5, 1000)
     assert keyed(new) != keyed(old)
@@ -245,6 +245,7 @@ def test_another_number_of_key_groups(directory: Path) -> None:
 
 
 def test_more_subtasks_than_keys(directory: Path) -> None:
+    """Scenario 36: empty subtasks."""
     new = move(filled(1, directory), 128)
     with_keys = [subtask for subtask in new if any(map(is_keyed, subtask.entries))]
     assert 1 < len(with_keys) <= len(KEYS)

@@ -116,6 +116,7 @@ ALLOWED = {
 
 @pytest.mark.parametrize(("stored", "wanted"), list(product(ALL_TYPES, ALL_TYPES)))
 def test_every_pair_of_types_has_one_verdict(stored: T.DataType, wanted: T.DataType) -> None:
+    """Scenario 41: every type to every other."""
     evolution = compare(struct(f=stored), struct(f=wanted))
     if stored == wanted:
         assert evolution.verdict is Verdict.SAME
