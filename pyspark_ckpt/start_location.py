@@ -21,12 +21,13 @@ from pyspark_ckpt.checkpoint.seeding import (
 )
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.state_check import check_states
-from pyspark_ckpt.errors import IncompatibleStateError, NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, ROLLBACK_MARKER, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
+from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
 
@@ -185,10 +186,11 @@ class StartLocation:
         spark: SparkSession,
         request: RestoreRequest,
         file_sink_path: str | None,
-        *,
-        to_table: bool,
+        table: TableSink | None = None,
     ) -> None:
         """Seed the location from a checkpoint or savepoint, unless it has committed epochs.
+
+        A new table is made once nothing is refused any more: the sink's log is in its directory.
 
         Raises
         ------
@@ -208,10 +210,10 @@ class StartLocation:
         plan = request.plan(source, self._operators)
         plan.check()
         logger.info("%s", plan)
-        if to_table:
-            raise NotBuiltYetError("restoreFrom with toTable is not built yet; use start(path)")
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
         self._clear_for_seeding()
+        if table is not None:
+            table.make()
         query_id = begin_seeding(self.storage)
         checkpoints = self.checkpoints(query_id)
         seed(
@@ -231,7 +233,12 @@ class StartLocation:
         logger.info("%s is no longer needed by query %s: all is copied", source.path, query_id)
 
     def start_from_initial_state(
-        self, spark: SparkSession, runtime: Runtime, sources: int, file_sink_path: str | None
+        self,
+        spark: SparkSession,
+        runtime: Runtime,
+        sources: int,
+        file_sink_path: str | None,
+        table: TableSink | None = None,
     ) -> None:
         """Seed a fresh location from the operators' initial states, if they have any.
 
@@ -245,6 +252,8 @@ class StartLocation:
             At how many places it reads a source.
         file_sink_path
             Where Spark's file sink writes, ``None`` for another sink.
+        table
+            The table that it writes to, if it is one.
 
         Raises
         ------
@@ -260,6 +269,8 @@ class StartLocation:
             return
         sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
         self._clear_for_seeding()
+        if table is not None:
+            table.make()
         query_id = begin_seeding(self.storage)
         seeds = [
             Seed(operator, [] if state is None else state.handles(runtime, query_id))
@@ -335,6 +346,6 @@ def _fresh_sink_log(path: str) -> Storage:
     if entries and not (entries == ["0"] and log.read("0") == _EMPTY_SINK_LOG_ENTRY):
         raise RestoreError(
             f"{path} already has the output of another query, whose epochs Spark's file sink "
-            "would skip: give the restored query a new path"
+            "would skip: give the restored query a new path or table"
         )
     return log

@@ -36,6 +36,7 @@ from pyspark_ckpt.query_plan import operators_of, source_ids
 from pyspark_ckpt.session_conf import conf_of_start, session_conf
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._ckpt_options: dict[str, str] = {}
         self._sink_options: dict[str, Any] = {}
         self._format: str | None = None
+        self._partition_by: list[str] = []
         self._when: dict[str, Any] = {"processingTime": "0 seconds"}
         self._restore_from: dict[str, Any] = {}
         self._migrations: RestoreMigrations = {}
@@ -127,6 +129,13 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink_options["queryName"] = queryName
         return self
 
+    def partitionBy(self, *cols: Any) -> CheckpointedStreamWriter:
+        """Choose the columns that output is partitioned by; as ``DataStreamWriter.partitionBy``."""
+        super().partitionBy(*cols)
+        is_list = len(cols) == 1 and isinstance(cols[0], (list, tuple))
+        self._partition_by = list(cols[0] if is_list else cols)
+        return self
+
     def trigger(self, **when: Any) -> CheckpointedStreamWriter:
         """Choose when epochs start; as ``DataStreamWriter.trigger``."""
         super().trigger(**when)
@@ -179,7 +188,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             lambda: super(CheckpointedStreamWriter, self).start(
                 path=path, outputMode=outputMode, partitionBy=partitionBy
             ),
-            to_table=False,
+            None,
         )
 
     def toTable(
@@ -191,7 +200,10 @@ class CheckpointedStreamWriter(DataStreamWriter):
         queryName: str | None = None,
         **options: Any,
     ) -> CheckpointedQuery:
-        """Start the query into a table; parameters as ``DataStreamWriter.toTable``."""
+        """Start the query into a table; parameters as ``DataStreamWriter.toTable``.
+
+        With :meth:`restoreFrom` the table is a new one, or one that no query has written to.
+        """
         self.options(**options)
         if format is not None:
             self.format(format)
@@ -201,10 +213,10 @@ class CheckpointedStreamWriter(DataStreamWriter):
             lambda: super(CheckpointedStreamWriter, self).toTable(
                 tableName, outputMode=outputMode, partitionBy=partitionBy
             ),
-            to_table=True,
+            self._table_sink(tableName, partitionBy),
         )
 
-    def _start(self, start: Any, *, to_table: bool) -> CheckpointedQuery:
+    def _start(self, start: Any, table: TableSink | None) -> CheckpointedQuery:
         spark = self._stream.sparkSession
         settings = self._settings(spark)
         operators = tuple(operators_of(self._stream))
@@ -238,12 +250,16 @@ class CheckpointedStreamWriter(DataStreamWriter):
         with _start_lock:
             if settings.restore_path is not None:
                 request = self._restore_request(settings, settings.restore_path)
-                location.restore(spark, request, self._file_sink_path(), to_table=to_table)
+                location.restore(spark, request, self._file_sink_path(table), table)
             else:
                 location.start_from_initial_state(
-                    spark, runtime, len(source_ids(self._stream)), self._file_sink_path()
+                    spark,
+                    runtime,
+                    len(source_ids(self._stream)),
+                    self._file_sink_path(table),
+                    table,
                 )
-            location.prepare_sink(self._file_sink_path())
+            location.prepare_sink(self._file_sink_path(table))
             query = self._start_with_runtime(start, runtime, operators)
         return self._with_coordinator(query, settings, location, operators, last_epochs)
 
@@ -364,11 +380,25 @@ class CheckpointedStreamWriter(DataStreamWriter):
             "a queryName"
         )
 
-    def _file_sink_path(self) -> str | None:
+    def _table_sink(self, name: str, partition_by: str | list[str] | None) -> TableSink:
+        spark = self._stream.sparkSession
+        columns = [partition_by] if isinstance(partition_by, str) else partition_by
+        path = self._sink_options.get("path")
+        return TableSink(
+            self._stream,
+            name,
+            self._format or spark.conf.get("spark.sql.sources.default", None) or "parquet",
+            self._partition_by if columns is None else columns,
+            None if path is None else str(path),
+        )
+
+    def _file_sink_path(self, table: TableSink | None) -> str | None:
         """Return the path of Spark's file sink, ``None`` for another sink."""
         spark = self._stream.sparkSession
         chosen = self._format or spark.conf.get("spark.sql.sources.default", "parquet")
         path = self._sink_options.get("path")
+        if table is not None:
+            chosen, path = table.format, table.location
         if not path or str(chosen).lower() not in _FILE_FORMATS:
             return None
         return qualified_path(spark, str(path))

@@ -111,7 +111,8 @@ def test_all_kinds_of_state_through_several_changes(job: Job) -> None:
 
 def _check_fork(told: list[Any], earlier: list[int]) -> None:
     timers = sorted((k, n) for k, what, _, n, _ in told if what == "timer")
-    assert timers == sorted((k, 2) for k in KEYS)  # those of the last epoch, each once
+    # Those of the original's last epoch, each once, after the rows of this one.
+    assert timers == sorted((k, 3) for k in KEYS)
     rows = {v: (k, n, json.loads(text)) for k, what, v, n, text in told if what == "row"}
     assert {(k, n) for k, n, _ in rows.values()} == {(k, 3) for k in KEYS}
     last_dealt: dict[int, list[int]] = {}

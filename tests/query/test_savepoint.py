@@ -7,6 +7,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +26,7 @@ from tests.query.harness import (
     files_below,
     flip_bit,
 )
-from tests.query.model import events_of, expected, expected_after
+from tests.query.model import events_of, expected, expected_after, in_order
 
 
 @pytest.fixture
@@ -160,6 +161,38 @@ def test_sink_of_a_fork(job: Job) -> None:
     writer.start(str(job.base / "out2")).awaitTermination()
     assert fork.result() == expected_after(job.feed.rows, 40)
     assert job.spark.read.load(str(job.base / "out2")).count() == 20
+
+
+def test_a_fork_into_a_table(job: Job) -> None:
+    """It is made as Spark makes it, can be read by its name, and is another query's never."""
+    job.feed.add(*map(events_of, range(2)))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint().path
+    job.feed.add(events_of(2))
+    fork, other = job.but(location="loc2"), job.but(location="loc3")
+    name = f"fork_{job.base.name}"
+
+    def run(job: Job, table: str) -> None:
+        writer = ckpt.write_stream(job.df()).trigger(availableNow=True).restoreFrom(savepoint)
+        writer = writer.option("checkpointLocation", str(job.location_path))
+        writer.toTable(table, format="parquet", partitionBy="k").awaitTermination()
+
+    def told() -> list[Any]:
+        return in_order(job.spark.table(name).select("k", "n", "state").collect())
+
+    run(fork, f"default.{name}")
+    assert told() == expected_after(job.feed.rows[:60], 40)
+    partitions = job.spark.sql(f"SHOW PARTITIONS {name}").schema.names
+    assert partitions == ["partition"]
+    job.feed.add(events_of(3))
+    run(fork, name)  # its location has epochs: it goes on from there
+    assert told() == expected_after(job.feed.rows, 40)
+    before = digests(job.base)
+    with pytest.raises(ckpt.RestoreError, match="new path or table"):
+        run(other, name)
+    assert digests(job.base) == before
+    job.spark.sql(f"DROP TABLE {name}")
 
 
 def test_nothing_to_save_yet(job: Job) -> None:
