@@ -120,6 +120,32 @@ class BackendContract:
                 first = next(iter(backend.scan(start=b"%06d" % number)))
                 assert first == (b"%06d" % number, b"v" * 100)
 
+    @pytest.mark.parametrize(
+        ("entries", "size_bytes", "expected"),
+        [
+            (7, 1 << 20, [7, 7, 7, 4]),
+            (25, 1 << 20, [25]),
+            (100, 1 << 20, [25]),
+            (100, 30, [3] * 8 + [1]),
+        ],
+    )
+    def test_parts_of_a_scan_are_all_of_it(
+        self, directory: Path, entries: int, size_bytes: int, expected: list[int]
+    ) -> None:
+        keys = [b"%04d" % number for number in range(25)]
+        self.make(directory, dict.fromkeys(keys, b"v" * 6))
+        with self.open(directory) as backend:
+            parts = list(backend.scan_in_parts(entries, size_bytes))
+            assert [len(part) for part in parts] == expected
+            assert [key for part in parts for key in part.keys] == keys
+            assert {value for part in parts for value in part.values} == {b"v" * 6}
+
+    def test_an_empty_backend_has_no_parts(self, directory: Path) -> None:
+        with self.open(directory, create=True) as backend:
+            assert list(backend.scan_in_parts(10, 1000)) == []
+            backend.apply([], "1")
+            assert list(backend.scan_in_parts(10, 1000)) == []
+
     def test_scans_can_run_side_by_side(self, directory: Path) -> None:
         keys = [b"%03d" % number for number in range(300)]
         self.make(directory, dict.fromkeys(keys, b""))
@@ -198,21 +224,26 @@ class BackendContract:
         for _ in range(3):
             backend = self.open(directory)
             scan, untouched = backend.scan(), backend.scan(b"00")
+            parts, none = backend.scan_in_parts(10, 1 << 20), backend.scan_in_parts(10, 1 << 20)
             assert next(scan) == (b"0000", b"v" * 100)
+            assert len(next(parts)) == 10
             backend.close()
             self.check(directory, entries, "1")
-            del scan, untouched
+            del scan, untouched, parts, none
 
     def test_a_scan_does_not_end_quietly_because_the_backend_was_closed(
         self, directory: Path
     ) -> None:
         self.make(directory, {b"%04d" % number: b"" for number in range(2000)})
         backend = self.open(directory)
-        scan = backend.scan()
+        scan, parts = backend.scan(), backend.scan_in_parts(10, 1 << 20)
         next(scan)
+        next(parts)
         backend.close()
         with pytest.raises(StateBackendError):
             list(scan)
+        with pytest.raises(StateBackendError):
+            list(parts)
 
     def test_a_closed_backend_answers_nothing(self, directory: Path) -> None:
         backend = self.open(directory, create=True)

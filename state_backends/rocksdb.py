@@ -78,31 +78,45 @@ class RocksDBBackend(StateBackend):
             raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
 
     def _scan_in_parts(self, entries: int, size_bytes: int) -> Generator[Changes, None, None]:
-        # All in one loop: generators around `_scan` took twice as long (measured).
+        # In one loop over rocksdict's own iterator: with `_scan` it took three times as long
+        # (measured). That one ends quietly at a corrupt file, so its end has to be checked.
         read_options = _read_options()
-        iterator = self._database.iter(read_options)
-        is_valid, step = iterator.valid, iterator.next
-        key_of, value_of = iterator.key, iterator.value
+        items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=read_options))
         try:
-            iterator.seek(b"")
+            key = b""
             keys: list[bytes] = []
             values: list[bytes | None] = []
             gathered_bytes = 0
-            while is_valid() and (key := key_of()) < FIRST_RESERVED_KEY:
-                value = value_of()
+            for key, value in items:
+                if key >= FIRST_RESERVED_KEY:
+                    break
                 keys.append(key)
                 values.append(value)
                 gathered_bytes += len(key) + len(value)
                 if len(keys) == entries or gathered_bytes >= size_bytes:
                     yield Changes(keys, values)
                     keys, values, gathered_bytes = [], [], 0
-                step()
-            with self._translated("scan"):
-                iterator.status()
+            else:  # a whole database has the version marker at its end
+                self._check_end(key)
             if keys:
                 yield Changes(keys, values)
         finally:
-            del is_valid, step, key_of, value_of, iterator, read_options
+            del items, read_options
+
+    def _check_end(self, last: bytes) -> None:
+        """Check that nothing follows the key at which a scan ended."""
+        read_options = _read_options()
+        iterator = self._database.iter(read_options)
+        try:
+            iterator.seek(last)
+            if iterator.valid() and iterator.key() == last:
+                iterator.next()
+            with self._translated("scan"):
+                iterator.status()
+            if iterator.valid():
+                raise BackendCorruptError(f"a scan of {self._directory} ended before its end")
+        finally:
+            del iterator, read_options
 
     def _scan(self, prefix: bytes, start: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         # rocksdict's iterator points into its ReadOptions: they must outlive it (measured).

@@ -132,10 +132,16 @@ def test_a_flipped_bit_in_a_data_file_is_found_or_does_no_harm(
     expected = list(entries.values())
     outcomes = [
         _outcome(copied, lambda backend: dict(backend.scan()) == entries),
+        _outcome(copied, lambda backend: _in_parts(backend) == entries),
         _outcome(copied, lambda backend: backend.get_many(list(entries)) == expected),
         _outcome(copied, lambda backend: [backend.get_many([k])[0] for k in entries] == expected),
     ]
     assert set(outcomes) <= {True, BackendCorruptError}, f"seed {seed}: {outcomes}"
+
+
+def _in_parts(backend: StateBackend) -> dict[bytes, bytes | None]:
+    parts = backend.scan_in_parts(100, 1 << 20)
+    return {key: value for part in parts for key, value in zip(part.keys, part.values, strict=True)}
 
 
 def _outcome(directory: Path, read: Callable[[StateBackend], bool]) -> object:
