@@ -35,35 +35,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-bench-") as directory:
         sessions = Sessions(Path(directory))
         try:
-            results = _measured(sessions, options, Path(directory))
+            for what in options.what:
+                _write(options.results, what, _measured(sessions, options, what, Path(directory)))
         except (WrongResultError, CkptError) as exc:
             print(f"WRONG RESULT, no figures: {exc}", file=sys.stderr)
             return 1
         finally:
             sessions.stop()
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / "savepoints"
-    path.with_suffix(".json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
-    path.with_suffix(".md").write_text(results.markdown())
-    print(results.markdown())
     return 0
 
 
-def _measured(sessions: Sessions, options: argparse.Namespace, directory: Path) -> Results:
+def _write(directory: Path, what: str, results: Results) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"savepoint_{what}"
+    path.with_suffix(".json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    path.with_suffix(".md").write_text(results.markdown())
+    print(results.markdown(), flush=True)
+
+
+def _measured(
+    sessions: Sessions, options: argparse.Namespace, what: str, directory: Path
+) -> Results:
     keys = max(1_000, int(_KEYS * options.scale))
     settings = {
         "keys": keys,
         "keys at rest": _KEYS_AT_REST,
-        "note bytes": NOTE_BYTES,
+        "keys under load": keys * 2 // 5,
         "rows of an epoch under load": max(100, int(_ROWS * options.scale)),
+        "note bytes": NOTE_BYTES,
         "repetitions": options.repetitions,
     }
     results = Results(describe_machine(sessions.new()), settings)
+    measure = _measure_load if what == "load" else _measure_copies
     for backend in options.backends:
-        if "load" in options.what:
-            _measure_load(sessions, options, results, directory / f"{backend}-load", backend)
-        if "copies" in options.what:
-            _measure_copies(sessions, options, results, directory / f"{backend}-copies", backend)
+        measure(sessions, options, results, directory / f"{backend}-{what}", backend)
     return results
 
 
@@ -94,7 +99,8 @@ def _measure_load(
     sessions: Sessions, options: argparse.Namespace, results: Results, place: Path, backend: str
 ) -> None:
     program = Program(sessions.new(), place / "source", backend, place / "savepoints")
-    keys, rows = results.settings["keys"] * 2 // 5, results.settings["rows of an epoch under load"]
+    keys = results.settings["keys under load"]
+    rows = results.settings["rows of an epoch under load"]
     results.disturbances[backend] = disturb(program, keys, rows, options.repetitions, place)
     print(f"{backend}, under load: result is right", flush=True)
     shutil.rmtree(place)
@@ -109,7 +115,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=0.1, help=f"part of {_KEYS:,} keys")
     parser.add_argument("--repetitions", type=int, default=3, help="of each savepoint")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--what", nargs="+", choices=("copies", "load"), default=["load", "copies"])
+    parser.add_argument("--what", nargs="+", choices=("copies", "load"), default=["copies", "load"])
     parser.add_argument(
         "--results",
         type=Path,

@@ -78,14 +78,12 @@ class Results:
         return Spread.of(net), Spread.of([getattr(each, what) / each.copy for each in rounds])
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures."""
+        """Return all figures; nothing of what was not measured."""
 
         def by_turn(rounds: Mapping[tuple[str, str], Sequence[Round]]) -> dict[str, Any]:
             return {", ".join(turn): [asdict(each) for each in of] for turn, of in rounds.items()}
 
-        return {
-            "settings": dict(self.settings),
-            "machine": dict(self.machine),
+        figures = {
             "limits": [
                 {**each, "ratio": each["ratio"].as_json(), "whole": each["whole"].as_json()}
                 for each in self.verdicts()
@@ -97,6 +95,8 @@ class Results:
                 for backend, of in self.disturbances.items()
             },
         }
+        measured = {name: figure for name, figure in figures.items() if figure}
+        return {"settings": dict(self.settings), "machine": dict(self.machine), **measured}
 
     def markdown(self) -> str:
         """Return the tables."""

@@ -12,6 +12,7 @@ from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.in_progress import read_in_progress
+from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME
 from pyspark_ckpt.on_disk.metadata import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
@@ -65,6 +66,7 @@ def _completed(place: Storage) -> Savepoint | None:
         metadata = read_metadata(place)
     except CheckpointNotFoundError:
         return None
+    place.delete([IN_PROGRESS_NAME])  # the driver may have ended before it did that
     return Savepoint(
         path=place.url,
         epoch=metadata.epoch,

@@ -58,10 +58,11 @@ def test_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.savepoint", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    figures = json.loads((tmp_path / "savepoints.json").read_text())
-    assert len(figures["limits"]) == 8
-    assert {*figures["rounds"]} == {
+    copies = json.loads((tmp_path / "savepoint_copies.json").read_text())
+    assert len(copies["limits"]) == 8
+    assert {*copies["rounds"]} == {
         f"{backend}, {kind}" for backend in ("rocksdb", "heap") for kind in ("native", "canonical")
     }
-    assert len(figures["under_load"]["heap"]) == 2
-    assert "## Under load" in (tmp_path / "savepoints.md").read_text()
+    load = json.loads((tmp_path / "savepoint_load.json").read_text())
+    assert len(load["under_load"]["heap"]) == 2
+    assert "## Under load" in (tmp_path / "savepoint_load.md").read_text()

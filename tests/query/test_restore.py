@@ -123,7 +123,9 @@ def test_claimed_and_fallen_back(job: Job) -> None:
     back = job.but(location="loc2", out="out2")
     with refused(ckpt.CorruptFileError, checkpoint, "fallback", unchanged=job.base):
         back.start(checkpoint)
+    before = digests(job.location_path)
     query = back.using({f"{RECOVERY}fallback": "true"}).run(checkpoint)
+    assert digests(job.location_path) == before
     assert query.lastRestore.epoch == 0
     assert len(query.lastRestore.skipped) >= 1
     assert checkpoint in query.lastRestore.skipped[0]
@@ -153,6 +155,7 @@ def test_migrations_of_a_restore(job: Job) -> None:
     add(job, 0)
     checkpoint = newest_checkpoint(job.run())
     add(job, 1)
+    before = digests(job.location_path)
     fork = version(job.but(location="loc1", out="out1"), NEW)
     migrations = {"op": MIGRATIONS}
     for parallelism in (2, 3):
@@ -163,6 +166,7 @@ def test_migrations_of_a_restore(job: Job) -> None:
             writer = fork.writer().restoreFrom(checkpoint, migrations=migrations)
             writer.trigger(availableNow=True).start().awaitTermination()
         assert told(fork, 1) == dict.fromkeys(KEYS, NEW_TOLD)
+    assert digests(job.location_path) == before
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": "3"}):
         add(job, 2)
         fork.run()

@@ -209,6 +209,7 @@ def test_the_next_start_removes_what_the_run_before_left(
     own = NewSavepoint(QUERY, place, "this run")
     done = NewSavepoint(QUERY, place, RUN)
     completed = done.write(snapshot, storage, SavepointFormat.NATIVE, run_copies_here)
+    open_storage(done.path).write("_in_progress", [left.read("_in_progress")])
     gone = f"{place}/savepoint-012345-0123456789ab"
     for number, path in enumerate((left.url, of_another.path, done.path, gone)):
         log.note_begun(path, number, RUN)
@@ -223,6 +224,7 @@ def test_the_next_start_removes_what_the_run_before_left(
     there = {open_storage(path).name for path in (of_another.path, own.path, done.path)}
     assert set(open_storage(place).list()) == there
     assert verify(done.path).files == completed.files
+    assert "_in_progress" not in open_storage(done.path).list()
 
 
 @pytest.mark.parametrize(
