@@ -41,12 +41,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     base=st.none() | st.dictionaries(KEY, st.binary(max_size=2), max_size=30),
     segments=st.lists(WRITES, max_size=4),
+    part_size=st.sampled_from([1, 4, 40]),
 )
 def test_it_is_what_a_dictionary_has(
     place: Path,
     memory_bytes: int,
     base: dict[bytes, bytes] | None,
     segments: list[dict[bytes, bytes | None]],
+    part_size: int,
 ) -> None:
     storage = LocalStorage(place)
     handle = Handle(
@@ -60,7 +62,7 @@ def test_it_is_what_a_dictionary_has(
     state: dict[bytes, bytes | None] = {}
     if base is not None:
         name = f"base-{len(storage.list())}"
-        file = storage.write(name, [encoded(changes(dict(base)))])
+        file = storage.write(name, [encoded(changes(dict(base), part_size))])
         snapshot = BaseSnapshot("b", 0, len(base), (BaseFile("state.chg", file),))
         handle = msgspec.structs.replace(handle, base=snapshot)
         state.update(base)
@@ -72,6 +74,31 @@ def test_it_is_what_a_dictionary_has(
     found = [pair for part in parts for pair in zip(part.keys, part.values, strict=True)]
     assert found == sorted((k, v) for k, v in state.items() if v is not None)
     assert not list(place.glob("spilled-*"))
+
+
+@pytest.mark.parametrize("part_size", [10, 100])
+@pytest.mark.parametrize(
+    "writes",
+    [
+        {b"00": b"first"}, {b"99": b"last"}, {b"10": b"the first"}, {b"59": b"the last"},
+        {b"10": None}, {b"59": None}, {b"305": b"between"}, {b"305": None},
+        {b"30": b"one", b"31": b"and the next"}, {b"29": None, b"295": b"new", b"30": None},
+    ],
+)  # fmt: skip
+def test_few_writes_into_a_large_part(
+    storage: Storage, handle: Handle, tmp_path: Path, writes: dict[bytes, bytes], part_size: int
+) -> None:
+    state: dict[bytes, bytes | None] = {b"%d" % number: b"base" for number in range(10, 60)}
+    file = storage.write("base", [encoded(changes(state, part_size))])
+    handle = msgspec.structs.replace(
+        handle,
+        base=BaseSnapshot("b", 0, len(state), (BaseFile("state.chg", file),)),
+        segments=(Segment("1", 1, len(writes), 0, inline=encoded(changes(dict(writes)))),),
+    )
+    state.update(writes)
+    parts = list(merged_state(storage, handle, tmp_path))
+    found = [pair for part in parts for pair in zip(part.keys, part.values, strict=True)]
+    assert found == sorted((key, value) for key, value in state.items() if value is not None)
 
 
 @pytest.mark.parametrize(
