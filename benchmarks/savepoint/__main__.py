@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sessions = Sessions(Path(directory))
         try:
             for what in options.what:
-                _write(options.results, what, _measured(sessions, options, what, Path(directory)))
+                for backend in options.backends:
+                    results = _measured(sessions, options, what, backend, Path(directory))
+                    _write(options.results / f"savepoint_{what}_{backend}", results)
         except (WrongResultError, CkptError) as exc:
             print(f"WRONG RESULT, no figures: {exc}", file=sys.stderr)
             return 1
@@ -45,16 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _write(directory: Path, what: str, results: Results) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"savepoint_{what}"
+def _write(path: Path, results: Results) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
     path.with_suffix(".md").write_text(results.markdown())
     print(results.markdown(), flush=True)
 
 
 def _measured(
-    sessions: Sessions, options: argparse.Namespace, what: str, directory: Path
+    sessions: Sessions, options: argparse.Namespace, what: str, backend: str, directory: Path
 ) -> Results:
     keys = max(1_000, int(_KEYS * options.scale))
     settings = {
@@ -67,8 +68,7 @@ def _measured(
     }
     results = Results(describe_machine(sessions.new()), settings)
     measure = _measure_load if what == "load" else _measure_copies
-    for backend in options.backends:
-        measure(sessions, options, results, directory / f"{backend}-{what}", backend)
+    measure(sessions, options, results, directory / f"{backend}-{what}", backend)
     return results
 
 
