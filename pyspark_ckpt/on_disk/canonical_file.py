@@ -15,7 +15,7 @@ The schema's metadata has the uid, the key schema and the states with their sche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.parquet_pages import PageError, check_pages
+from pyspark_ckpt.on_disk.read_ahead import read_ahead
 from state_backends import Changes
 
 CANONICAL_FORMAT_VERSION = 1
@@ -54,7 +55,7 @@ _COLUMNS = pa.schema(
 )
 
 
-def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Iterator[bytes]:
+def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[bytes, None, None]:
     """Yield the bytes of a canonical file, in bounded memory.
 
     Called by a task on an executor.
@@ -76,7 +77,7 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Iterator[bytes
         use_dictionary=["kind", "state"],
         write_statistics=["key_group", "kind", "state"],
     ) as to:
-        for keys, values in _groups(parts):
+        for keys, values in read_ahead(_groups(parts)):
             to.write_table(names.table(keys, values, schema), row_group_size=len(keys))
             yield from sink.take()
     yield from sink.take()
@@ -201,15 +202,19 @@ def _groups(parts: Iterable[Changes]) -> Iterator[tuple[list[bytes], list[bytes 
     keys: list[bytes] = []
     values: list[bytes | None] = []
     size_bytes = 0
-    for part in parts:
-        keys += part.keys
-        values += part.values
-        size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
-        if len(keys) >= _GROUP_ENTRIES or size_bytes >= _GROUP_BYTES:
+    try:
+        for part in parts:
+            keys += part.keys
+            values += part.values
+            size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
+            if len(keys) >= _GROUP_ENTRIES or size_bytes >= _GROUP_BYTES:
+                yield keys, values
+                keys, values, size_bytes = [], [], 0
+        if keys:
             yield keys, values
-            keys, values, size_bytes = [], [], 0
-    if keys:
-        yield keys, values
+    finally:
+        if isinstance(parts, Generator):
+            parts.close()  # in the thread that has read from it
 
 
 def _metadata(handle: Handle) -> dict[bytes, bytes]:

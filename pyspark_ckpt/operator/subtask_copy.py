@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -79,7 +79,8 @@ def _merged(handle: Handle, source: Storage, target: Storage, token: str) -> Han
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-savepoint-", dir=root) as scratch:
         state = counted(merged_state(source, handle, Path(scratch)))
         path = canonical_path(handle.subtask, handle.epoch, token)
-        file = target.write(path, encode_canonical(handle, state))
+        with closing(encode_canonical(handle, state)) as content:
+            file = target.write(path, content)
     base = BaseSnapshot(
         version=handle.version,
         epoch=handle.epoch,
