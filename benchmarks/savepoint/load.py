@@ -44,7 +44,8 @@ class Disturbance:
     delay_ms, quiet_delay_ms
         The longest time from the arrival of a file to its commit, meanwhile and before.
     recovered_seconds
-        From the end of the savepoint to the first commit that was no later than the latest before.
+        From the end of the savepoint to the first commit that was no later than the latest before;
+        ``None`` if none of the epochs that were looked at was.
     """
 
     format: str
@@ -54,7 +55,7 @@ class Disturbance:
     quiet_ms: Sequence[int]
     delay_ms: float
     quiet_delay_ms: float
-    recovered_seconds: float
+    recovered_seconds: float | None
 
     @property
     def ratio(self) -> float:
@@ -156,7 +157,7 @@ def _disturb_once(
         quiet_ms=[epoch.ms for epoch in quiet],
         delay_ms=1000 * max(_delay(epoch, feeder) for epoch in meanwhile),
         quiet_delay_ms=1000 * quiet_delay,
-        recovered_seconds=float("inf") if recovered is None else _ended_at(recovered) - ended_at,
+        recovered_seconds=None if recovered is None else _ended_at(recovered) - ended_at,
     )
 
 

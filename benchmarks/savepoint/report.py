@@ -35,8 +35,8 @@ _LOAD_TEXT = (
     "epoch. *Longest* is the longest epoch that a savepoint overlapped, over the median of those "
     "before; the limit is {most:g}. *Delay* is the longest time from the arrival of a file to the "
     "commit of its epoch, before and meanwhile; *recovered* the time from the end of the savepoint "
-    "until a commit is no later than the latest before. Output was compared with pandas, every "
-    "savepoint with its digests."
+    "until a commit is no later than the latest before, if one of the next epochs is. Output was "
+    "compared with pandas, every savepoint with its digests."
 )
 
 
@@ -175,7 +175,7 @@ def _disturbance(backend: str, each: Disturbance) -> list[str]:
         f"{each.ratio:.2f}",
         f"{each.quiet_delay_ms:.0f}",
         f"{each.delay_ms:.0f}",
-        f"{each.recovered_seconds:.1f}",
+        "-" if each.recovered_seconds is None else f"{each.recovered_seconds:.1f}",
     ]
 
 

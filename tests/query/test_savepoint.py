@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from tests.query.harness import (
     OFTEN,
     RETAINED,
@@ -60,15 +61,27 @@ def test_self_contained(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, 60)
 
 
-def test_two_forks_beside_the_original(job: Job) -> None:
-    """Scenario 34: two forks and the original run at once, none disturbs another."""
+def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario 34: two forks and the original run at once, none disturbs another.
+
+    An epoch is committed while the savepoint is taken, and is not in it.
+    """
     forks = [job.but(location=f"loc{i}", out=f"out{i}") for i in range(2)]
     with job.running() as query:
         job.feed.add(*map(events_of, range(2)))
         query.processAllAvailable()
-        savepoint = Path(query.triggerSavepoint().path)
+        copy = SavepointJob.__call__
+
+        def copy_after_an_epoch(self: SavepointJob, copies: Any) -> Any:
+            job.feed.add(events_of(2))
+            await_progress(query, 2)
+            return copy(self, copies)
+
+        monkeypatch.setattr(SavepointJob, "__call__", copy_after_an_epoch)
+        taken = query.triggerSavepoint()
+        savepoint = Path(taken.path)
+        assert taken.epoch == 1
         before = digests(savepoint)
-        job.feed.add(events_of(2))
         with forks[0].running(savepoint) as first, forks[1].running(savepoint) as second:
             job.feed.add(events_of(3))
             for q in (query, first, second):
