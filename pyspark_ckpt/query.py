@@ -14,12 +14,15 @@ from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.spark_paths import qualified_path
 
 _SCHEMA = (
     "kind string, status string, checkpoint_id long, epoch long, triggered_at timestamp, "
-    "duration_ms long, size_bytes long, files long, path string, reason string"
+    "duration_ms long, size_bytes long, new_bytes long, files long, "
+    "phases_ms map<string, long>, path string, reason string"
 )
 
 
@@ -59,8 +62,10 @@ class CheckpointedQuery(StreamingQuery):
         DataFrame
             A row for each retained checkpoint, and for each savepoint and each aborted attempt
             since the query was started: kind, status (``completed``, ``corrupt`` or
-            ``aborted``), checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, files, path,
-            reason.
+            ``aborted``), checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, new_bytes
+            (not in the retained checkpoint before it), files, phases_ms (of gathering: handles,
+            sources, verification), path, reason. :func:`pyspark_ckpt.subtask_history` has each
+            subtask's part.
         """
         rows = self._checkpoint_rows() + self._savepoint_rows() + self._aborted_rows()
         return self._spark.createDataFrame(rows, _SCHEMA)
@@ -225,6 +230,7 @@ class CheckpointedQuery(StreamingQuery):
 
     def _checkpoint_rows(self) -> list[Row]:
         rows = []
+        before: CheckpointMetadata | None = None
         for checkpoint_id, metadata in self._coordinator.retained():
             path = self._coordinator.path(checkpoint_id)
             if isinstance(metadata, CkptError):
@@ -232,6 +238,7 @@ class CheckpointedQuery(StreamingQuery):
                     _row("checkpoint", "corrupt", checkpoint_id, path=path, reason=str(metadata))
                 )
                 continue
+            new_bytes = None if before is None else sizes_of(metadata, before).new_bytes
             rows.append(
                 _row(
                     "checkpoint",
@@ -241,10 +248,13 @@ class CheckpointedQuery(StreamingQuery):
                     triggered_at=_timestamp(metadata.triggered_at_ms),
                     duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
                     size_bytes=metadata.size_bytes,
+                    new_bytes=new_bytes,
                     files=len({reference.path for reference in metadata.files()}) + 1,
+                    phases_ms=metadata.phases_ms,
                     path=path,
                 )
             )
+            before = metadata
         return rows
 
     def _savepoint_rows(self) -> list[Row]:
@@ -279,9 +289,10 @@ class CheckpointedQuery(StreamingQuery):
 
 def _row(kind: str, status: str, checkpoint_id: int | None = None, **fields: Any) -> Row:
     empty = dict.fromkeys(
-        ("epoch", "triggered_at", "duration_ms", "size_bytes", "files", "path", "reason")
+        ("epoch", "triggered_at", "duration_ms", "size_bytes", "new_bytes", "files", "phases_ms")
     )
-    return Row(kind=kind, status=status, checkpoint_id=checkpoint_id, **{**empty, **fields})
+    row = {**empty, "path": None, "reason": None, **fields}
+    return Row(kind=kind, status=status, checkpoint_id=checkpoint_id, **row)
 
 
 def _timestamp(milliseconds: int) -> datetime:

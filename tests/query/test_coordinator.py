@@ -159,6 +159,8 @@ def test_triggered_by_hand_and_told_to_listeners(job: Job) -> None:
             row = rows[one.checkpoint_id]
             assert (row.path, row.epoch) == (one.path, one.epoch)
             assert (row.size_bytes, row.duration_ms) == (one.size_bytes, one.duration_ms)
+        assert rows[first.checkpoint_id].new_bytes is None
+        assert 0 < rows[second.checkpoint_id].new_bytes < second.size_bytes
         query.removeCheckpointListener(heard)
         epoch(job, query, 2)
     assert len(completed(query)) == 3, "a stopped query gets a last one"

@@ -186,7 +186,9 @@ def test_checkpoints_table(job: Job) -> None:
         ("triggered_at", "timestamp"),
         ("duration_ms", "bigint"),
         ("size_bytes", "bigint"),
+        ("new_bytes", "bigint"),
         ("files", "bigint"),
+        ("phases_ms", "map<string,bigint>"),
         ("path", "string"),
         ("reason", "string"),
     ]
@@ -194,6 +196,8 @@ def test_checkpoints_table(job: Job) -> None:
     assert row.duration_ms >= 0
     assert row.files > 0
     assert row.size_bytes > 0
+    assert row.new_bytes is None, "there is none before it"
+    assert set(row.phases_ms) == {"handles", "sources", "verification"}
     assert Path(row.path) == job.checkpoint_path / f"chk-{row.checkpoint_id}"
     assert (Path(row.path) / "_metadata").is_file()
 
