@@ -8,54 +8,59 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, decode_descriptor
+from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator_plan import DESCRIPTOR_METADATA
 
-_OPERATOR = "FlatMapGroupsInPandasWithState"
-_OTHER_STATEFUL = frozenset(
-    {
-        "Aggregate",
-        "Deduplicate",
-        "DeduplicateWithinWatermark",
-        "Distinct",
-        "FlatMapGroupsWithState",
-        "FlatMapGroupsInPandasWithState",
-        "GlobalLimit",
-        "TransformWithState",
-        "TransformWithStateInPySpark",
-        "TransformWithStateInPandas",
-    }
-)
+_OURS = "FlatMapGroupsInPandasWithState"
+_TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"
+_NATIVE_NAMES = {
+    "Aggregate": "stateStoreSave",
+    "Deduplicate": "dedupe",
+    "DeduplicateWithinWatermark": "dedupeWithinWatermark",
+    "Distinct": "stateStoreSave",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    _OURS: "applyInPandasWithState",
+    "GlobalLimit": "globalLimit",
+    "Join": "symmetricHashJoin",
+    "TransformWithState": "transformWithStateExec",
+}
+"""What Spark's state metadata calls the operator that a node of a logical plan becomes."""
 
+_SESSION_AGGREGATE = "sessionWindowStateStoreSaveExec"
+_SESSION_WINDOW = "spark.sessionWindow"
+"""Key in the metadata of a grouping column that is a session window."""
 
+_BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
+_EVENT_TIME = TimeMode.EVENT_TIME.value
+_FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
-def operators_of(df: DataFrame) -> list[OperatorDescriptor]:
-    """Return the operators of a query, checked to be what this version can checkpoint.
+def operators_of(df: DataFrame) -> StatefulOperators:
+    """Return the stateful operators of a query, checked to be what this version can checkpoint.
 
-    They come in the order of Spark's operator ids: from the sink towards the sources, left before
-    right.
+    Spark's ids count from the sink towards the sources, left before right, in its physical plan;
+    the optimized plan has the same order. Before Spark goes on at a location, it compares the ids
+    and names there with its own.
 
     Raises
     ------
     PlanError
-        If there is none, or two have one uid.
+        If there is none of this library, or two have one uid.
     NotBuiltYetError
-        If there are Spark's own stateful operators beside ours.
+        If Spark's own stateful operators cannot be checkpointed with them.
     """
-    ours: list[OperatorDescriptor] = []
-    others: list[str] = []
-    for node in _nodes(df._jdf.queryExecution().analyzed()):
-        name = node.getClass().getSimpleName()
-        descriptor = _descriptor(node) if name == _OPERATOR else None
-        if descriptor is not None:
-            ours.append(descriptor)
-        elif node.isStreaming() and (name in _OTHER_STATEFUL or _is_stream_join(node, name)):
-            others.append(name)
-    _check(ours, others)
-    return ours
+    analyzed = df._jdf.queryExecution().analyzed()
+    operators = StatefulOperators.of(_stateful(analyzed))
+    _check_uids(operators.descriptors)
+    if operators.native:
+        optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
+        operators = StatefulOperators.of(_stateful(optimizer.execute(analyzed)))
+        _check_native(df.sparkSession, operators)
+    return operators
 
 
 def source_ids(df: DataFrame) -> tuple[int, ...]:
@@ -83,7 +88,43 @@ def is_active(spark: SparkSession, query_id: str) -> bool:
     return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))
 
 
-def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:
+def _stateful(plan: Any) -> Iterator[OperatorDescriptor | NativeOperator]:
+    for node in _nodes(plan):
+        if not node.isStreaming():
+            continue
+        name = node.getClass().getSimpleName()
+        descriptor = _descriptor(node) if name == _OURS else None
+        native = _native_name(node, name)
+        if descriptor is not None:
+            yield descriptor
+        elif native is not None:
+            yield NativeOperator(native)
+
+
+def _native_name(node: Any, name: str) -> str | None:
+    """Return what Spark's metadata calls a node's operator, ``None`` if it has no state."""
+    if name == _TRANSFORM_WITH_STATE:
+        is_pandas = node.userFacingDataType().toString().lower() == "pandas"
+        return f"transformWithStateIn{'Pandas' if is_pandas else 'PySpark'}Exec"
+    if name == "Aggregate" and _has_session_window(node):
+        return _SESSION_AGGREGATE
+    if name == "Join" and not (node.left().isStreaming() and node.right().isStreaming()):
+        return None
+    return _NATIVE_NAMES.get(name)
+
+
+def _has_session_window(aggregate: Any) -> bool:
+    expressions = aggregate.groupingExpressions().iterator()
+    while expressions.hasNext():
+        expression = expressions.next()
+        if expression.getClass().getSimpleName() in ("AttributeReference", "Alias") and (
+            expression.metadata().contains(_SESSION_WINDOW)
+        ):
+            return True
+    return False
+
+
+def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
     if not ours:
         raise PlanError(
             "the query has no operator of this library: build it with "
@@ -93,10 +134,29 @@ def _check(ours: list[OperatorDescriptor], others: list[str]) -> None:
     for uid in uids:
         if uids.count(uid) > 1:
             raise PlanError(f"two operators have the uid {uid!r}: give each its own")
-    if others:
+
+
+def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
+    names = ", ".join(operator.name for operator in operators.native.values())
+    where = f"Spark's own stateful operators ({names}) beside {operators.descriptors[0].uid!r}"
+    if spark.conf.get(_FORMAT_VERSION, "1") != "1":
         raise NotBuiltYetError(
-            f"Spark's own stateful operators beside operator {uids[0]!r} ({', '.join(others)}) "
-            "are not built yet; compute them in a query of their own"
+            f"{where} with {_FORMAT_VERSION} above 1 are not built yet: unset it, or compute them "
+            "in a query of their own"
+        )
+    if not operators.have_one_watermark:
+        return
+    # What another operator emits can be late for the next one by the watermark of all.
+    last = max(operators.ours)
+    before = [each for number, each in operators.native.items() if number > last]
+    after = len(before) < len(operators.native)
+    emits_late = len(operators.ours) > 1 or operators.descriptors[0].time_mode == _EVENT_TIME
+    if (after and emits_late) or any(each.name not in _BEFORE_OURS for each in before):
+        raise NotBuiltYetError(
+            f"{where} are not built yet in this order: before several operators of this library, "
+            "or before one that has others of Spark's behind it, there can be dropDuplicates only; "
+            "behind several, or one with timeMode='EventTime', nothing; compute them in a query of "
+            "their own"
         )
 
 
@@ -107,10 +167,6 @@ def _descriptor(node: Any) -> OperatorDescriptor | None:
     metadata = json.loads(attributes.head().metadata().json())
     text = metadata.get(DESCRIPTOR_METADATA)
     return None if text is None else decode_descriptor(text)
-
-
-def _is_stream_join(node: Any, name: str) -> bool:
-    return name == "Join" and node.left().isStreaming() and node.right().isStreaming()
 
 
 def _nodes(node: Any) -> Iterator[Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -19,9 +16,12 @@ from pyspark_ckpt.checkpoint.exchange import (
     finish_exchange,
 )
 from pyspark_ckpt.checkpoint.open_store import find_store
+from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.seeding import begin_seeding, finish_seeding, seed
+from pyspark_ckpt.checkpoint.seeding import seed
+from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, finish_seeding
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -29,7 +29,7 @@ from pyspark_ckpt.on_disk.layout import (
     checkpoint_id_of,
     checkpoint_name,
 )
-from pyspark_ckpt.on_disk.metadata import OperatorMetadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.query_plan import is_active
@@ -62,8 +62,8 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     offsets, its watermark. What was in the location is moved to a directory inside it and stays
     until you delete it. A rollback that was interrupted is gone on with first.
 
-    Spark's file sink skips epochs that it has seen, so the query needs a new path: a start with the
-    old one is refused. Epochs are counted from 1 again, as after ``restoreFrom``.
+    Epochs go on from the checkpoint's. Spark's file sink skips those that it has seen, so where
+    there were later ones the query needs a new path: a start with the old one is refused.
 
     Parameters
     ----------
@@ -142,11 +142,12 @@ def _stage(
             f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.root} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
-    operators = sorted(source.metadata.operators, key=lambda each: each.operator_id)
+    operators = _operators(source.metadata)
     new_id = begin_seeding(staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
-    with session_conf(spark, _conf_of(source, operators)):
-        seed(spark, staged, new_checkpoints, source, [_descriptor(each) for each in operators])
+    conf = {key: value for key, value in source.spark_conf.items() if key.startswith(_OWN_CONF)}
+    with session_conf(spark, conf):
+        seed(spark, staged, new_checkpoints, source, operators, RestoreRequest(source.path))
     # Ids only grow: the newest directory, complete or not, tells the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()
@@ -154,25 +155,20 @@ def _stage(
     finish_seeding(staged, source.path)
 
 
-def _conf_of(source: RestoreSource, operators: Sequence[OperatorMetadata]) -> dict[str, str]:
-    """Return the conf that Spark keeps with the query's epochs: state store, parallelism."""
-    fields: dict[str, Any] = json.loads(source.metadata.offsets_entry.split("\n")[1])
-    conf = {
-        key: str(value)
-        for key, value in fields.get("conf", {}).items()
-        if key.startswith(_OWN_CONF)
+def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
+    """Return a checkpoint's operators in the order of their ids."""
+    by_id: dict[int, OperatorDescriptor | NativeOperator] = {
+        operator.operator_id: OperatorDescriptor(
+            uid=operator.uid,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            time_mode=operator.time_mode,
+        )
+        for operator in metadata.operators
     }
-    return {**conf, "spark.sql.shuffle.partitions": str(operators[0].parallelism)}
-
-
-def _descriptor(operator: OperatorMetadata) -> OperatorDescriptor:
-    return OperatorDescriptor(
-        uid=operator.uid,
-        parallelism=operator.parallelism,
-        max_parallelism=operator.max_parallelism,
-        key_schema=operator.key_schema,
-        time_mode=operator.time_mode,
-    )
+    by_id.update({each.operator_id: NativeOperator(each.name) for each in metadata.native})
+    return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 
 def _check_stopped(spark: SparkSession, location: LocalStorage) -> None:

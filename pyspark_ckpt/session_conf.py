@@ -16,11 +16,15 @@ from pyspark_ckpt.operator.epoch_clock import TimeMode
 
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 _WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
+_CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 def conf_of_start(
-    operators: Sequence[OperatorDescriptor], *, ends_by_itself: bool
+    operators: Sequence[OperatorDescriptor],
+    *,
+    ends_by_itself: bool,
+    one_watermark: bool = False,
 ) -> dict[str, str]:
     """Return the conf that a query with these operators is started with.
 
@@ -30,8 +34,15 @@ def conf_of_start(
         Its operators.
     ends_by_itself
         Whether its trigger ends the query once all data is read.
+    one_watermark
+        Whether operators of Spark's own come after one of these.
     """
     conf = {}
+    if one_watermark:
+        # Spark gives no watermark to what comes after applyInPandasWithState: windows there would
+        # never close. That rows may be late by a common one was checked with the plan.
+        conf[_WATERMARK_PER_OPERATOR] = "false"
+        conf[_CORRECTNESS_CHECK] = "false"
     if len(operators) > 1:
         # Spark refuses a second applyInPandasWithState, and gives it no watermark of its own;
         # with one watermark for the whole query both run.

@@ -6,34 +6,24 @@ import logging
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
-from pyspark_ckpt.checkpoint.seeding import (
-    SEEDED_EPOCH,
-    Seed,
-    begin_seeding,
-    clear_unfinished,
-    finish_seeding,
-    seed,
-    seed_initial,
-)
+from pyspark_ckpt.checkpoint.seeded_state import Seed
+from pyspark_ckpt.checkpoint.seeding import INITIAL_EPOCH, seed, seed_initial
+from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, clear_unfinished, finish_seeding
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.state_check import check_states
-from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
+from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
-from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, ROLLBACK_MARKER, SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
+from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
-
-_SINK_LOG = "_spark_metadata"
-_EMPTY_SINK_LOG_ENTRY = b"v1"
-"""What Spark's file sink writes for an epoch without output (FileStreamSinkLog, version 1)."""
 
 
 class StartLocation:
@@ -54,7 +44,7 @@ class StartLocation:
         self,
         storage: LocalStorage,
         checkpoints_directory: str | None,
-        operators: tuple[OperatorDescriptor, ...],
+        operators: StatefulOperators,
     ) -> None:
         self.storage = storage
         self._checkpoints_directory = checkpoints_directory
@@ -85,7 +75,7 @@ class StartLocation:
         session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         epoch = self._committed_epoch
         bound = None if epoch is None else self._log.offsets_entry(epoch).parallelism
-        for operator in self._operators:
+        for operator in self._operators.descriptors:
             if operator.parallelism != session:
                 raise PlanError(
                     f"operator {operator.uid!r} was built with spark.sql.shuffle.partitions = "
@@ -107,51 +97,10 @@ class StartLocation:
         Raises
         ------
         IncompatibleStateError
-            If a state or an operator's uid does not fit; nothing was started.
+            If a state or an operator does not fit; nothing was started.
         """
-        epoch = self._committed_epoch
-        if epoch is None:
-            return
-        stored = {
-            operator_id: read_handles(spark, str(self.storage.root), epoch, operator_id)
-            for operator_id in self._log.operator_ids()
-        }
-        for operator_id, operator in enumerate(self._operators):
-            self._check_handles(operator, stored.pop(operator_id, None))
-        if stored:
-            uids = sorted({handle.uid for handles in stored.values() for handle in handles})
-            raise IncompatibleStateError(
-                f"{self.storage.root} holds the state of operator {', '.join(map(repr, uids))}, "
-                f"which the query does not have (its uids are "
-                f"{', '.join(repr(operator.uid) for operator in self._operators)}): add it again, "
-                "or start the query at a new checkpointLocation"
-            )
-
-    def _check_handles(self, operator: OperatorDescriptor, handles: list[Handle] | None) -> None:
-        """Check an operator against the handles at its place, ``None`` if it has no place."""
-        if handles is None:
-            raise IncompatibleStateError(
-                f"{self.storage.root} has no place for operator {operator.uid!r}: the query had "
-                "fewer operators; give it those that it had, by their uids, or start it at a new "
-                "checkpointLocation"
-            )
-        stored_uids = {handle.uid for handle in handles}
-        if stored_uids - {operator.uid}:
-            raise IncompatibleStateError(
-                f"{self.storage.root} holds the state of operator "
-                f"{', '.join(map(repr, sorted(stored_uids)))} where the query has "
-                f"{operator.uid!r}: give the operator its old uid back, or start the query at "
-                "a new checkpointLocation"
-            )
-        for handle in handles:
-            if handle.time_mode != operator.time_mode:
-                raise IncompatibleStateError(
-                    f"operator {operator.uid!r}: the state at {self.storage.root} was stored "
-                    f"with timeMode {handle.time_mode!r}, the query has "
-                    f"{operator.time_mode!r}: give it its old timeMode back, or restore a "
-                    "checkpoint into a new checkpointLocation"
-                )
-        check_states(operator, handles)
+        if self._committed_epoch is not None:
+            check_stored_operators(spark, self._log, self._committed_epoch, self._operators)
 
     def check_not_half_rolled_back(self) -> None:
         """Refuse a location in which a rollback was interrupted.
@@ -185,7 +134,7 @@ class StartLocation:
         self,
         spark: SparkSession,
         request: RestoreRequest,
-        file_sink_path: str | None,
+        file_sink: FileSinkLog | None,
         table: TableSink | None = None,
     ) -> None:
         """Seed the location from a checkpoint or savepoint, unless it has committed epochs.
@@ -210,25 +159,16 @@ class StartLocation:
         plan = request.plan(source, self._operators)
         plan.check()
         logger.info("%s", plan)
-        sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
+        if file_sink is not None:
+            file_sink.check_fresh(source.metadata.epoch)
         self._clear_for_seeding()
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
         checkpoints = self.checkpoints(query_id)
-        seed(
-            spark,
-            self.storage,
-            checkpoints,
-            source,
-            self._operators,
-            request.claim_mode,
-            request.migrations,
-            request.source_ids,
-        )
-        if sink_log is not None and not sink_log.exists("0"):
-            # Readers want the sink's log to start at epoch 0; the restored query starts at 1.
-            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        seed(spark, self.storage, checkpoints, source, self._operators, request)
+        if file_sink is not None:
+            file_sink.fill(source.metadata.epoch)
         finish_seeding(self.storage, source.path)
         logger.info("%s is no longer needed by query %s: all is copied", source.path, query_id)
 
@@ -237,7 +177,7 @@ class StartLocation:
         spark: SparkSession,
         runtime: Runtime,
         sources: int,
-        file_sink_path: str | None,
+        file_sink: FileSinkLog | None,
         table: TableSink | None = None,
     ) -> None:
         """Seed a fresh location from the operators' initial states, if they have any.
@@ -250,8 +190,8 @@ class StartLocation:
             The settings of the query.
         sources
             At how many places it reads a source.
-        file_sink_path
-            Where Spark's file sink writes, ``None`` for another sink.
+        file_sink
+            The log of Spark's file sink, ``None`` for another sink.
         table
             The table that it writes to, if it is one.
 
@@ -260,28 +200,34 @@ class StartLocation:
         RestoreError
             If the location is not fresh, but has no committed epoch either.
         """
-        initial = [initial_state_of(operator) for operator in self._operators]
+        initial = [initial_state_of(operator) for operator in self._operators.descriptors]
         if not any(initial):
             self.check_not_half_seeded()
             return
         if self._committed_epoch is not None:
             logger.info("%s has committed epochs: no initial state is made", self.storage.root)
             return
-        sink_log = None if file_sink_path is None else _fresh_sink_log(file_sink_path)
+        if self._operators.native:
+            raise NotBuiltYetError(
+                "an initialState beside Spark's own stateful operators is not built yet: compute "
+                "them in a query of their own"
+            )
+        if file_sink is not None:
+            file_sink.check_fresh(INITIAL_EPOCH)
         self._clear_for_seeding()
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
         seeds = [
             Seed(operator, [] if state is None else state.handles(runtime, query_id))
-            for operator, state in zip(self._operators, initial, strict=True)
+            for operator, state in zip(self._operators.descriptors, initial, strict=True)
         ]
         seed_initial(spark, self.storage, seeds, sources)
-        if sink_log is not None and not sink_log.exists("0"):
-            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        if file_sink is not None:
+            file_sink.fill(INITIAL_EPOCH)
         finish_seeding(self.storage, "its initial state")
 
-    def prepare_sink(self, file_sink_path: str | None) -> None:
+    def prepare_sink(self, file_sink: FileSinkLog | None) -> None:
         """Check that the file sink takes the next epochs of a location that was seeded.
 
         Raises
@@ -290,24 +236,22 @@ class StartLocation:
             If it has the output of later epochs: it would skip those of this query. That is so
             after a rollback.
         """
-        query_id = self._log.query_id()
-        if file_sink_path is None or query_id is None or self._committed_epoch is None:
+        query_id, committed = self._log.query_id(), self._committed_epoch
+        if file_sink is None or query_id is None or committed is None:
             return
         origin = read_origin(self.checkpoints(query_id))
         if origin is None:
             return
-        sink_log = open_storage(file_sink_path).child(_SINK_LOG)
-        written = _newest_sink_epoch(sink_log)
-        begun = self._log.begun_epoch()
+        written, begun = file_sink.newest_epoch(), self._log.begun_epoch()
         if written is not None and begun is not None and written > begun:
             raise RestoreError(
-                f"{file_sink_path} already has the output of epochs up to {written}, this location "
+                f"{file_sink.path} already has the output of epochs up to {written}, this location "
                 f"goes on from epoch {begun} since it was restored from {origin.path}, epoch "
                 f"{origin.epoch}: Spark's file sink would skip what comes now; give the query a "
                 "new path"
             )
-        if written is None and self._committed_epoch == SEEDED_EPOCH:
-            sink_log.write("0", [_EMPTY_SINK_LOG_ENTRY])
+        if committed == origin.epoch and file_sink.is_fresh(committed):
+            file_sink.fill(committed)
 
     @property
     def _is_half_seeded(self) -> bool:
@@ -326,26 +270,3 @@ class StartLocation:
                 f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
                 "query a fresh checkpointLocation"
             )
-
-
-def _newest_sink_epoch(log: Storage) -> int | None:
-    names = [name.removesuffix(".compact") for name in log.list()]
-    return max((int(name) for name in names if name.isdecimal()), default=None)
-
-
-def _fresh_sink_log(path: str) -> Storage:
-    """Return the log directory of a file sink that no query has written to.
-
-    Raises
-    ------
-    RestoreError
-        If one has: the sink skips epochs it has seen, so output would be lost.
-    """
-    log = open_storage(path).child(_SINK_LOG)
-    entries = [name for name in log.list() if not name.startswith(".")]
-    if entries and not (entries == ["0"] and log.read("0") == _EMPTY_SINK_LOG_ENTRY):
-        raise RestoreError(
-            f"{path} already has the output of another query, whose epochs Spark's file sink "
-            "would skip: give the restored query a new path or table"
-        )
-    return log

@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest, plan_of_request
 from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.configuration import (
     CLAIM,
     CLAIM_MODES,
@@ -29,8 +30,9 @@ from pyspark_ckpt.configuration import (
     read_settings,
 )
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVAL, FileSinkLog
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage, open_storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime, encode_runtime
+from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import operators_of, source_ids
 from pyspark_ckpt.session_conf import conf_of_start, session_conf
@@ -219,7 +221,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
     def _start(self, start: Any, table: TableSink | None) -> CheckpointedQuery:
         spark = self._stream.sparkSession
         settings = self._settings(spark)
-        operators = tuple(operators_of(self._stream))
+        operators = operators_of(self._stream)
         location = StartLocation(self._location(), settings.checkpoints_directory, operators)
         location.check_not_half_rolled_back()
         location.check_parallelism(spark)
@@ -250,22 +252,20 @@ class CheckpointedStreamWriter(DataStreamWriter):
         with _start_lock:
             if settings.restore_path is not None:
                 request = self._restore_request(settings, settings.restore_path)
-                location.restore(spark, request, self._file_sink_path(table), table)
+                location.restore(spark, request, self._file_sink_log(table), table)
             else:
                 location.start_from_initial_state(
                     spark,
                     runtime,
                     len(source_ids(self._stream)),
-                    self._file_sink_path(table),
+                    self._file_sink_log(table),
                     table,
                 )
-            location.prepare_sink(self._file_sink_path(table))
+            location.prepare_sink(self._file_sink_log(table))
             query = self._start_with_runtime(start, runtime, operators)
         return self._with_coordinator(query, settings, location, operators, last_epochs)
 
-    def _run_one_epoch(
-        self, start: Any, runtime: Runtime, operators: tuple[OperatorDescriptor, ...]
-    ) -> None:
+    def _run_one_epoch(self, start: Any, runtime: Runtime, operators: StatefulOperators) -> None:
         """Run the epoch that is due at the location, into the same sink, and no other."""
         when = self._when
         self.trigger(once=True)
@@ -323,11 +323,15 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self,
         start: Any,
         runtime: Runtime,
-        operators: tuple[OperatorDescriptor, ...],
+        operators: StatefulOperators,
     ) -> StreamingQuery:
         """Start Spark's query with the settings in the session's conf, which it copies."""
         ends_by_itself = self._when.get("availableNow") or self._when.get("once")
-        conf = conf_of_start(operators, ends_by_itself=bool(ends_by_itself))
+        conf = conf_of_start(
+            operators.descriptors,
+            ends_by_itself=bool(ends_by_itself),
+            one_watermark=operators.have_one_watermark,
+        )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
         with session_conf(self._stream.sparkSession, conf):
             query: StreamingQuery = start()
@@ -338,7 +342,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         query: StreamingQuery,
         settings: Settings,
         location: StartLocation,
-        operators: tuple[OperatorDescriptor, ...],
+        operators: StatefulOperators,
         last_epochs: LastEpochs,
     ) -> CheckpointedQuery:
         spark = self._stream.sparkSession
@@ -392,8 +396,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
             None if path is None else str(path),
         )
 
-    def _file_sink_path(self, table: TableSink | None) -> str | None:
-        """Return the path of Spark's file sink, ``None`` for another sink."""
+    def _file_sink_log(self, table: TableSink | None) -> FileSinkLog | None:
+        """Return the log of Spark's file sink, ``None`` for another sink."""
         spark = self._stream.sparkSession
         chosen = self._format or spark.conf.get("spark.sql.sources.default", "parquet")
         path = self._sink_options.get("path")
@@ -401,7 +405,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
             chosen, path = table.format, table.location
         if not path or str(chosen).lower() not in _FILE_FORMATS:
             return None
-        return qualified_path(spark, str(path))
+        interval = spark.conf.get(COMPACT_INTERVAL, None) or DEFAULT_COMPACT_INTERVAL
+        return FileSinkLog(qualified_path(spark, str(path)), int(interval))
 
 
 def _qualified(spark: SparkSession, path: str | None) -> str | None:

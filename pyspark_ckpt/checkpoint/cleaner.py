@@ -20,6 +20,7 @@ from pyspark_ckpt.on_disk.layout import (
     SHARED,
     TASK_OWNED,
     epoch_of,
+    is_native_state,
     is_source_log,
     snapshot_id_of,
     subtask_of,
@@ -88,6 +89,6 @@ def garbage_of(
 def _is_old(name: str, epoch: int, kept_since: Mapping[int, int]) -> bool:
     written, subtask = epoch_of(name), subtask_of(name)
     if written is None or subtask is None:
-        # Source logs are written by the coordinator, which does not clean at the same time.
-        return is_source_log(name)
+        # They are written by the coordinator, which does not clean at the same time.
+        return is_source_log(name) or is_native_state(name)
     return written <= epoch and written < kept_since.get(subtask, written + 1)

@@ -37,6 +37,7 @@ from pyspark_ckpt.errors import (
     CkptError,
     FailedCheckpointsError,
     FencedError,
+    NotBuiltYetError,
 )
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
@@ -90,7 +91,7 @@ class CheckpointCoordinator:
             files.query_id,
             frozenset(
                 Subtask(operator.uid, number)
-                for operator in files.operators
+                for operator in files.operators.descriptors
                 for number in range(operator.parallelism)
             ),
             files.storage,
@@ -172,7 +173,7 @@ class CheckpointCoordinator:
                     self._spark, files.checkpoint_location, epoch, files.query_id, operator, number
                 ),
             )
-            for number, operator in enumerate(files.operators)
+            for number, operator in files.operators.ours.items()
         ]
 
     def trigger_checkpoint(self) -> CompletedCheckpoint:
@@ -217,7 +218,17 @@ class CheckpointCoordinator:
             As for :meth:`trigger_savepoint`.
         drain
             Whether all event-time timers fire first.
+
+        Raises
+        ------
+        NotBuiltYetError
+            If a query with stateful operators of Spark's own is to be drained.
         """
+        if drain and self._files.operators.native:
+            raise NotBuiltYetError(
+                f"query {self._files.query_id}: to drain Spark's own stateful operators is not "
+                "built yet, their windows would be closed for good; stop the query without drain"
+            )
 
         def stop() -> None:
             stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
@@ -225,7 +236,7 @@ class CheckpointCoordinator:
             self._runner.check_not_fenced()  # it would be stopped for an epoch of ours
             self._last_epochs.settle()
             if drain:
-                self._last_epochs.drain(self._all_handles, len(self._files.operators))
+                self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
 
         with self._stopping.under_way():
             return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
@@ -234,7 +245,7 @@ class CheckpointCoordinator:
         location = self._files.checkpoint_location
         return [
             handle
-            for operator_id in range(len(self._files.operators))
+            for operator_id in self._files.operators.ours
             for handle in read_handles(self._spark, location, epoch, operator_id)
         ]
 

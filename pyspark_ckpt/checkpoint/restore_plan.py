@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from pyspark_ckpt.checkpoint.native_restore import NativeChange, native_changes
 from pyspark_ckpt.checkpoint.redistributing import check_move, has_to_move
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.state_check import compare_states
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import (
     CkptError,
     IncompatibleStateError,
@@ -107,7 +109,7 @@ class RestorePlan:
 
 def plan_of(
     source: RestoreSource,
-    operators: Sequence[OperatorDescriptor],
+    query_operators: StatefulOperators,
     *,
     allow_non_restored_state: bool,
     migrations: RestoreMigrations | None = None,
@@ -120,7 +122,7 @@ def plan_of(
     ----------
     source
         The checkpoint or savepoint.
-    operators
+    query_operators
         The query's.
     allow_non_restored_state
         Whether operators that the query no longer has are dropped rather than refused.
@@ -132,6 +134,7 @@ def plan_of(
         Which source the query reads at each place, ``None`` if that is not to be checked.
     """
     stored = {operator.uid: operator for operator in source.metadata.operators}
+    operators = query_operators.descriptors
     wanted = [operator.uid for operator in operators]
     rows: list[PlannedState] = []
     errors: list[CkptError] = []
@@ -161,6 +164,11 @@ def plan_of(
                 "restoreFrom(..., allowNonRestoredState=True)"
             )
         )
+    for change in native_changes(
+        source, query_operators, allow_non_restored_state=allow_non_restored_state
+    ):
+        rows.append(_native_row(change))
+        errors += [] if change.error is None else [change.error]
     unknown = sorted(set(migrations or {}) - set(wanted))
     if unknown:
         names = ", ".join(map(repr, unknown))
@@ -176,6 +184,16 @@ def plan_of(
         )
         rows.append(PlannedState(_QUERY, "(sources)", _REFUSED, str(errors[-1])))
     return RestorePlan(source.path, source.metadata.epoch, tuple(rows), tuple(errors))
+
+
+def _native_row(change: NativeChange) -> PlannedState:
+    outcome = _RESTORED if change.is_restored else _DROPPED
+    return PlannedState(
+        f"Spark's {change.name}",
+        _OPERATOR,
+        outcome if change.error is None else _REFUSED,
+        change.why,
+    )
 
 
 def _not_restored(operator: OperatorMetadata, *, allowed: bool) -> list[PlannedState]:

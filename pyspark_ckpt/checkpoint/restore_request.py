@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan, plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.configuration import NO_CLAIM
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class RestoreRequest:
     backend_type: str | None = None
     source_ids: tuple[int, ...] | None = None
 
-    def plan(self, source: RestoreSource, operators: Sequence[OperatorDescriptor]) -> RestorePlan:
+    def plan(self, source: RestoreSource, operators: StatefulOperators) -> RestorePlan:
         """Plan the restore from a source that was opened; starts nothing."""
         return plan_of(
             source,
@@ -38,9 +37,7 @@ class RestoreRequest:
         )
 
 
-def plan_of_request(
-    request: RestoreRequest, operators: Sequence[OperatorDescriptor]
-) -> RestorePlan:
+def plan_of_request(request: RestoreRequest, operators: StatefulOperators) -> RestorePlan:
     """Open the source of a request and plan the restore; starts nothing.
 
     Raises

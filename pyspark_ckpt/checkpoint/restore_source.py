@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from contextlib import closing
 
@@ -60,6 +61,18 @@ class RestoreSource:
                 "they are; restore from another checkpoint or savepoint"
             )
         return dict(zip(numbers, lines, strict=True))
+
+    @property
+    def spark_conf(self) -> dict[str, str]:
+        """The conf that Spark keeps with the query's epochs: state store, formats, parallelism."""
+        try:
+            fields = json.loads(self.metadata.offsets_entry.split("\n")[1])
+            return {str(key): str(value) for key, value in fields.get("conf", {}).items()}
+        except (ValueError, IndexError, AttributeError, RecursionError) as exc:
+            raise CorruptFileError(
+                f"{self.path} does not have Spark's offsets ({exc}); restore from another "
+                "checkpoint or savepoint"
+            ) from exc
 
     def verify(self) -> None:
         """Read every file and check it by its digest.

@@ -132,8 +132,8 @@ class NewSavepoint:
         self._target.write(
             IN_PROGRESS_NAME, [encode_in_progress(self._in_progress(snapshot, savepoint_format))]
         )
-        for log in {log.file.path: log.file for log in snapshot.source_logs}.values():
-            self._target.copy_in(source, log, log.path)
+        for path, file in _copied_here(snapshot).items():
+            self._target.copy_in(source, file, path)
         is_canonical = savepoint_format is SavepointFormat.CANONICAL
         handles = [handle for operator in snapshot.operators for handle in operator.handles]
         copies = [
@@ -177,7 +177,6 @@ class NewSavepoint:
         self, snapshot: CheckpointMetadata, savepoint_format: SavepointFormat
     ) -> InProgress:
         """Return what tells others which files are of this savepoint, until it is complete."""
-        logs = {log.file.path for log in snapshot.source_logs}
         is_native = savepoint_format is SavepointFormat.NATIVE
         copied = {file.path for file in snapshot.files()} if is_native else set()
         return InProgress(
@@ -186,7 +185,7 @@ class NewSavepoint:
             epoch=snapshot.epoch,
             began_at_ms=time.time_ns() // 1_000_000,
             token=self._token,
-            files=tuple(sorted(logs | copied)),
+            files=tuple(sorted({*_copied_here(snapshot), *copied})),
         )
 
     def _publish(self, metadata: bytes) -> FileReference:
@@ -233,6 +232,13 @@ def write_savepoint(
     except BaseException:
         new.discard()
         raise
+
+
+def _copied_here(snapshot: CheckpointMetadata) -> dict[str, FileReference]:
+    """Return by path the files of Spark's that the driver copies."""
+    logs = [log.file for log in snapshot.source_logs]
+    native = [each.file for each in snapshot.native_files()]
+    return {file.path: file for file in (*logs, *native)}
 
 
 def _with_handles(operator: OperatorMetadata, copied: Iterator[Handle]) -> OperatorMetadata:

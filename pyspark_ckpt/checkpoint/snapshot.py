@@ -12,13 +12,14 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.native_state import NativeCopies, keep_native_state
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.spark_log import SourceLogFile, SparkLog
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.fingerprint import schema_fingerprint
 from pyspark_ckpt.version import __version__
 
@@ -28,7 +29,8 @@ class QueryFiles:
     """Where a running query keeps its files, and what it consists of.
 
     `source_ids` tells of each of Spark's source offsets which source it is of. `run` is a name that
-    no other start of the query has.
+    no other start of the query has. `native_copies` are those of the
+    state of Spark's own operators.
     """
 
     checkpoint_location: str
@@ -37,9 +39,14 @@ class QueryFiles:
     query_id: str
     query_name: str | None
     backend_type: str
-    operators: tuple[OperatorDescriptor, ...]
+    operators: StatefulOperators
     source_ids: tuple[int, ...]
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    native_copies: NativeCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        copies = NativeCopies(self.spark_log.storage, self.storage, self.run)
+        object.__setattr__(self, "native_copies", copies)
 
 
 def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:
@@ -71,7 +78,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
             code_sha256=operator.code_sha256,
             schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
         )
-        for operator_id, operator in enumerate(query.operators)
+        for operator_id, operator in query.operators.ours.items()
     )
     phases.end("handles")
     offsets = query.spark_log.offsets_entry(epoch)
@@ -98,6 +105,10 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         source_ids=query.source_ids,
     )
     phases.end("sources")
+    if query.operators.native:
+        native = keep_native_state(query, epoch)
+        metadata = msgspec.structs.replace(metadata, native_operators=native)
+        phases.end("native")
     for reference in metadata.files():
         query.storage.verify_size(reference)
     phases.end("verification")

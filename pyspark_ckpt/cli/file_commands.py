@@ -68,6 +68,7 @@ def show(arguments: Namespace) -> Result:
             f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
             f"{states or 'none'}\n"
         )
+    text += "".join(f"operator of Spark's own: {name}\n" for name in fields["native_operators"])
     return Result({**fields, "ancestors": records(ancestors)}, text + _told_of(ancestors))
 
 
@@ -111,7 +112,10 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
     """Return what goes into the text: no operators, and the time as people write it (UTC)."""
     completed_at = pd.Timestamp(fields["completed_at_ms"], unit="ms")
     shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%S}")}
-    kept = (shown.get(name, (name, value)) for name, value in fields.items() if name != "operators")
+    operators = ("operators", "native_operators")
+    kept = (
+        shown.get(name, (name, value)) for name, value in fields.items() if name not in operators
+    )
     return dict(kept)
 
 
@@ -129,6 +133,7 @@ def _described(metadata: CheckpointMetadata) -> dict[str, Any]:
         "spark_version": metadata.spark_version,
         "library_version": metadata.library_version,
         "operators": [_operator(operator) for operator in metadata.operators],
+        "native_operators": [operator.name for operator in metadata.native],
     }
 
 

@@ -6,6 +6,7 @@
       shared/base-<subtask>-<epoch>-<snapshot>-<random>.part  files of base snapshots
       shared/base-<subtask>-<epoch>-<random>.chg            base snapshots of one file
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
+      shared/native-<operator id>-<digest>.bin              files of Spark's own operators
       taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
       drivers/<term>                                        one driver, by a number that only grows
       stores/<number>                                       which store knows what is complete
@@ -58,6 +59,9 @@ _SNAPSHOT_ID = re.compile(r"[0-9a-f]{16}")
 _SOURCE_FILE = re.compile(
     r"\.?source-[0-9]{1,9}-[0-9a-z.]{1,64}-[0-9a-f]{16}\.log(?:\.[0-9a-f]{8}\.tmp)?"
 )
+
+
+_NATIVE_FILE = re.compile(r"\.?native-[0-9]{1,9}-[0-9a-f]{32}\.bin(?:\.[0-9a-f]{8}\.tmp)?")
 
 
 def checkpoint_name(checkpoint_id: int) -> str:
@@ -150,6 +154,11 @@ def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
 
 
+def native_path(operator_id: int, sha256: str) -> str:
+    """Return the path of a copy of one of Spark's state files; equal digest, equal path."""
+    return f"{SHARED}/native-{operator_id}-{sha256[:32]}.bin"
+
+
 def epoch_of(name: str) -> int | None:
     """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it.
 
@@ -174,3 +183,8 @@ def snapshot_id_of(name: str) -> str | None:
 def is_source_log(name: str) -> bool:
     """Tell whether `name` is a copy of a source log."""
     return _SOURCE_FILE.fullmatch(name) is not None
+
+
+def is_native_state(name: str) -> bool:
+    """Tell whether `name` is a copy of a state file of Spark's own operators."""
+    return _NATIVE_FILE.fullmatch(name) is not None

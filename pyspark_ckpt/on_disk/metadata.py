@@ -23,7 +23,9 @@ from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
 MAGIC = b"SPRKCKPT"
-METADATA_FORMAT_VERSION = 1
+METADATA_FORMAT_VERSION = 2
+"""What this library reads; it writes 1 as long as there is nothing that format 2 brought."""
+
 MAX_METADATA_BYTES = 1 << 30
 _HEADER = struct.Struct(">8sIQ32s")
 
@@ -74,6 +76,21 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
 
 
+class NativeFile(msgspec.Struct, frozen=True):
+    """A copy of one of Spark's files; `name` is its path below ``state/<operator id>/``."""
+
+    name: str
+    file: FileReference
+
+
+class NativeOperatorMetadata(msgspec.Struct, frozen=True):
+    """A stateful operator of Spark's own, with the files of its state at the epoch's end."""
+
+    operator_id: int
+    name: str
+    files: tuple[NativeFile, ...]
+
+
 class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A consistent version of a whole query at the end of one epoch.
 
@@ -82,6 +99,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     was restored from, if it was; the two entries are Spark's own log texts.
     `source_ids` tells of each of the offsets in there which source it is of, `phases_ms` how long
     gathering took: the handles, Spark's offsets and source logs, the check of all files.
+    `native_operators` are left out if there are none, as in format 1.
     """
 
     checkpoint_id: int | None
@@ -102,6 +120,17 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
     phases_ms: dict[str, int] = {}
+    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def native(self) -> tuple[NativeOperatorMetadata, ...]:
+        """Spark's own stateful operators."""
+        found = self.native_operators
+        return () if found is msgspec.UNSET else found
+
+    def native_files(self) -> list[NativeFile]:
+        """Return the files of Spark's own stateful operators."""
+        return [file for operator in self.native for file in operator.files]
 
     def handles(self) -> list[Handle]:
         """Return the handles of all operators."""
@@ -127,7 +156,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> list[FileReference]:
         """Return every file besides ``_metadata`` that this checkpoint needs."""
         state = [reference for handle in self.handles() for reference in handle.files()]
-        return state + [log.file for log in self.source_logs]
+        logs = [log.file for log in self.source_logs]
+        return [*state, *logs, *(each.file for each in self.native_files())]
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +192,8 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
         raise _corrupt(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
     check_counts(body, name)
     digest = hashlib.sha256(body).digest()
-    return _HEADER.pack(MAGIC, METADATA_FORMAT_VERSION, len(body), digest) + body
+    version = METADATA_FORMAT_VERSION if metadata.native else 1
+    return _HEADER.pack(MAGIC, version, len(body), digest) + body
 
 
 def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:

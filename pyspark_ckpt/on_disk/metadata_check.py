@@ -28,6 +28,11 @@ _OBJECT = b'{"'
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+){0,7}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PATH = 512
+_NATIVE_FILE = re.compile(
+    r"(?:_metadata|_stateSchema|[0-9]{1,9})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}){1,4}"
+)
+_NATIVE_NAME = re.compile(r"[A-Za-z]{1,64}")
+_MAX_OPERATOR_METADATA = 16 << 20
 
 
 def check_counts(body: bytes, name: str) -> None:
@@ -75,6 +80,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     uids = [operator.uid for operator in metadata.operators]
     if len(set(uids)) != len(uids):
         raise _wrong(name, "two operators have one uid")
+    _check_native(metadata, name)
     _check_files(metadata.files(), name)
     for text in _schemas(metadata):
         checked_schema(text)
@@ -94,6 +100,29 @@ def check_path(path: str, name: str) -> None:
             f"{name}: the path {path[:200]!r} is none that this library writes, relative and of "
             "plain names: the file is damaged or hostile; do not use it"
         )
+
+
+def _check_native(metadata: CheckpointMetadata, name: str) -> None:
+    """Check the names that files of Spark's own operators will get below ``state/<id>/``."""
+    ids = [each.operator_id for each in metadata.operators]
+    ids += [each.operator_id for each in metadata.native]
+    if len(set(ids)) != len(ids) or any(not 0 <= each < 1 << 15 for each in ids):
+        raise _wrong(name, f"its operators have the ids {ids[:20]}")
+    for operator in metadata.native:
+        if not _NATIVE_NAME.fullmatch(operator.name):
+            raise _wrong(name, f"Spark has no operator {operator.name[:80]!r}")
+        for file in operator.files:
+            check_path(file.name, name)
+            if not _NATIVE_FILE.fullmatch(file.name):
+                raise _wrong(name, f"Spark's state stores have no file {file.name[:200]!r}")
+        names = [file.name for file in operator.files]
+        if len(set(names)) != len(names):
+            raise _wrong(name, f"operator {operator.operator_id} has a file twice")
+        if any(
+            file.name.startswith("_metadata/") and file.file.size_bytes > _MAX_OPERATOR_METADATA
+            for file in operator.files
+        ):
+            raise _wrong(name, f"operator {operator.operator_id} has more to tell than any has")
 
 
 def _schemas(metadata: CheckpointMetadata) -> set[str]:

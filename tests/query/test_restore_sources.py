@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
+from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import Job, await_rows
-from tests.query.model import Count, counted_after
+from tests.query.model import Count, counted_after, events_of, sequences
 
 PARTITIONS = ("0", "1")
 
@@ -59,11 +62,11 @@ class TopicReader(SimpleDataSourceStreamReader):
 
 
 def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
-    """No row is read twice or left out; a restored query counts its epochs from 1."""
+    """No row is read twice or left out; epochs go on in a fork, and in a fork of that."""
     job.spark.dataSource.register(Topic)
     topic = job.base / "topic"
     topic.mkdir()
-    events = [(f"k{i % 5}", i) for i in range(16)]
+    events = [(f"k{i % 5}", i) for i in range(24)]
 
     def produce(rows: int) -> None:
         for number, partition in enumerate(PARTITIONS):
@@ -91,15 +94,52 @@ def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
     produce(8)
     savepoint = run(job)
     produce(16)
-    fork = job.but(location="loc2")
-    run(fork, savepoint)
-    assert min(told["loc"]) == 0
-    assert min(told["loc2"]) == 1
-    found: dict[str, list[int]] = defaultdict(list)
-    for rows in told["loc2"].values():
-        for row in rows:
-            found[row.k].append(row.n)
-    assert {k: sorted(n) for k, n in found.items()} == counted_after(events, 8)
+    savepoint = run(job.but(location="loc2"), savepoint)
+    produce(24)
+    run(job.but(location="loc3"), savepoint)
+    epochs = [list(told[location]) for location in ("loc", "loc2", "loc3")]
+    assert all(epochs)
+    assert list(chain(*epochs)) == list(range(sum(map(len, epochs))))
+    for location, first, last in (("loc2", 8, 16), ("loc3", 16, 24)):
+        rows = [row for rows in told[location].values() for row in rows]
+        assert sequences(rows) == counted_after(events[:last], first)
+
+
+_STATE_STORE = "spark.sql.streaming.stateStore."
+_ROCKSDB = {
+    f"{_STATE_STORE}providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
+_CHANGELOGS = {**_ROCKSDB, f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled": "true"}
+STATE_STORES: list[dict[str, str]] = [
+    {},
+    _ROCKSDB,
+    _CHANGELOGS,
+    {**_CHANGELOGS, f"{_STATE_STORE}checkpointFormatVersion": "2"},
+]
+
+
+def test_output_of_forks_around_compactions(job: Job) -> None:
+    """A reader sees all, before, at and after the entries that hold all others; in any store."""
+    job = job.but(processor=Count, output="k string, n long")
+    savepoints = []
+    with session_conf(job.spark, {COMPACT_INTERVAL: "3"}):
+        with job.running() as query:
+            for epoch in range(4):
+                job.feed.add(events_of(epoch))
+                query.processAllAvailable()
+                savepoints.append(query.triggerSavepoint(str(job.base / "savepoints")).path)
+        job.feed.add(events_of(4), events_of(5))
+        forks = [job.but(location=f"loc{i}", out=f"out{i}") for i in range(4)]
+        for epoch, (savepoint, conf) in enumerate(zip(savepoints, STATE_STORES, strict=True)):
+            with session_conf(job.spark, conf):
+                forks[epoch].run(savepoint)
+    job.feed.add(events_of(6))
+    for epoch, (fork, conf) in enumerate(zip(forks, STATE_STORES, strict=True)):
+        with session_conf(job.spark, conf):
+            fork.run()
+        assert sequences(fork.result()) == counted_after(job.feed.rows, 20 * (epoch + 1))
 
 
 RATES = ("rate", "rate-micro-batch")

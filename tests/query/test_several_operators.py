@@ -162,5 +162,5 @@ def test_operators_that_cannot_be(job: Job) -> None:
     twice = job.but(processor=Count, output="k string, n long")
     with refused(ckpt.PlanError, "uid", "'op'", unchanged=job.base):
         twice.but(plan=lambda job: twice.df().union(twice.df())).start()
-    with refused(ckpt.NotBuiltYetError, "stage", "Deduplicate", unchanged=job.base):
+    with refused(ckpt.NotBuiltYetError, "stage", "dedupe", unchanged=job.base):
         job.but(plan=lambda job: stages(job, 2).dropDuplicates(["key", "n"])).start()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.on_disk.layout import (
     base_path,
+    native_path,
     new_snapshot_id,
     segment_path,
     snapshot_path,
@@ -145,3 +146,10 @@ def _touch(path: Path) -> None:
 def _files(storage: Storage) -> Iterator[str]:
     for directory in storage.list():
         yield from (f"{directory}/{name}" for name in storage.list(directory))
+
+
+def test_copies_of_sparks_state_go_with_the_last_checkpoint_that_needs_them(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    kept, gone = put_all(native_path(2, "ab" * 32), native_path(2, "cd" * 32))
+    assert garbage(storage, [kept], 3) == [gone]

@@ -22,6 +22,7 @@ from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.restore_plan import plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import (
@@ -30,7 +31,13 @@ from pyspark_ckpt.on_disk.handle import (
     FileReference,
     StateDescriptor,
 )
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
+from pyspark_ckpt.on_disk.metadata import (
+    CheckpointMetadata,
+    NativeFile,
+    NativeOperatorMetadata,
+    SourceLog,
+    read_metadata,
+)
 from pyspark_ckpt.on_disk.metadata_check import MAX_FILES
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
@@ -262,7 +269,9 @@ def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str
         states=(StateDescriptor("count", "map", good, map_key_schema=good),),
     )  # fmt: skip
     with pytest.raises(CorruptFileError, match="user-defined type"):
-        plan_of(RestoreSource(str(root)), [wanted], allow_non_restored_state=False).check()
+        plan_of(
+            RestoreSource(str(root)), StatefulOperators((wanted,)), allow_non_restored_state=False
+        ).check()
 
 
 @pytest.mark.parametrize("schema", ["", "{", "[]", '"x"', '{"type":"struct"}', "[" * 100_000])
@@ -273,7 +282,9 @@ def test_a_schema_that_is_none(root: Path, schema: str) -> None:
     tampered(root, msgspec.structs.replace(metadata, operators=(operator,)))
     wanted = OperatorDescriptor(uid="count", parallelism=4, max_parallelism=128, key_schema=SCHEMA)
     with pytest.raises(CorruptFileError, match="schema"):
-        plan_of(RestoreSource(str(root)), [wanted], allow_non_restored_state=False).check()
+        plan_of(
+            RestoreSource(str(root)), StatefulOperators((wanted,)), allow_non_restored_state=False
+        ).check()
 
 
 @pytest.mark.parametrize("form", ["changes", "canonical", "sst", "../../x"])
@@ -314,3 +325,41 @@ def test_numbers_and_names_that_cannot_be(
 
     rewrite(root, change)
     refused(root, opened, CorruptFileError)
+
+
+NATIVE = "0/1.snapshot"
+
+
+@pytest.mark.parametrize(
+    ("name", "operator_id"),
+    [
+        ("../../offsets/0", 1),
+        ("/etc/passwd", 1),
+        ("0/../../commits/0", 1),
+        ("offsets/0", 1),
+        ("metadata", 1),
+        ("0", 1),
+        ("0/.hidden", 1),
+        ("0/http://host/x", 1),
+        (NATIVE, 0),
+        (NATIVE, -1),
+    ],
+)
+def test_names_of_sparks_state_files(
+    storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path, name: str, operator_id: int
+) -> None:
+    """They become paths in the location of a query: those of state stores only, of one operator."""
+    file = storage.write("shared/native", [b"x"])
+    native = NativeOperatorMetadata(1, "dedupe", (NativeFile(NATIVE, file),))
+    whole = msgspec.structs.replace(snapshot, native_operators=(native,))
+    made = write_savepoint(whole, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    assert RestoreSource(made.path).metadata.native == (native,)
+
+    def change(fields: dict[str, Any]) -> None:
+        (operator,) = fields["native_operators"]
+        operator["operator_id"] = operator_id
+        operator["files"][0]["name"] = name
+
+    rewrite(Path(made.path), change)
+    with pytest.raises((CorruptFileError, UnsafePathError)):
+        RestoreSource(made.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,10 @@ from pyspark.sql import types as T
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan, plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.on_disk.handle import StateDescriptor
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, NativeOperatorMetadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 
@@ -55,7 +57,8 @@ def operator(uid: str = "count", *states: StateDescriptor, **changes: object) ->
 
 
 def plan(source: RestoreSource, *operators: OperatorDescriptor, allow: bool = False) -> RestorePlan:
-    return plan_of(source, operators, allow_non_restored_state=allow, backend_type="rocksdb")
+    wanted = StatefulOperators.of(operators)
+    return plan_of(source, wanted, allow_non_restored_state=allow, backend_type="rocksdb")
 
 
 def outcomes(made: RestorePlan) -> dict[tuple[str, str], str]:
@@ -121,3 +124,84 @@ def test_what_cannot_be_restored_is_refused_with_the_reason(
         made.check()
     for word in words:
         assert word in str(caught.value)
+
+
+HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+CONF = {
+    "spark.sql.streaming.stateStore.providerClass": HDFS,
+    "spark.sql.streaming.stateStore.compression.codec": "lz4",
+    "spark.sql.shuffle.partitions": "4",
+}
+DEDUPE, JOIN = NativeOperator("dedupe"), NativeOperator("symmetricHashJoin")
+
+
+def mixed(
+    storage: LocalStorage,
+    snapshot: CheckpointMetadata,
+    directory: Path,
+    names: tuple[str, ...],
+    **conf: str,
+) -> RestoreSource:
+    """Operator `count` beside some of Spark's own."""
+    (stored,) = snapshot.operators
+    native = tuple(NativeOperatorMetadata(n, name, ()) for n, name in enumerate(names, start=1))
+    offsets = "v1\n" + json.dumps({"conf": {**CONF, **conf}}) + "\n-"
+    whole = msgspec.structs.replace(
+        snapshot,
+        operators=(msgspec.structs.replace(stored, key_schema=KEY, handles=()),),
+        native_operators=native,
+        offsets_entry=offsets,
+    )
+    return RestoreSource(
+        write_savepoint(whole, storage, str(directory), SavepointFormat.NATIVE).path
+    )
+
+
+def native_plan(
+    source: RestoreSource, *operators: NativeOperator, allow: bool = False, parallelism: int = 4
+) -> RestorePlan:
+    wanted = StatefulOperators.of([operator(parallelism=parallelism), *operators])
+    return plan_of(source, wanted, allow_non_restored_state=allow)
+
+
+def test_operators_of_spark_are_matched_by_name_and_number(
+    storage: LocalStorage, snapshot: CheckpointMetadata, tmp_path: Path
+) -> None:
+    source = mixed(storage, snapshot, tmp_path / "sp", ("dedupe", "symmetricHashJoin", "dedupe"))
+    made = native_plan(source, JOIN, DEDUPE, DEDUPE)
+    made.check()
+    names = ("Spark's dedupe", "Spark's dedupe 2", "Spark's symmetricHashJoin")
+    assert {outcomes(made)[name, "(operator)"] for name in names} == {"restored"}
+    for operators, allow in (((DEDUPE, DEDUPE), False), ((DEDUPE, JOIN), True), ((), False)):
+        made = native_plan(source, *operators, allow=allow)
+        with pytest.raises(RestoreError, match="no uid"):
+            made.check()
+    made = native_plan(source, DEDUPE, DEDUPE, allow=True)
+    made.check()
+    assert outcomes(made)["Spark's symmetricHashJoin", "(operator)"] == "dropped"
+    with pytest.raises(RestoreError, match="0 operators dedupe"):
+        native_plan(mixed(storage, snapshot, tmp_path / "none", ()), DEDUPE).check()
+
+
+@pytest.mark.parametrize(
+    ("conf", "parallelism", "words"),
+    [
+        ({}, 8, "has 4 partitions"),
+        ({"spark.sql.streaming.stateStore.providerClass": "evil.Provider"}, 4, "evil"),
+        ({"spark.sql.streaming.stateStore.compression.codec": "evil.Codec"}, 4, "evil"),
+    ],
+)
+def test_state_of_spark_that_does_not_fit_the_query(
+    storage: LocalStorage,
+    snapshot: CheckpointMetadata,
+    tmp_path: Path,
+    conf: dict[str, str],
+    parallelism: int,
+    words: str,
+) -> None:
+    """Also names of classes, which Spark would load."""
+    source = mixed(storage, snapshot, tmp_path / "sp", ("dedupe",), **conf)
+    made = native_plan(source, DEDUPE, parallelism=parallelism)
+    assert [row.operator for row in made.refused] == ["Spark's dedupe"]
+    with pytest.raises(RestoreError, match=words):
+        made.check()

@@ -15,7 +15,12 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.on_disk.metadata import (
+    CheckpointMetadata,
+    NativeFile,
+    NativeOperatorMetadata,
+    Origin,
+)
 from pyspark_ckpt.on_disk.storage import Storage
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
 
@@ -116,6 +121,25 @@ def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[s
         told = json.loads(capsys.readouterr().out)
         assert told["operators"][0]["parallelism"] == 4
         assert told["ancestors"] == []
+
+
+def test_show_names_operators_of_sparks_own(
+    storage: Storage,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = NativeFile("0/1.delta", storage.write("shared/native", [b"x"]))
+    mixed = msgspec.structs.replace(
+        snapshot, native_operators=(NativeOperatorMetadata(1, "dedupe", (file,)),)
+    )
+    made = write_savepoint(mixed, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
+    assert main(["show", made.path]) == 0
+    assert "operator of Spark's own: dedupe\n" in capsys.readouterr().out
+    assert main(["verify", made.path]) == 0
+    capsys.readouterr()
+    (Path(made.path) / "shared" / "native").write_bytes(b"y")
+    assert main(["verify", made.path]) == 1
 
 
 def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

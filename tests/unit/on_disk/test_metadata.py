@@ -20,6 +20,8 @@ from pyspark_ckpt.on_disk.metadata import (
     MAX_METADATA_BYTES,
     METADATA_FORMAT_VERSION,
     CheckpointMetadata,
+    NativeFile,
+    NativeOperatorMetadata,
     OperatorMetadata,
     SourceLog,
     decode_metadata,
@@ -236,3 +238,16 @@ def test_a_file_beyond_all_bounds_is_refused_unread(
     os.truncate(path, 1 << 42)  # sparse; nobody has the memory to read it
     with pytest.raises(CorruptFileError, match=str(MAX_METADATA_BYTES)):
         read_metadata(storage, "chk-7")
+
+
+def test_format_2_is_for_spark_operators_only(metadata: CheckpointMetadata) -> None:
+    """What has none can be read by a library that knows format 1, byte for byte."""
+    assert encode_metadata(metadata)[8:12] == (1).to_bytes(4, "big")
+    assert b"native" not in encode_metadata(metadata)
+    native = NativeOperatorMetadata(1, "dedupe", (NativeFile("0/1.delta", BASE),))
+    mixed = msgspec.structs.replace(metadata, native_operators=(native,))
+    encoded = encode_metadata(mixed)
+    assert encoded[8:12] == (2).to_bytes(4, "big")
+    assert decode_metadata(encoded, "name").native == (native,)
+    assert mixed.size_bytes == metadata.size_bytes  # the same file
+    assert len(mixed.files()) == len(metadata.files()) + 1

@@ -1,0 +1,122 @@
+"""Spark's state store of a query that is about to start, with given handles in it.
+
+Spark writes it: a query over one small file, whose rows are the handles, puts each into GroupState
+of its subtask. That query runs in a directory of its own as epoch 0, and what it leaves is put in
+place as the version that the wanted epoch ends with (docs/design/0006-seeding-a-fresh-location.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupState
+
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.event_time import never_late_column
+from pyspark_ckpt.operator.input_columns import TOKEN
+from pyspark_ckpt.operator.key_groups import subtask_tokens
+from pyspark_ckpt.operator.subtask import set_timeout
+from pyspark_ckpt.operator_plan import STATE_SCHEMA, TIMEOUTS
+from pyspark_ckpt.session_conf import conf_of_start, session_conf
+
+_CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+_WHOLE_VERSIONS = {_CHANGELOGS: "false"}
+"""A changelog of RocksDB is the difference to the version before it; there shall be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What Spark's state store gets for one operator."""
+
+    operator: OperatorDescriptor
+    handles: list[Handle]
+
+
+def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed]) -> SparkLog:
+    """Have Spark write state stores that hold the seeds.
+
+    Parameters
+    ----------
+    spark
+        The session that the query will be started from, with its state store settings.
+    scratch
+        An empty directory.
+    seeds
+        The operators of the query with their handles, in the order of their ids.
+
+    Returns
+    -------
+    SparkLog
+        Spark's files of a query whose epoch 0 wrote them.
+    """
+    branches = []
+    for number, seed in enumerate(seeds):
+        directory = scratch.path(f"handles/{number}")
+        _write_handles(directory, seed)
+        branches.append(_seeding_stream(spark, directory, seed.operator))
+    log = SparkLog(scratch.child("location"))
+    conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
+    with session_conf(spark, {**conf, **_WHOLE_VERSIONS}):
+        query = (
+            reduce(DataFrame.union, branches)
+            .writeStream.format("noop")
+            .queryName(f"pyspark_ckpt: seeding {scratch.parent().name}")
+            .option("checkpointLocation", str(log.storage.root))
+            .trigger(availableNow=True)
+            .start()
+        )
+    query.awaitTermination()
+    if log.committed_epoch() != 0:
+        raise RestoreError(
+            f"seeding {scratch.parent().url} ended without a commit: start the query again"
+        )
+    return log
+
+
+def _write_handles(directory: Path, seed: Seed) -> None:
+    tokens = subtask_tokens(seed.operator.parallelism)
+    table = pa.table(
+        {
+            TOKEN: pa.array([tokens[handle.subtask] for handle in seed.handles], pa.int32()),
+            "handle": pa.array([encode_handle(handle) for handle in seed.handles], pa.binary()),
+        }
+    )
+    directory.mkdir(parents=True)
+    pq.write_table(table, directory / "handles.parquet")
+
+
+def _seeding_stream(
+    spark: SparkSession, directory: Path, operator: OperatorDescriptor
+) -> DataFrame:
+    handles = spark.readStream.schema(f"{TOKEN} int, handle binary").parquet(str(directory))
+    # Spark wants a column of event time where there are event-time timeouts.
+    return (
+        handles.select(TOKEN, "handle", never_late_column())
+        .groupBy(TOKEN)
+        .applyInPandasWithState(
+            _put_handle, "token int", STATE_SCHEMA, "append", TIMEOUTS[TimeMode(operator.time_mode)]
+        )
+    )
+
+
+def _put_handle(
+    token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        for encoded in frame["handle"]:
+            state.update((bytes(encoded),))
+            set_timeout(state, decode_handle(bytes(encoded)), state.getCurrentProcessingTimeMs())
+    yield pd.DataFrame({"token": [int(token[0])]})

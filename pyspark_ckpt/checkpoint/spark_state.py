@@ -1,0 +1,147 @@
+"""Spark's files in ``state/<operator id>/`` of a ``checkpointLocation``: names and versions.
+
+Epoch N ends with version N + 1 of every store. A store's directory is ``<partition>`` or, where an
+operator has several, ``<partition>/<name>``. In it each version has a file of its own:
+
+* HDFSBackedStateStoreProvider: ``<version>.delta``, now and then ``<version>.snapshot``, which
+  holds all state in the same format;
+* RocksDBStateStoreProvider: ``<version>.zip``, which names files in ``SSTs/`` and ``logs/``, or
+  ``<version>.changelog``, what changed since the version before.
+
+In the state store's checkpoint format 2 the version is followed by ``_<id>``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES
+from pyspark_ckpt.on_disk.storage import LocalStorage
+
+STATE = "state"
+OUR_NAME = "applyInPandasWithState"
+"""What Spark calls the operators of this library."""
+
+OPERATOR_METADATA = "_metadata/metadata"
+FIRST_VERSION = 1
+_VERSIONED = re.compile(r"(\d{1,18})(_[0-9A-Za-z-]{1,64})?\.(delta|snapshot|zip|changelog)(\.crc)?")
+_WHOLE = {"delta": "snapshot", "snapshot": "snapshot", "zip": "zip"}
+"""What a file that holds the whole first version is called as another version."""
+
+
+def version_of(name: str) -> tuple[int, str] | None:
+    """Return version and kind of a store's file, ``None`` for others and for those with an id."""
+    match = _VERSIONED.fullmatch(name)
+    if match is None or match[2] or match[4]:
+        return None
+    return int(match[1]), match[3]
+
+
+def operator_name(location: LocalStorage, operator_id: int) -> str | None:
+    """Return what Spark's metadata calls an operator, ``None`` if it has none."""
+    directory = f"{STATE}/{operator_id}/_metadata"
+    newest = max(
+        (int(name) for name in location.list(f"{directory}/v2") if name.isdecimal()), default=None
+    )
+    path = (
+        f"{STATE}/{operator_id}/{OPERATOR_METADATA}"
+        if newest is None
+        else f"{directory}/v2/{newest}"
+    )
+    if not location.exists(path):
+        return None
+    return str(_decoded(location.read(path))[1]["operatorInfo"]["operatorName"])
+
+
+def files_below(storage: LocalStorage, directory: str) -> Iterator[str]:
+    """Yield the paths of the files below a directory, without hidden ones."""
+    for name in storage.list(directory):
+        if name.startswith("."):
+            continue  # Hadoop's checksums, and what was being written
+        path = f"{directory}/{name}"
+        if storage.path(path).is_dir():
+            yield from files_below(storage, path)
+        else:
+            yield path
+
+
+def copy_first_version(
+    source: LocalStorage, target: LocalStorage, operator_ids: Mapping[int, int], version: int
+) -> None:
+    """Copy state stores that have their first version only, as another version; durably.
+
+    Parameters
+    ----------
+    source, target
+        The ``checkpointLocation`` that Spark wrote, and the one that is filled.
+    operator_ids
+        New ids of the operators by those in `source`.
+    version
+        Which version the stores have in `target`.
+
+    Raises
+    ------
+    RestoreError
+        If a file is of no state store that is known here.
+    """
+    for old, new in operator_ids.items():
+        for path in files_below(source, f"{STATE}/{old}"):
+            within = path.removeprefix(f"{STATE}/{old}/")
+            if within == f"{OPERATOR_METADATA}.crc":
+                continue  # of the file that is changed
+            content: Iterator[bytes]
+            if within == OPERATOR_METADATA:
+                content = iter([with_operator_id(source.read(path), target, new)])
+            else:
+                content = chunks_of(source, path)
+            target.write(f"{STATE}/{new}/{_as_version(within, version, source)}", content)
+
+
+def is_operator_metadata(path: str) -> bool:
+    """Tell whether a path below ``state/<operator id>/`` is of Spark's metadata of the operator."""
+    return path.startswith("_metadata/")
+
+
+def with_operator_id(metadata: bytes, location: LocalStorage, operator_id: int) -> bytes:
+    """Return Spark's metadata of an operator as it is at another location, with another id."""
+    version, fields = _decoded(metadata)
+    fields["operatorInfo"]["operatorId"] = operator_id
+    for store in fields["stateStoreInfo"]:
+        paths = store.get("stateSchemaFilePaths")
+        if paths:
+            root = location.path(f"{STATE}/{operator_id}").as_uri().replace("file://", "file:")
+            store["stateSchemaFilePaths"] = [
+                f"{root}/_stateSchema/{path.rpartition('/_stateSchema/')[2]}" for path in paths
+            ]
+    return f"{version}\n{json.dumps(fields, separators=(',', ':'))}".encode()
+
+
+def _decoded(metadata: bytes) -> tuple[str, dict[str, Any]]:
+    version, fields = metadata.decode().split("\n", 1)
+    return version, json.loads(fields)
+
+
+def _as_version(path: str, version: int, source: LocalStorage) -> str:
+    directory, _, name = path.rpartition("/")
+    match = _VERSIONED.fullmatch(name)
+    if match is None:
+        return path
+    found, unique_id, kind, checksum = match.groups()
+    if int(found) != FIRST_VERSION or kind not in _WHOLE:
+        raise RestoreError(
+            f"{source.url}/.../{path} is not what Spark's state stores write for a first version: "
+            "restore with spark.sql.streaming.stateStore.providerClass as it is by default, or "
+            "with RocksDBStateStoreProvider"
+        )
+    return f"{directory}/{version}{unique_id or ''}.{_WHOLE[kind]}{checksum or ''}"
+
+
+def chunks_of(storage: LocalStorage, path: str) -> Iterator[bytes]:
+    """Yield the content of a file."""
+    with storage.path(path).open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk

@@ -1,0 +1,57 @@
+"""The stateful operators of a query: those of this library, and Spark's own beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOperator:
+    """A stateful operator of Spark's own, by the name that Spark's state metadata has for it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulOperators:
+    """All stateful operators of a query; the place in `in_order` is Spark's id of the operator."""
+
+    in_order: tuple[OperatorDescriptor | NativeOperator, ...]
+
+    @classmethod
+    def of(cls, operators: Iterable[OperatorDescriptor | NativeOperator]) -> StatefulOperators:
+        """Put operators together, in the order of their ids."""
+        return cls(tuple(operators))
+
+    @property
+    def ours(self) -> dict[int, OperatorDescriptor]:
+        """Those of this library, by id."""
+        return {
+            operator_id: operator
+            for operator_id, operator in enumerate(self.in_order)
+            if isinstance(operator, OperatorDescriptor)
+        }
+
+    @property
+    def native(self) -> dict[int, NativeOperator]:
+        """Spark's own, by id."""
+        return {
+            operator_id: operator
+            for operator_id, operator in enumerate(self.in_order)
+            if isinstance(operator, NativeOperator)
+        }
+
+    @property
+    def have_one_watermark(self) -> bool:
+        """Whether all operators share one: Spark gives none to what comes after one of ours."""
+        return max(self.ours, default=0) > 0 and (
+            len(self.ours) > 1 or min(self.native, default=len(self.in_order)) < max(self.ours)
+        )
+
+    @property
+    def descriptors(self) -> tuple[OperatorDescriptor, ...]:
+        """Those of this library, in the order of their ids."""
+        return tuple(self.ours.values())

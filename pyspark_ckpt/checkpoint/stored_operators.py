@@ -1,0 +1,97 @@
+"""Whether a query's operators fit those that a ``checkpointLocation`` holds the state of."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.committed_handles import read_handles
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.checkpoint.spark_state import OUR_NAME, operator_name
+from pyspark_ckpt.checkpoint.state_check import check_states
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+
+
+def check_stored_operators(
+    spark: SparkSession, log: SparkLog, epoch: int, operators: StatefulOperators
+) -> None:
+    """Check operators and their states against a location; runs a small job.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    log
+        Spark's files in the location.
+    epoch
+        The committed epoch to go on from.
+    operators
+        The query's.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If a state, an operator or a uid does not fit.
+    """
+    _check_names(log, operators)
+    root = str(log.storage.root)
+    stored = {
+        operator_id: read_handles(spark, root, epoch, operator_id)
+        for operator_id in log.operator_ids()
+        if operator_id not in operators.native
+    }
+    for operator_id, operator in operators.ours.items():
+        _check_handles(root, operator, stored.pop(operator_id, None))
+    if stored:
+        uids = sorted({handle.uid for handles in stored.values() for handle in handles})
+        wanted = [operator.uid for operator in operators.descriptors]
+        raise IncompatibleStateError(
+            f"{root} holds the state of operator {', '.join(map(repr, uids))}, which the query "
+            f"does not have (its uids are {', '.join(map(repr, wanted))}): add it again, or start "
+            "the query at a new checkpointLocation"
+        )
+
+
+def _check_names(log: SparkLog, operators: StatefulOperators) -> None:
+    """Check that Spark's own operators are at the places that they had."""
+    names = {each: operator_name(log.storage, each) for each in log.operator_ids()}
+    native = {each: operator.name for each, operator in operators.native.items()}
+    wanted = {**dict.fromkeys(operators.ours, OUR_NAME), **native}
+    of_spark = {name for name in names.values() if name not in (OUR_NAME, None)}
+    if (native or of_spark) and names != wanted:
+        raise IncompatibleStateError(
+            f"{log.storage.root} holds the state of the operators {_listed(names)}, the query has "
+            f"{_listed(wanted)}: give it those that it had, in their order, or restore a "
+            "checkpoint into a new checkpointLocation"
+        )
+
+
+def _listed(names: dict[int, str | None] | dict[int, str]) -> str:
+    """Name operators in the order of their ids."""
+    return ", ".join(str(name) for _, name in sorted(names.items()))
+
+
+def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle] | None) -> None:
+    """Check an operator against the handles at its place, ``None`` if it has no place."""
+    if handles is None:
+        raise IncompatibleStateError(
+            f"{root} has no place for operator {operator.uid!r}: the query had fewer operators; "
+            "give it those that it had, by their uids, or start it at a new checkpointLocation"
+        )
+    stored_uids = {handle.uid for handle in handles}
+    if stored_uids - {operator.uid}:
+        raise IncompatibleStateError(
+            f"{root} holds the state of operator {', '.join(map(repr, sorted(stored_uids)))} where "
+            f"the query has {operator.uid!r}: give the operator its old uid back, or start the "
+            "query at a new checkpointLocation"
+        )
+    for handle in handles:
+        if handle.time_mode != operator.time_mode:
+            raise IncompatibleStateError(
+                f"operator {operator.uid!r}: the state at {root} was stored with timeMode "
+                f"{handle.time_mode!r}, the query has {operator.time_mode!r}: give it its old "
+                "timeMode back, or restore a checkpoint into a new checkpointLocation"
+            )
+    check_states(operator, handles)
