@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.layout import checkpoint_name
+from pyspark_ckpt.on_disk.layout import POINTED_NAME, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 
@@ -108,6 +108,9 @@ class PointedCheckpoints(CompletedCheckpointStore):
             with suppress(OSError):
                 self._storage.delete([metadata_path(checkpoint_id)])
             raise
+        # For the tasks, which see the directory only; without it they hear of a later checkpoint.
+        with suppress(OSError):
+            self._storage.write(_pointed_path(checkpoint_id), [b""])
 
     def is_complete(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self._pointers.ids()
@@ -127,6 +130,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
         self._reserved.discard(checkpoint_id)
 
     def revoke(self, checkpoint_id: int) -> None:
+        self._storage.delete([_pointed_path(checkpoint_id)])
         self._pointers.delete(checkpoint_id)
         super().revoke(checkpoint_id)
 
@@ -136,3 +140,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
 
     def close(self) -> None:
         self._pointers.close()
+
+
+def _pointed_path(checkpoint_id: int) -> str:
+    return f"{checkpoint_name(checkpoint_id)}/{POINTED_NAME}"

@@ -37,6 +37,9 @@ REQUESTS = "requests"
 CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 """Name of the checkpoints directory inside a query's checkpointLocation."""
 
+POINTED_NAME = "_pointed"
+"""Present in a checkpoint's directory once a store outside of it points to it."""
+
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
@@ -88,7 +91,7 @@ def store_note_path(number: int) -> str:
 def is_metadata(path: str) -> bool:
     """Tell whether a path is of what says that a checkpoint is there, not of its state."""
     directory, _, name = path.rpartition("/")
-    return name in (METADATA_NAME, AUTHOR_NAME) or directory in (_DRIVERS, _STORES)
+    return name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME) or directory in (_DRIVERS, _STORES)
 
 
 def savepoint_name(query_id: str) -> str:

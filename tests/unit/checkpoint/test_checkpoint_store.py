@@ -17,6 +17,7 @@ from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 
 NewDriver = Callable[[], CompletedCheckpointStore]
 
@@ -108,6 +109,24 @@ def test_an_id_can_be_reserved_once_and_is_no_checkpoint_yet(
     assert new_driver().last_id() == 4
     store.add(4, snapshot)
     assert store.is_complete(4)
+
+
+def test_tasks_notice_what_the_store_has_and_nothing_else(
+    store: CompletedCheckpointStore, snapshot: CheckpointMetadata, place: Storage
+) -> None:
+    class Curious:
+        def notifyCheckpointComplete(self, checkpointId: int) -> None:
+            """Never called here."""
+
+    store.add(1, snapshot)
+    store.reserve(2)
+    assert checkpoint_to_notify(Curious(), place) == 1
+    store.add(2, snapshot)
+    assert checkpoint_to_notify(Curious(), place) == 2
+    store.revoke(2)
+    assert checkpoint_to_notify(Curious(), place) == 1
+    store.remove(1)
+    assert checkpoint_to_notify(Curious(), place) is None
 
 
 def test_an_id_is_completed_once_only(
