@@ -16,6 +16,7 @@ from benchmarks.case import Epochs, InputFiles, Program
 from benchmarks.program_run import ProgramFailedError, run_program
 from benchmarks.run import WrongResultError
 from benchmarks.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.spark_operators import BACKENDS
 from benchmarks.workloads.known import WORKLOADS
 from tests.benchmarks.cases import OURS, PEER, case, workload
 
@@ -111,8 +112,9 @@ def test_the_command_line_is_checked_before_anything_starts(
     assert error in capsys.readouterr().err
 
 
-def test_checked_in_results_are_valid_and_belong_to_a_workload() -> None:
-    names = {make(1).file_name for make in WORKLOADS.values()}
+def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
+    names = {make(1).file_name for make in WORKLOADS.values()} | {"snapshot_epochs"}
+    names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
     for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
         assert path.stem.removesuffix("_peers") in names
         assert json.loads(path.read_text())["machine"]["CPUs"]

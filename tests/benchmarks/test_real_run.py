@@ -35,6 +35,7 @@ def benchmark(
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.soak
 def test_one_workload_gives_figures_a_plot_and_a_breakdown(tmp_path: Path) -> None:
     done = benchmark(tmp_path, "--workload", "W1", "--contenders", OURS, PEER)
     assert done.returncode == 0, done.stderr[-3000:]

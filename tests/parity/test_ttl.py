@@ -78,6 +78,7 @@ class Middle(Operations):
         return MIDDLE_MS
 
 
+@pytest.mark.soak
 def test_each_element_expires_on_its_own(both: Callable[..., Both]) -> None:
     """Of a list or map the older entries go first; a write renews, a read does not."""
     first = [("value.update", 1, "v"), ("items.put", 1, "p"), ("map.updateValue", 1, "m")]

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import StatefulProcessor
@@ -120,6 +121,7 @@ STATE_STORES: list[dict[str, str]] = [
 ]
 
 
+@pytest.mark.soak
 def test_output_of_forks_around_compactions(job: Job) -> None:
     """A reader sees all, before, at and after the entries that hold all others; in any store."""
     job = job.but(processor=Count, output="k string, n long")

@@ -77,7 +77,7 @@ SCOPED = [
 ]
 
 
-@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_chained(job: Job, number: int) -> None:
     """Restarted and forked onto the other backend they give what the stages give one by one."""
     job = job.but(plan=lambda job: stages(job, number), output=SUM).using(OFTEN)
