@@ -52,7 +52,7 @@ def data_files(job: Job) -> set[str]:
     ("backend", "checkpoints"),
     [
         pytest.param("rocksdb", 50, marks=pytest.mark.soak),  # as test_many_checkpoints does
-        ("heap", 7),
+        ("heap", 12),
     ],
     ids=["rocksdb", "heap"],
 )
