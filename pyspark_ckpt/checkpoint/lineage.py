@@ -6,36 +6,39 @@ from typing import Any
 
 import pandas as pd
 
+from pyspark_ckpt.checkpoint.family import rows_of_family
+from pyspark_ckpt.checkpoint.lineage_rows import as_frame, found_row, unfound_row
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.layout import METADATA_NAME
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin, read_metadata
 from pyspark_ckpt.on_disk.storage import open_storage
 
-COLUMNS = (
-    "kind", "path", "checkpoint_id", "query_id", "query_name", "epoch", "completed_at", "operators",
-    "found",
-)  # fmt: skip
 _MOST = 1000
 """Generations that are followed; what names itself as its parent must not be followed for ever."""
 
 
 def lineage(path: str) -> pd.DataFrame:
-    """Return a checkpoint or savepoint and its ancestors, the youngest first; needs no Spark.
+    """Return a checkpoint or savepoint and its ancestors, or the tree of all below a directory.
 
-    A parent is found at the path that it had when the child's query was restored from it. One that
-    was moved, deleted or damaged since is the last row, with what the child knows of it.
+    Needs no Spark. Of one, the youngest comes first: a parent is found at the path that it had when
+    the child's query was restored from it. One that was moved, deleted or damaged since is the last
+    row, with what the child knows of it. Of a directory with the locations and savepoints of
+    several queries, all their checkpoints and savepoints come in the order of a tree: behind each
+    the queries that were restored from it, wherever it lies now.
 
     Parameters
     ----------
     path
-        A ``savepoint-...`` or ``chk-...`` directory.
+        A ``savepoint-...`` or ``chk-...`` directory, or one that has such ones below it.
 
     Returns
     -------
     pandas.DataFrame
         kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC), operators (a
         dictionary by uid: processor, code_sha256, schema_sha256, parallelism, max_parallelism,
-        backend, restored), found. `restored` tells
-        whether the operator's state came from the parent.
+        backend, restored), found, parent, generation. `restored` tells whether the operator's state
+        came from the parent; `parent` is the path that the query was restored from, and
+        `generation` counts the restores since the oldest that is known.
 
     Raises
     ------
@@ -43,13 +46,21 @@ def lineage(path: str) -> pd.DataFrame:
         If there is none at `path`, or it cannot be trusted.
     """
     root = open_storage(path)
+    if not root.exists(METADATA_NAME) and (family := rows_of_family(root)):
+        return as_frame(family)
     metadata = read_metadata(root)
-    return _frame([_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
+    return _chain([found_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
 
 
 def ancestors_of(origin: Origin | None) -> pd.DataFrame:
     """Return what a query was restored from, and so on back; as :func:`lineage`."""
-    return _frame(_ancestors(origin, ""))
+    return _chain(_ancestors(origin, ""))
+
+
+def _chain(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    for generation, row in enumerate(reversed(rows)):
+        row["generation"] = generation
+    return as_frame(rows)
 
 
 def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
@@ -59,16 +70,11 @@ def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
     while origin is not None and len(rows) < _MOST:
         metadata = None if origin.path in seen else _found(origin)
         if metadata is None:
-            return [*rows, _unfound(origin)]
-        rows.append(_row(metadata, origin.path))
+            return [*rows, unfound_row(origin)]
+        rows.append(found_row(metadata, origin.path))
         seen.add(origin.path)
         origin = metadata.parent
     return rows
-
-
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    return frame.astype({"checkpoint_id": "Int64", "epoch": "Int64"})
 
 
 def _found(origin: Origin) -> CheckpointMetadata | None:
@@ -83,43 +89,3 @@ def _found(origin: Origin) -> CheckpointMetadata | None:
         origin.kind,
     )
     return metadata if same else None
-
-
-def _row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
-    restored = () if metadata.parent is None else metadata.parent.operators
-    return {
-        "kind": metadata.kind,
-        "path": path,
-        "checkpoint_id": metadata.checkpoint_id,
-        "query_id": metadata.query_id,
-        "query_name": metadata.query_name,
-        "epoch": metadata.epoch,
-        "completed_at": pd.Timestamp(metadata.completed_at_ms, unit="ms", tz="UTC"),
-        "operators": {
-            operator.uid: {
-                "processor": operator.processor,
-                "code_sha256": operator.code_sha256,
-                "schema_sha256": operator.schema_sha256,
-                "parallelism": operator.parallelism,
-                "max_parallelism": operator.max_parallelism,
-                "backend": operator.backend,
-                "restored": operator.uid in restored,
-            }
-            for operator in metadata.operators
-        },
-        "found": True,
-    }
-
-
-def _unfound(origin: Origin) -> dict[str, Any]:
-    return {
-        "kind": origin.kind,
-        "path": origin.path,
-        "checkpoint_id": origin.checkpoint_id,
-        "query_id": origin.query_id,
-        "query_name": None,
-        "epoch": origin.epoch,
-        "completed_at": pd.NaT,
-        "operators": {uid: {} for uid in origin.operators},
-        "found": False,
-    }

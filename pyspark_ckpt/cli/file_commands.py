@@ -18,6 +18,7 @@ from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
+from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
 from pyspark_ckpt.on_disk.storage import open_storage
 
@@ -45,11 +46,25 @@ def list_checkpoints(arguments: Namespace) -> Result:
 
 
 def show_history(arguments: Namespace) -> Result:
-    """Tell what became of a query's checkpoints and savepoints."""
-    frame = history(arguments.path)
+    """Tell what became of a query's checkpoints and savepoints, or the tree of several queries'."""
+    try:
+        frame = history(arguments.path)
+    except CheckpointNotFoundError:
+        return _family(arguments.path)
     ancestors = ancestors_of(read_origin(find_checkpoints_directory(arguments.path)))
     text = table(frame.drop(columns="phases_ms"), "no history") + _told_of(ancestors)
     return Result({"history": records(frame), "ancestors": records(ancestors)}, text)
+
+
+def _family(path: str) -> Result:
+    """Tell which queries were restored from what, below a directory."""
+    family = records(lineage(path))
+    lines = [
+        f"{'  ' * row['generation']}{row['kind']} of query {row['query_name'] or row['query_id']}, "
+        f"epoch {row['epoch']}{'' if row['found'] else ', not found'}: {row['path']}\n"
+        for row in family
+    ]
+    return Result({"family": family}, "".join(lines))
 
 
 def show(arguments: Namespace) -> Result:

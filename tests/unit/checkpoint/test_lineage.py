@@ -76,6 +76,54 @@ def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
     assert len(lineage(str(place))) == 2
 
 
+def test_a_directory_is_told_as_a_tree(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    paths = generations(storage, snapshot, 3)
+    fork = Origin(
+        path="/moved/since", kind="savepoint", checkpoint_id=None, query_id="query0", epoch=0,
+        operators=("count",),
+    )  # fmt: skip
+    fork_location = storage.root.parent / "forks" / "one" / "location"
+    checkpoints = CompletedCheckpoints(LocalStorage(fork_location / "pyspark_ckpt"))
+    for number in (1, 2):
+        own = msgspec.structs.replace(
+            snapshot, checkpoint_id=number, query_id="fork", epoch=number, parent=fork
+        )
+        checkpoints.add(number, own)
+    (fork_location / "state").mkdir()
+    (fork_location / "metadata").write_text("{}")
+    stranger = msgspec.structs.replace(fork, query_id="gone", path="/gone")
+    lost = msgspec.structs.replace(snapshot, query_id="lost", epoch=9, parent=stranger)
+    lost_path = write_savepoint(
+        lost, storage, str(storage.root.parent / "sp"), SavepointFormat.NATIVE
+    ).path
+    told = lineage(str(storage.root.parent))
+    own_checkpoint = told[told.query_id == snapshot.query_id]
+    told = told[told.query_id != snapshot.query_id]
+    by_query = {query: list(rows.path) for query, rows in told.groupby("query_id")}
+    assert by_query["query0"] == [paths[0]]
+    assert by_query["query1"] == [paths[1]]
+    assert [Path(path).name for path in by_query["fork"]] == ["chk-1", "chk-2"]
+    assert by_query["lost"] == [lost_path]
+    assert by_query["gone"] == ["/gone"]
+    generation = dict(zip(told.query_id, told.generation, strict=True))
+    assert generation == {
+        "query0": 0, "query1": 1, "query2": 2, "fork": 1, "gone": 0, "lost": 1,
+    }  # fmt: skip
+    order = list(told.query_id)
+    assert order.index("query0") < order.index("query1") < order.index("query2")
+    assert order.index("query0") < order.index("fork")
+    assert order.index("gone") + 1 == order.index("lost")
+    assert list(told[~told.found].query_id) == ["gone"]
+    assert set(own_checkpoint.generation) <= {0}
+
+
+def test_a_directory_without_snapshots_has_no_lineage(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "file").write_text("x")
+    with pytest.raises(CheckpointNotFoundError):
+        lineage(str(tmp_path))
+
+
 def aborted(number: int) -> AbortedCheckpoint:
     return AbortedCheckpoint(
         "checkpoint", number, 5, 1000 + number, 7, AbortReason.EXPIRED, "it took too long"

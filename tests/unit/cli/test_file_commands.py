@@ -111,6 +111,20 @@ def test_history_tells_what_the_query_was_restored_from(
         shutil.rmtree(savepoint, ignore_errors=True)
 
 
+def test_history_of_a_directory_is_the_tree(
+    savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (savepoint.parent / "elsewhere").mkdir()
+    shutil.copytree(savepoint, savepoint.parent / "elsewhere" / "copied")
+    assert main(["history", str(savepoint.parent / "elsewhere")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("savepoint of query ")
+    assert text.rstrip().endswith("elsewhere/copied")
+    assert main(["history", str(savepoint.parent / "elsewhere"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["family"]
+    assert (row["kind"], row["found"], row["generation"]) == ("savepoint", True, 0)
+
+
 def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (savepoint, storage.root / "chk-1"):
         assert main(["show", str(path)]) == 0
