@@ -101,15 +101,17 @@ class ListState:
 
     def _chunks(self, prefix: bytes, count: int) -> Iterable[bytes]:
         """Return the list's first so many chunks, without those that have aged."""
-        if self._aging is not None or count > _FEW_CHUNKS:
+        if self._aging is not None:  # a chunk may outlive its number in the list's own entry
+            return self._scanned(prefix)
+        if count > _FEW_CHUNKS:
             return self._scanned(prefix, prefix + _encoded_number(count))
         few = [self._chunk(_encoded_number(number)) for number in range(count)]
         return [chunk for chunk in few if chunk is not None]
 
-    def _scanned(self, prefix: bytes, end: bytes) -> Iterator[bytes]:
-        for key, data in self._table.scan(prefix):
+    def _scanned(self, prefix: bytes, end: bytes | None = None) -> Iterator[bytes]:
+        for key, data in self._table.scan(prefix, end):
             shown = data if self._aging is None else self._shown(prefix, key, data)
-            if prefix < key < end and shown is not None:
+            if key != prefix and shown is not None:
                 yield shown
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
