@@ -48,7 +48,7 @@ class StartLocation:
     ) -> None:
         self.storage = storage
         self._checkpoints_directory = checkpoints_directory
-        self._operators = operators
+        self.operators = operators
         self._log = SparkLog(storage)
 
     @property
@@ -75,7 +75,7 @@ class StartLocation:
         session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         epoch = self._committed_epoch
         bound = None if epoch is None else self._log.offsets_entry(epoch).parallelism
-        for operator in self._operators.descriptors:
+        for operator in self.operators.descriptors:
             if operator.parallelism != session:
                 raise PlanError(
                     f"operator {operator.uid!r} was built with spark.sql.shuffle.partitions = "
@@ -100,7 +100,7 @@ class StartLocation:
             If a state or an operator does not fit; nothing was started.
         """
         if self._committed_epoch is not None:
-            check_stored_operators(spark, self._log, self._committed_epoch, self._operators)
+            check_stored_operators(spark, self._log, self._committed_epoch, self.operators)
 
     def check_not_half_rolled_back(self) -> None:
         """Refuse a location in which a rollback was interrupted.
@@ -156,7 +156,7 @@ class StartLocation:
             )
             return
         source = open_source(request.path, falls_back=request.falls_back)
-        plan = request.plan(source, self._operators)
+        plan = request.plan(source, self.operators)
         plan.check()
         logger.info("%s", plan)
         if file_sink is not None:
@@ -166,7 +166,7 @@ class StartLocation:
             table.make()
         query_id = begin_seeding(self.storage)
         checkpoints = self.checkpoints(query_id)
-        seed(spark, self.storage, checkpoints, source, self._operators, request)
+        seed(spark, self.storage, checkpoints, source, self.operators, request)
         if file_sink is not None:
             file_sink.fill(source.metadata.epoch)
         finish_seeding(self.storage, source.path)
@@ -200,14 +200,14 @@ class StartLocation:
         RestoreError
             If the location is not fresh, but has no committed epoch either.
         """
-        initial = [initial_state_of(operator) for operator in self._operators.descriptors]
+        initial = [initial_state_of(operator) for operator in self.operators.descriptors]
         if not any(initial):
             self.check_not_half_seeded()
             return
         if self._committed_epoch is not None:
             logger.info("%s has committed epochs: no initial state is made", self.storage.root)
             return
-        if self._operators.native:
+        if self.operators.native:
             raise NotBuiltYetError(
                 "an initialState beside Spark's own stateful operators is not built yet: compute "
                 "them in a query of their own"
@@ -220,7 +220,7 @@ class StartLocation:
         query_id = begin_seeding(self.storage)
         seeds = [
             Seed(operator, [] if state is None else state.handles(runtime, query_id))
-            for operator, state in zip(self._operators.descriptors, initial, strict=True)
+            for operator, state in zip(self.operators.descriptors, initial, strict=True)
         ]
         seed_initial(spark, self.storage, seeds, sources)
         if file_sink is not None:

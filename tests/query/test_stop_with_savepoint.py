@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.writer import CheckpointedStreamWriter
+from pyspark_ckpt.query_start import QueryStart
 from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Job, await_progress, files_below
 from tests.query.model import events_of, expected, in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
@@ -105,7 +105,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     query = job.start()
     query.processAllAvailable()
     with monkeypatch.context() as patched:
-        patched.setattr(CheckpointedStreamWriter, "_run_one_epoch", cut)
+        patched.setattr(QueryStart, "_start_spark", cut)
         with pytest.raises(InterruptedError):
             query.stopWithSavepoint(drain=True)
     assert (job.location_path / "_draining").exists()
@@ -117,7 +117,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     assert not (job.location_path / "_draining").exists()
 
 
-def cut(*arguments: Any) -> None:
+def cut(*arguments: Any, **more: Any) -> None:
     """Where the driver dies."""
     raise InterruptedError
 

@@ -1,0 +1,190 @@
+"""One start of a query: checks its location, restores if told to, starts Spark and coordinator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource
+from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.drain import LastEpochs
+from pyspark_ckpt.checkpoint.origin import Restore, read_origin
+from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
+from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
+from pyspark_ckpt.checkpoint.snapshot import QueryFiles
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
+from pyspark_ckpt.file_sink_log import FileSinkLog
+from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
+from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.query_plan import source_ids
+from pyspark_ckpt.session_conf import conf_of_start, session_conf
+from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.table_sink import TableSink
+
+_start_lock = threading.Lock()
+"""The settings travel through the session's conf, which one start at a time may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOfSpark:
+    """How Spark's own query is started.
+
+    Parameters
+    ----------
+    start
+        With the trigger that the writer was given.
+    start_once
+        For one epoch only, into the same sink.
+    ends_by_itself
+        Whether that trigger does.
+    """
+
+    start: Callable[[], StreamingQuery]
+    start_once: Callable[[], StreamingQuery]
+    ends_by_itself: bool
+
+
+class QueryStart:
+    """Starts one query at its location.
+
+    Parameters
+    ----------
+    stream
+        What the query writes.
+    settings
+        What it goes by, with qualified paths.
+    migrations
+        Of states, while they are restored.
+    location
+        Its ``checkpointLocation``.
+    sink_log, table
+        Of Spark's file sink, and of the table that it writes into, if it does.
+    spark_query
+        How Spark's own query is started.
+    """
+
+    def __init__(
+        self,
+        stream: DataFrame,
+        settings: Settings,
+        migrations: RestoreMigrations,
+        location: StartLocation,
+        sink_log: FileSinkLog | None,
+        table: TableSink | None,
+        spark_query: StartOfSpark,
+    ) -> None:
+        self._stream = stream
+        self._spark: SparkSession = stream.sparkSession
+        self._settings = settings
+        self._migrations = migrations
+        self._location = location
+        self._sink_log = sink_log
+        self._table = table
+        self._spark_query = spark_query
+        self._runtime = Runtime(
+            checkpoints_directory=location.checkpoints_root,
+            query_subdirectory=settings.checkpoints_directory is not None,
+            backend_type=settings.backend_type,
+            inline_threshold_bytes=settings.inline_threshold_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            materialization=settings.materialization,
+        )
+        self._last_epochs = LastEpochs(SparkLog(location.storage), self._run_one_epoch)
+
+    def run(self) -> CheckpointedQuery:
+        """Start the query; on an error nothing was started or deleted."""
+        location = self._location
+        location.check_not_half_rolled_back()
+        location.check_parallelism(self._spark)
+        location.check_states(self._spark)
+        self._last_epochs.finish_interrupted()
+        with _start_lock:
+            self._fill_location()
+            location.prepare_sink(self._sink_log)
+            query = self._start_spark(
+                self._spark_query.start,
+                self._runtime,
+                ends_by_itself=self._spark_query.ends_by_itself,
+            )
+        return self._with_coordinator(query)
+
+    def _fill_location(self) -> None:
+        if self._settings.restore_path is None:
+            sources = len(source_ids(self._stream))
+            self._location.start_from_initial_state(
+                self._spark, self._runtime, sources, self._sink_log, self._table
+            )
+            return
+        request = restore_request(
+            self._stream, self._settings, self._settings.restore_path, self._migrations
+        )
+        self._location.restore(self._spark, request, self._sink_log, self._table)
+
+    def _run_one_epoch(self, drained_from_ms: int | None) -> None:
+        """Run the epoch that is due at the location, into the same sink, and no other."""
+        runtime = msgspec.structs.replace(self._runtime, drained_from_ms=drained_from_ms)
+        with _start_lock:
+            query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
+        query.awaitTermination()
+
+    def _start_spark(
+        self, start: Callable[[], StreamingQuery], runtime: Runtime, *, ends_by_itself: bool
+    ) -> StreamingQuery:
+        """Start Spark's query with the settings in the session's conf, which it copies."""
+        operators = self._location.operators
+        conf = conf_of_start(
+            operators.descriptors,
+            ends_by_itself=ends_by_itself,
+            one_watermark=operators.have_one_watermark,
+        )
+        conf[RUNTIME_KEY] = encode_runtime(runtime)
+        with session_conf(self._spark, conf):
+            return start()
+
+    def _with_coordinator(self, query: StreamingQuery) -> CheckpointedQuery:
+        location = self._location
+        files = QueryFiles(
+            checkpoint_location=str(location.storage.root),
+            spark_log=SparkLog(location.storage),
+            storage=location.checkpoints(query.id),
+            query_id=query.id,
+            query_name=query.name,
+            backend_type=self._settings.backend_type,
+            operators=location.operators,
+            source_ids=source_ids(self._stream),
+        )
+        try:
+            coordinator = CheckpointCoordinator(
+                self._spark, query, files, self._settings, self._last_epochs
+            )
+        except BaseException:
+            query.stop()  # nobody would have a handle on it
+            raise
+        origin = read_origin(files.storage)
+        if origin is not None and origin.claim_mode == CLAIM:
+            coordinator.listeners.add(ClaimedSource(origin))
+        coordinator.start()
+        restore = None if origin is None else Restore.of(origin)
+        return CheckpointedQuery(self._spark, query, coordinator, restore)
+
+
+def restore_request(
+    stream: DataFrame, settings: Settings, path: str, migrations: RestoreMigrations
+) -> RestoreRequest:
+    """Return what a query asks for that is to start from a savepoint or checkpoint."""
+    return RestoreRequest(
+        path=qualified_path(stream.sparkSession, path),
+        claim_mode=settings.claim_mode,
+        allow_non_restored_state=settings.allow_non_restored_state,
+        falls_back=settings.restore_fallback,
+        migrations=migrations,
+        backend_type=settings.backend_type,
+        source_ids=source_ids(stream),
+    )
