@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
@@ -14,16 +13,8 @@ from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
-from pyspark_ckpt.checkpoint.state_sizes import sizes_of
-from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.entries_frame import as_spark_frame
 from pyspark_ckpt.spark_paths import qualified_path
-
-_SCHEMA = (
-    "kind string, status string, checkpoint_id long, epoch long, triggered_at timestamp, "
-    "duration_ms long, size_bytes long, new_bytes long, files long, "
-    "phases_ms map<string, long>, path string, reason string"
-)
 
 
 class CheckpointedQuery(StreamingQuery):
@@ -67,8 +58,7 @@ class CheckpointedQuery(StreamingQuery):
             sources, verification), path, reason. :func:`pyspark_ckpt.subtask_history` has each
             subtask's part.
         """
-        rows = self._checkpoint_rows() + self._savepoint_rows() + self._aborted_rows()
-        return self._spark.createDataFrame(rows, _SCHEMA)
+        return as_spark_frame(self._spark, self._coordinator.entries())
 
     @property
     def lastOperatorProgress(self) -> list[dict[str, Any]]:
@@ -227,73 +217,3 @@ class CheckpointedQuery(StreamingQuery):
     def _raise_failure(self) -> None:
         if self._coordinator.failure is not None:
             raise self._coordinator.failure
-
-    def _checkpoint_rows(self) -> list[Row]:
-        rows = []
-        before: CheckpointMetadata | None = None
-        for checkpoint_id, metadata in self._coordinator.retained():
-            path = self._coordinator.path(checkpoint_id)
-            if isinstance(metadata, CkptError):
-                rows.append(
-                    _row("checkpoint", "corrupt", checkpoint_id, path=path, reason=str(metadata))
-                )
-                continue
-            new_bytes = None if before is None else sizes_of(metadata, before).new_bytes
-            rows.append(
-                _row(
-                    "checkpoint",
-                    "completed",
-                    checkpoint_id,
-                    epoch=metadata.epoch,
-                    triggered_at=_timestamp(metadata.triggered_at_ms),
-                    duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
-                    size_bytes=metadata.size_bytes,
-                    new_bytes=new_bytes,
-                    files=len({reference.path for reference in metadata.files()}) + 1,
-                    phases_ms=metadata.phases_ms,
-                    path=path,
-                )
-            )
-            before = metadata
-        return rows
-
-    def _savepoint_rows(self) -> list[Row]:
-        return [
-            _row(
-                "savepoint",
-                "completed",
-                epoch=savepoint.epoch,
-                triggered_at=_timestamp(savepoint.triggered_at_ms),
-                duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
-                size_bytes=savepoint.size_bytes,
-                files=savepoint.files,
-                path=savepoint.path,
-            )
-            for savepoint in self._coordinator.savepoints()
-        ]
-
-    def _aborted_rows(self) -> list[Row]:
-        return [
-            _row(
-                aborted.kind,
-                "aborted",
-                aborted.checkpoint_id,
-                epoch=aborted.epoch,
-                triggered_at=_timestamp(aborted.triggered_at_ms),
-                duration_ms=aborted.duration_ms,
-                reason=f"{aborted.reason.value}: {aborted.message}",
-            )
-            for aborted in self._coordinator.aborted()
-        ]
-
-
-def _row(kind: str, status: str, checkpoint_id: int | None = None, **fields: Any) -> Row:
-    empty = dict.fromkeys(
-        ("epoch", "triggered_at", "duration_ms", "size_bytes", "new_bytes", "files", "phases_ms")
-    )
-    row = {**empty, "path": None, "reason": None, **fields}
-    return Row(kind=kind, status=status, checkpoint_id=checkpoint_id, **row)
-
-
-def _timestamp(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000)

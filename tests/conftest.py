@@ -22,9 +22,10 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 ROOM_BYTES = 8 << 30  # some three times what all tests use
-# Tests are short: the JVM's second compiler would take more than it ever gives back. Hadoop starts
-# a process for each permission and link that it looks at, some fifty of them in an epoch.
-JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+# Tests are short: the JVM's second compiler would take more than it ever gives back. What the first
+# one makes outgrows its room by far, and would be thrown away and made again (measured). Hadoop
+# starts a process for each permission and link that it looks at, some fifty of them in an epoch.
+JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m", "-XX:+UseSerialGC"]
 if sys.platform == "linux":
     JAVA_OPTIONS.append("-Djdk.lang.Process.launchMechanism=VFORK")
 CLASSES = Path(sys.prefix) / "share" / "spark-classes.jsa"

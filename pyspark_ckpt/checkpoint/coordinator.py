@@ -22,9 +22,15 @@ from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.graceful_stop import stop_between_epochs
+from pyspark_ckpt.checkpoint.history_entry import (
+    HistoryEntry,
+    aborted_entry,
+    checkpoint_entries,
+    savepoint_entry,
+)
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
@@ -34,7 +40,6 @@ from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
-    CkptError,
     FailedCheckpointsError,
     FencedError,
     NotBuiltYetError,
@@ -139,24 +144,17 @@ class CheckpointCoordinator:
             self._stopping.wait(timeout_seconds)
             self._runner.hold.wait(timeout_seconds)  # another start would clean behind it
 
-    def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
-        """Return the retained checkpoints with their ids, oldest first.
+    def entries(self) -> list[HistoryEntry]:
+        """Return the retained checkpoints, then savepoints and what was given up since the start.
 
-        In the place of one that cannot be read stands the reason.
+        Each oldest first.
         """
-        return self._runner.retained()
-
-    def savepoints(self) -> list[Savepoint]:
-        """Return the savepoints taken since the query was started."""
-        return self._savepoints.taken()
-
-    def aborted(self) -> list[AbortedCheckpoint]:
-        """Return what was given up since the query was started."""
-        return self._runner.aborted()
-
-    def path(self, checkpoint_id: int) -> str:
-        """Return the directory of a checkpoint."""
-        return self._runner.path(checkpoint_id)
+        retained = ((n, self._runner.path(n), each) for n, each in self._runner.retained())
+        return [
+            *checkpoint_entries(retained),
+            *map(savepoint_entry, self._savepoints.taken()),
+            *map(aborted_entry, self._runner.aborted()),
+        ]
 
     def operator_progress(self) -> list[dict[str, Any]]:
         """Return what each operator did in the newest committed epoch; runs a small Spark job."""

@@ -10,9 +10,9 @@ import pandas as pd
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
-from pyspark_ckpt.checkpoint.history_log import HistoryEntry, HistoryLog
+from pyspark_ckpt.checkpoint.history_entry import HistoryEntry, checkpoint_entries
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.open_store import find_store
-from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
@@ -48,23 +48,13 @@ def history(path: str) -> pd.DataFrame:
     """
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
-        entries = [*checkpoint_entries(store), *HistoryLog(storage).entries()]
+        entries = [*entries_of(store), *HistoryLog(storage).entries()]
     return as_frame(sorted(entries, key=HistoryEntry.order))
 
 
-def checkpoint_entries(store: CompletedCheckpointStore) -> list[HistoryEntry]:
+def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
     """Describe the checkpoints that are there, damaged ones included."""
-    entries = []
-    before: CheckpointMetadata | None = None
-    for number in store.ids():
-        try:
-            metadata = store.read(number)
-        except CkptError as exc:
-            entries.append(_corrupt_entry(number, store.path(number), exc))
-            continue
-        entries.append(_entry(number, store.path(number), metadata, before))
-        before = metadata
-    return entries
+    return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
 
 
 def as_frame(entries: list[HistoryEntry]) -> pd.DataFrame:
@@ -77,32 +67,8 @@ def as_frame(entries: list[HistoryEntry]) -> pd.DataFrame:
     return frame.astype(types)[list(COLUMNS)]
 
 
-def _corrupt_entry(checkpoint_id: int, path: str, error: CkptError) -> HistoryEntry:
-    return HistoryEntry(
-        kind="checkpoint",
-        status="corrupt",
-        checkpoint_id=checkpoint_id,
-        triggered_at_ms=0,
-        duration_ms=0,
-        path=path,
-        reason=str(error),
-    )
-
-
-def _entry(
-    checkpoint_id: int, path: str, metadata: CheckpointMetadata, before: CheckpointMetadata | None
-) -> HistoryEntry:
-    sizes = sizes_of(metadata, before)
-    return HistoryEntry(
-        kind="checkpoint",
-        status="completed",
-        checkpoint_id=checkpoint_id,
-        epoch=metadata.epoch,
-        triggered_at_ms=metadata.triggered_at_ms,
-        duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
-        size_bytes=sizes.size_bytes,
-        new_bytes=sizes.new_bytes if before is not None else None,
-        files=len({reference.path for reference in metadata.files()}) + 1,
-        phases_ms=metadata.phases_ms,
-        path=path,
-    )
+def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError:
+    try:
+        return store.read(number)
+    except CkptError as exc:
+        return exc

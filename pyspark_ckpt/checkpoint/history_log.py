@@ -12,6 +12,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pyspark_ckpt.checkpoint.history_entry import (
+    BEGUN,
+    HistoryEntry,
+    aborted_entry,
+    savepoint_entry,
+)
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
@@ -26,39 +32,6 @@ KEPT = 1000
 
 _MAX_BYTES = 64 << 10
 _REMOVED_AT_ONCE = 100
-
-
-BEGUN = "begun"
-"""Status of a savepoint that is being taken, or whose driver ended before it was complete."""
-
-
-class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A savepoint, or a checkpoint or savepoint that was given up.
-
-    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``.
-    """
-
-    kind: str
-    status: str
-    triggered_at_ms: int
-    duration_ms: int
-    checkpoint_id: int | None = None
-    epoch: int | None = None
-    size_bytes: int | None = None
-    files: int | None = None
-    path: str | None = None
-    reason: str | None = None
-    new_bytes: int | None = None
-    phases_ms: dict[str, int] | None = None
-    run: str | None = None
-    last_id: int = 0
-    """The highest id of a checkpoint when it was noted."""
-
-    def order(self) -> tuple[int, bool, int, int]:
-        """Return what entries are sorted by: the wall clock is asked last, since it may jump."""
-        has_no_id = self.checkpoint_id is None
-        place = self.last_id if self.checkpoint_id is None else self.checkpoint_id
-        return place, has_no_id, -1 if self.epoch is None else self.epoch, self.triggered_at_ms
 
 
 class HistoryLog(CheckpointListener):
@@ -83,18 +56,7 @@ class HistoryLog(CheckpointListener):
     def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
         """Note what was given up, savepoints too."""
         self._last_id = max(self._last_id, checkpoint.checkpoint_id or 0)
-        self._note(
-            HistoryEntry(
-                kind=checkpoint.kind,
-                status="aborted",
-                checkpoint_id=checkpoint.checkpoint_id,
-                epoch=checkpoint.epoch,
-                triggered_at_ms=checkpoint.triggered_at_ms,
-                duration_ms=checkpoint.duration_ms,
-                reason=f"{checkpoint.reason.value}: {checkpoint.message}"[: _MAX_BYTES // 8],
-                last_id=self._last_id,
-            )
-        )
+        self._note(aborted_entry(checkpoint, self._last_id))
 
     def note_begun(self, path: str, triggered_at_ms: int, run: str) -> str:
         """Note a savepoint that is being taken, and return the entry's name."""
@@ -124,19 +86,7 @@ class HistoryLog(CheckpointListener):
 
     def note_savepoint(self, savepoint: Savepoint) -> None:
         """Note a savepoint that was completed."""
-        self._note(
-            HistoryEntry(
-                kind="savepoint",
-                status="completed",
-                epoch=savepoint.epoch,
-                triggered_at_ms=savepoint.triggered_at_ms,
-                duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
-                size_bytes=savepoint.size_bytes,
-                files=savepoint.files,
-                path=savepoint.path,
-                last_id=self._last_id,
-            )
-        )
+        self._note(savepoint_entry(savepoint, self._last_id))
 
     def entries(self) -> list[HistoryEntry]:
         """Return what was noted, oldest first unless the clock jumped between two checkpoints."""
@@ -148,7 +98,7 @@ class HistoryLog(CheckpointListener):
                 yield name, entry
 
     def _note(self, entry: HistoryEntry) -> str:
-        name = f"{entry.last_id:018}-{entry.triggered_at_ms:015}-{secrets.token_hex(4)}.json"
+        name = f"{entry.last_id:018}-{entry.triggered_at_ms or 0:015}-{secrets.token_hex(4)}.json"
         try:
             self._storage.write(f"{HISTORY}/{name}", [msgspec.json.encode(entry)])
             names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]

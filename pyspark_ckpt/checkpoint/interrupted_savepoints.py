@@ -6,7 +6,8 @@ import logging
 
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.dispose import dispose_of_begun
-from pyspark_ckpt.checkpoint.history_log import HistoryEntry, HistoryLog
+from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
@@ -83,7 +84,7 @@ def _aborted(entry: HistoryEntry) -> AbortedCheckpoint:
         kind="savepoint",
         checkpoint_id=None,
         epoch=entry.epoch,
-        triggered_at_ms=entry.triggered_at_ms,
+        triggered_at_ms=entry.triggered_at_ms or 0,
         duration_ms=0,
         reason=AbortReason.INTERRUPTED,
         message=f"the driver ended before {entry.path} was complete",

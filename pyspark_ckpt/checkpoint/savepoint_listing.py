@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_ckpt.checkpoint.history_log import BEGUN, HistoryEntry
+from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import is_savepoint_name
@@ -17,7 +17,7 @@ def savepoint_entries(directory: Storage) -> list[HistoryEntry]:
     """
     names = [name for name in directory.list() if is_savepoint_name(name)]
     entries = [_entry(directory.child(name)) for name in names]
-    return sorted(entries, key=lambda entry: entry.triggered_at_ms)
+    return sorted(entries, key=lambda entry: entry.triggered_at_ms or 0)
 
 
 def _entry(place: Storage) -> HistoryEntry:
@@ -28,8 +28,6 @@ def _entry(place: Storage) -> HistoryEntry:
         return HistoryEntry(
             kind="savepoint",
             status=BEGUN if is_begun else "corrupt",
-            triggered_at_ms=0,
-            duration_ms=0,
             path=place.url,
             reason=str(exc),
         )

@@ -10,8 +10,8 @@ import pandas as pd
 
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.history import as_frame, checkpoint_entries, history
-from pyspark_ckpt.checkpoint.history_log import BEGUN
+from pyspark_ckpt.checkpoint.history import as_frame, entries_of, history
+from pyspark_ckpt.checkpoint.history_entry import BEGUN
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.origin import read_origin
@@ -41,7 +41,7 @@ def list_checkpoints(arguments: Namespace) -> Result:
         return Result({"savepoints": records(frame)}, text)
     storage = find_checkpoints_directory(arguments.path)
     with closing(find_store(storage)) as store:
-        frame = as_frame(checkpoint_entries(store))[_OF_A_CHECKPOINT]
+        frame = as_frame(entries_of(store))[_OF_A_CHECKPOINT]
     return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from tests.query.model import OUTPUT, Reveal, in_order
 
 BACKEND = "spark.ckpt.state.backend.type"
@@ -184,26 +186,44 @@ def await_progress(query: ckpt.CheckpointedQuery, epoch: int) -> None:
     raise AssertionError(msg)
 
 
+class _Awaited(ckpt.CheckpointListener):
+    """Tells that a checkpoint of an epoch or a later one is complete."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch, self.came = epoch, threading.Event()
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        if checkpoint.epoch >= self.epoch:
+            self.came.set()
+
+
 def await_checkpoint(query: ckpt.CheckpointedQuery, epoch: int = 0) -> Row:
     """Wait until a checkpoint of this epoch or a later one is completed; return the newest."""
-    deadline = time.monotonic() + DEADLINE
-    while time.monotonic() < deadline:
-        found = [r for r in completed(query) if r.epoch >= epoch]
-        if found:
-            return max(found, key=lambda r: r.checkpoint_id)
-        time.sleep(0.05)
-    msg = f"no checkpoint of epoch {epoch} or later: {query.checkpoints().collect()}"
-    raise AssertionError(msg)
+    awaited = _Awaited(epoch)
+    query.addCheckpointListener(awaited)
+    try:
+        if all(row.epoch < epoch for row in completed(query)):
+            awaited.came.wait(DEADLINE)
+        found = [row for row in completed(query) if row.epoch >= epoch]
+        assert found, f"no checkpoint of epoch {epoch} or later: {query.checkpoints().collect()}"
+        return max(found, key=lambda row: row.checkpoint_id)
+    finally:
+        query.removeCheckpointListener(awaited)
 
 
 def await_rows(query: ckpt.CheckpointedQuery, job: Job, rows: int) -> list[Any]:
     """Wait until the sink has this many rows; return them all."""
     deadline = time.monotonic() + DEADLINE
+    log = job.base / job.out / "_spark_metadata"
+    seen = -1
     while query.isActive and time.monotonic() < deadline:
-        found = job.result()
-        if len(found) >= rows:
-            return found
-        time.sleep(0.1)
+        epochs = len(list(log.glob("[0-9]*"))) if log.exists() else 0
+        if epochs > seen:  # to read it takes longer than an epoch
+            seen = epochs
+            found = job.result()
+            if len(found) >= rows:
+                return found
+        time.sleep(0.02)
     msg = f"{rows} rows never came, there are {job.result()}"
     raise AssertionError(msg) from query.exception()
 

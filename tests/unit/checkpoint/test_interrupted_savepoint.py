@@ -12,7 +12,8 @@ import pytest
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.history_log import BEGUN, HistoryLog
+from pyspark_ckpt.checkpoint.history_entry import BEGUN
+from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, SavepointFormat, run_copies_here
 from pyspark_ckpt.checkpoint.verification import verify

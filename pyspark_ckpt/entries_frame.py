@@ -1,0 +1,49 @@
+"""What became of a query's checkpoints, as a DataFrame that lies on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
+
+_TEXT = (T.StringType(), pa.string())
+_NUMBER = (T.LongType(), pa.int64())
+_TIME = (T.TimestampType(), pa.timestamp("us", "UTC"))
+_NUMBERS = (T.MapType(T.StringType(), T.LongType()), pa.map_(pa.string(), pa.int64()))
+_COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
+    "kind": _TEXT,
+    "status": _TEXT,
+    "checkpoint_id": _NUMBER,
+    "epoch": _NUMBER,
+    "triggered_at": _TIME,
+    "duration_ms": _NUMBER,
+    "size_bytes": _NUMBER,
+    "new_bytes": _NUMBER,
+    "files": _NUMBER,
+    "phases_ms": _NUMBERS,
+    "path": _TEXT,
+    "reason": _TEXT,
+}
+
+
+def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> DataFrame:
+    """Return entries as a DataFrame, a row each.
+
+    Rows made from Arrow are part of the plan: nobody who reads them waits for a free slot.
+    """
+    arrow = pa.schema([(name, in_arrow) for name, (_, in_arrow) in _COLUMNS.items()])
+    schema = T.StructType([T.StructField(name, each) for name, (each, _) in _COLUMNS.items()])
+    return spark.createDataFrame(pa.Table.from_pylist(list(map(_row, entries)), arrow), schema)
+
+
+def _row(entry: HistoryEntry) -> dict[str, Any]:
+    row = msgspec.structs.asdict(entry)
+    triggered_at_us = None if entry.triggered_at_ms is None else 1000 * entry.triggered_at_ms
+    phases_ms = None if entry.phases_ms is None else list(entry.phases_ms.items())
+    return {**row, "triggered_at": triggered_at_us, "phases_ms": phases_ms}
