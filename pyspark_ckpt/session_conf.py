@@ -60,7 +60,8 @@ def conf_of_start(
 @contextmanager
 def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
     """Set conf values of a session and put back what was there before."""
-    before = {key: spark.conf.get(key, None) for key in values if _is_set(spark, key)}
+    # What `get` answers may be a default; to ask for all takes the JVM a call per key.
+    before = {key: value for key, value in spark.conf.getAll.items() if key in values}
     for key, value in values.items():
         spark.conf.set(key, value)
     try:
@@ -68,11 +69,6 @@ def session_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[Non
     finally:
         for key in values:
             if key in before:
-                spark.conf.set(key, str(before[key]))
+                spark.conf.set(key, before[key])
             else:
                 spark.conf.unset(key)
-
-
-def _is_set(spark: SparkSession, key: str) -> bool:
-    """Tell whether a key was set in the session, rather than has a default."""
-    return key in spark.conf.getAll
