@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from rocksdict import (
+    AccessType,
     Checkpoint,
     DBCompactionStyle,
     Options,
@@ -48,12 +49,15 @@ class RocksDBBackend(StateBackend):
     guarantee against a killed process, without writing the data twice.
     """
 
-    def __init__(self, directory: Path, *, create: bool) -> None:
+    def __init__(self, directory: Path, *, create: bool, read_only: bool = False) -> None:
         self._directory = directory
         if create:
             directory.mkdir(parents=True, exist_ok=True)
+        access = AccessType.read_only() if read_only else AccessType.read_write()
         with self._translated("open"):
-            self._db: Rdict | None = Rdict(str(directory), _options(create=create))
+            self._db: Rdict | None = Rdict(
+                str(directory), _options(create=create), access_type=access
+            )
         self._db.set_write_options(_write_options())
         self._open_scans: WeakSet[Generator[Any, None, None]] = WeakSet()
 

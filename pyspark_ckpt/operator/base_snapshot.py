@@ -93,7 +93,7 @@ def read_base(
         with tempfile.TemporaryDirectory(prefix="base-", dir=directory) as temporary:
             place = Path(temporary) / "files"
             fetch_files(storage, base, place)
-            with open_fetched(place, base) as backend:
+            with open_fetched(place, base, read_only=True) as backend:
                 yield from frames_of(backend)
     else:
         raise CorruptFileError(
@@ -148,8 +148,17 @@ def fetch_files(
             shutil.copyfile(found, target)
 
 
-def open_fetched(place: Path, base: BaseSnapshot) -> StateBackend:
+def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) -> StateBackend:
     """Open the files of a snapshot of RocksDB, which become the backend's own.
+
+    Parameters
+    ----------
+    place
+        Where they are.
+    base
+        The snapshot.
+    read_only
+        Whether they are left as they are.
 
     Raises
     ------
@@ -157,7 +166,7 @@ def open_fetched(place: Path, base: BaseSnapshot) -> StateBackend:
         If they are no database at the snapshot's version.
     """
     try:
-        backend = open_backend("rocksdb", place, create=False)
+        backend = open_backend("rocksdb", place, create=False, read_only=read_only)
     except BackendCorruptError as exc:
         raise _not_a_database(base, str(exc)) from exc
     try:

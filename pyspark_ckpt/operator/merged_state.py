@@ -9,7 +9,7 @@ from operator import lt
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
@@ -47,7 +47,9 @@ def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Ch
             for key, value in zip(part.keys, part.values, strict=True):
                 writes.add(key, value)
         base = iter(()) if handle.base is None else read_base(storage, handle.base, scratch)
-        yield from _merged(_in_order(base, handle), writes.all_in_order())
+        if handle.base is not None and handle.base.format != ROCKSDB_FORMAT:
+            base = _in_order(base, handle)  # a database scans in order
+        yield from _merged(base, writes.all_in_order())
     finally:
         writes.close()
 

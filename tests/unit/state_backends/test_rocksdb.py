@@ -135,6 +135,7 @@ def test_a_flipped_bit_in_a_data_file_is_found_or_does_no_harm(
         _outcome(copied, lambda backend: _in_parts(backend) == entries),
         _outcome(copied, lambda backend: backend.get_many(list(entries)) == expected),
         _outcome(copied, lambda backend: [backend.get_many([k])[0] for k in entries] == expected),
+        _outcome(copied, lambda backend: _in_parts(backend) == entries, read_only=True),
     ]
     assert set(outcomes) <= {True, BackendCorruptError}, f"seed {seed}: {outcomes}"
 
@@ -144,10 +145,12 @@ def _in_parts(backend: StateBackend) -> dict[bytes, bytes | None]:
     return {key: value for part in parts for key, value in zip(part.keys, part.values, strict=True)}
 
 
-def _outcome(directory: Path, read: Callable[[StateBackend], bool]) -> object:
+def _outcome(
+    directory: Path, read: Callable[[StateBackend], bool], *, read_only: bool = False
+) -> object:
     """Return what `read` says, or the type of the error that it ends with."""
     try:
-        with open_backend("rocksdb", directory, create=False) as backend:
+        with open_backend("rocksdb", directory, create=False, read_only=read_only) as backend:
             return read(backend)
     except StateBackendError as exc:
         return type(exc)
@@ -159,10 +162,28 @@ def test_a_missing_file_is_corrupt_and_costs_no_other_file(copied: Path, pattern
     for path in [*copied.glob("*.log"), *copied.glob(pattern)]:
         path.unlink()
     remaining = {path.name for path in copied.glob("*.sst")}
-    for _ in range(2):
+    for read_only in (False, True, False):
         with pytest.raises(BackendCorruptError, match="copied"):
-            open_backend("rocksdb", copied, create=False)
+            open_backend("rocksdb", copied, create=False, read_only=read_only)
     assert {path.name for path in copied.glob("*.sst")} == remaining
+
+
+def test_one_to_be_read_only_is_left_as_it_is(copied: Path, entries: dict[bytes, bytes]) -> None:
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    with open_backend("rocksdb", copied, create=False, read_only=True) as backend:
+        assert (backend.version(), _in_parts(backend)) == ("2", entries)
+        with open_backend("rocksdb", copied, create=False, read_only=True) as another:
+            assert dict(another.scan()) == entries
+        with pytest.raises(StateBackendError, match="copied"):
+            backend.apply([Changes([b"new"], [b"value"])], "3")
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
+
+
+def test_what_cannot_be_read_only(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read only"):
+        open_backend("rocksdb", tmp_path / "new", create=True, read_only=True)
+    with pytest.raises(ValueError, match="heap"):
+        open_backend("heap", copied, create=False, read_only=True)
 
 
 def test_stored_bytes_are_never_unpickled(tmp_path: Path) -> None:
