@@ -48,7 +48,7 @@ class PandasClock(Clock, PandasTimers):
     [
         (Clock, "ProcessingTime", {"timer now", "timer past"}),
         (PandasClock, "ProcessingTime", {"timer now", "timer past"}),
-        (Timers, "EventTime", set()),
+        pytest.param(Timers, "EventTime", set(), marks=pytest.mark.soak),
     ],
 )
 def test_timers_of_one_run(

@@ -93,7 +93,9 @@ class PandasBegun(Begun):
         return pd.DataFrame([self.tell(key, what).asDict()])
 
 
-@pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
+@pytest.mark.parametrize(
+    "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
+)
 @pytest.mark.parametrize("processor", [Begun, PandasBegun])
 def test_initial_state(
     both: Callable[..., Both], spark: SparkSession, processor: type[Begun], time_mode: str

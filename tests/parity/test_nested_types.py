@@ -126,7 +126,7 @@ class NestedKeys(StatefulProcessor):
         pass
 
 
-@pytest.mark.parametrize("column", ["s", "n"])
+@pytest.mark.parametrize("column", [pytest.param("s", marks=pytest.mark.soak), "n"])
 def test_nested_keys(both: Callable[..., Both], column: str) -> None:
     """Structs as keys, also null ones and with null fields; PySpark fails on arrays as keys."""
     full = ({"p": 1, "q": "q"}, {"p": 1, "q": {"r": "r"}})

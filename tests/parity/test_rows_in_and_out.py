@@ -62,7 +62,11 @@ class Keyed(StatefulProcessor):
 
 @pytest.mark.parametrize(
     "keys",
-    [("k1", "k2"), ("b", "day", "s", "dec", "raw"), ("ts", "ntz", "text", "d", "f")],
+    [
+        pytest.param(("k1", "k2"), marks=pytest.mark.soak),
+        ("b", "day", "s", "dec", "raw"),
+        ("ts", "ntz", "text", "d", "f"),
+    ],
     ids="+".join,
 )
 def test_keys_and_rows(both: Callable[..., Both], keys: tuple[str, ...]) -> None:
@@ -240,7 +244,11 @@ class Loose(StatefulProcessor):
 
 @pytest.mark.parametrize(
     ("keys", "count"),
-    [(["list", "empty", "generator", "order"], 6), (["too few"], 1), (["too many"], 1)],
+    [
+        (["list", "empty", "generator", "order"], 6),
+        (["too few"], 1),
+        pytest.param(["too many"], 1, marks=pytest.mark.soak),
+    ],
     ids=["any iterable", "missing field", "extra field"],
 )
 def test_output_by_name(both: Callable[..., Both], keys: list[str], count: int) -> None:

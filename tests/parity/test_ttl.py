@@ -45,7 +45,9 @@ def in_order(*scripts: list[Any]) -> list[Any]:
     return [(k, i, *rest) for i, (k, _, *rest) in enumerate(steps)]
 
 
-@pytest.mark.parametrize("processor", [Short, Long, ShortPandas])
+@pytest.mark.parametrize(
+    "processor", [Short, pytest.param(Long, marks=pytest.mark.soak), ShortPandas]
+)
 def test_before_and_after(both: Callable[..., Both], processor: type[Operations]) -> None:
     """State is whole in the epoch that wrote it; after that it is there or gone as a whole."""
     files = [
