@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 CLASSES := $(VENV)/share/spark-classes.jsa
+DEFAULTS := $(VENV)/share/hadoop-defaults.jar
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
@@ -45,8 +46,11 @@ setup: $(VENV)/.dev java ## Set up everything for development
 java:
 	@sh tools/ensure_java.sh
 
-$(CLASSES): $(VENV)/.dev | java
-	$(BIN)/python tools/archive_classes.py $@
+$(CLASSES): $(DEFAULTS) | java
+	$(BIN)/python tools/archive_classes.py $@ $(DEFAULTS)
+
+$(DEFAULTS): $(VENV)/.dev
+	$(BIN)/python tools/small_hadoop_defaults.py $@
 
 $(VENV)/.demo: setup.cfg setup.py pyproject.toml
 	sh tools/make_venv.sh $(PYTHON) $(VENV)

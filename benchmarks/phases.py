@@ -47,7 +47,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "state read": tuple(
         f"{_OPERATOR}.state_table:StateTable.{name}"
-        for name in ("get", "get_many", "get_prefetched", "scan", "has_any_below")
+        for name in ("get", "get_many", "get_prefetched", "scan", "has_any_below", "first_below")
     ),
     "decode": (
         f"{_OPERATOR}.codec:TupleCodec.decode",

@@ -38,15 +38,22 @@ NO_CODEGEN = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-os.environ.setdefault(
-    "PYSPARK_SUBMIT_ARGS",
-    " ".join([f"--conf {key}={value}" for key, value in NO_CODEGEN.items()] + ["pyspark-shell"]),
-)
+SUBMITTED = [f"--conf {key}={value}" for key, value in NO_CODEGEN.items()]
+HADOOP_DEFAULTS = CLASSES.with_name("hadoop-defaults.jar")
+if HADOOP_DEFAULTS.exists():  # the archive of classes goes with it
+    SUBMITTED.append(f"--driver-class-path {HADOOP_DEFAULTS}")
+    SUBMITTED.append(f"--conf spark.executor.extraClassPath={HADOOP_DEFAULTS}")
+os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join([*SUBMITTED, "pyspark-shell"]))
 
 MEMORY_DISK = Path("/dev/shm")
 if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
     # Thousands of synced files take no time there.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
+
+# Checksums beside Spark's own files take half of those processes. Programs of their own keep them.
+FEW_PROCESSES = {
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"
+}
 
 PARALLELISM = 2
 WORKERS = Path(__file__).with_name("workers")
@@ -72,7 +79,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
         .config("spark.sql.session.timeZone", "UTC")
-        .config(map=NO_CODEGEN)
+        .config(map=NO_CODEGEN | FEW_PROCESSES)
         .config("spark.python.daemon.module", "preloaded_daemon")
         .config("spark.executorEnv.PYTHONPATH", str(WORKERS))
         .getOrCreate()

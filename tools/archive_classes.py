@@ -1,7 +1,8 @@
 """Archives the classes that Spark loads: a JVM that shares them starts in about half the time.
 
-``python tools/archive_classes.py ARCHIVE`` runs a small query; the JVM writes the archive when it
-ends. `make test` does so once. A JVM or Spark of another version takes no notice of the archive.
+``python tools/archive_classes.py ARCHIVE JAR`` runs a small query with ``JAR`` first on the class
+path, as it then has to be; the JVM writes the archive when it ends. `make test` does so once. A JVM
+or Spark of another version takes no notice of the archive.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Count(StatefulProcessor):
         """Nothing to close."""
 
 
-def main(archive: Path) -> None:
+def main(archive: Path, first: Path) -> None:
     """Have a JVM write the archive, which appears when it is complete."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     unfinished = archive.with_suffix(".new")
@@ -48,6 +49,7 @@ def main(archive: Path) -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # as tests do
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-class-path {first} pyspark-shell"
     with tempfile.TemporaryDirectory() as directory:
         spark = _session(Path(directory), unfinished)
         _run_query(spark, Path(directory))
@@ -90,4 +92,4 @@ def _run_query(spark: SparkSession, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute())

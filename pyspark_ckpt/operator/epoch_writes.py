@@ -92,13 +92,26 @@ class EpochWrites:
 
     def add_below(self, prefix: bytes, key: bytes, value: Write) -> None:
         """Write one entry that :meth:`scan` of `prefix` must see."""
-        self._below.setdefault(prefix, {})[key] = value
-        self.add(key, value)
+        below = self._below.get(prefix)
+        if below is None:
+            self._below[prefix] = {key: value}
+        else:
+            below[key] = value
+        # As in `add`, which would be another call for each of many writes.
+        self._memory[key] = value
+        self._bytes += _ENTRY_BYTES + len(key) + (len(value) if value is not None else 0)
+        if self._bytes + self._held_back_bytes > self._limit_bytes:
+            self.spill()
 
     def newest_below(self, prefix: bytes) -> Write:
         """Return the newest write below a prefix that is in memory, ``None`` also for none."""
         written = self._below.get(prefix)
         return next(reversed(written.values())) if written else None
+
+    def first_below(self, prefix: bytes) -> bytes | None:
+        """Return the lowest key below a prefix that has a value in memory, without sorting."""
+        written = self._below.get(prefix, {})
+        return min((key for key, value in written.items() if value is not None), default=None)
 
     def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, Write]]:
         """Yield the writes below a prefix in key order, deletes included, at least up to `end`."""
@@ -145,13 +158,23 @@ class EpochWrites:
     def all_in_order(self) -> Iterator[Changes]:
         """Yield all writes in key order, in frames."""
         self.hand_over_pending()
-        entries: Iterator[tuple[bytes, Write]] = (
-            (key, self._memory[key]) for key in sorted(self._memory)
-        )
-        if self._spilled is not None:
-            spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
-            entries = overlaid(spilled, entries)
-        yield from in_frames(entries)
+        if self._spilled is None:
+            yield from self._frames_in_memory()
+            return
+        in_memory = ((key, self._memory[key]) for key in sorted(self._memory))
+        spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
+        yield from in_frames(overlaid(spilled, in_memory))
+
+    def _frames_in_memory(self) -> Iterator[Changes]:
+        keys = sorted(self._memory)
+        for start in range(0, len(keys), FRAME_ENTRIES):
+            frame_keys = keys[start : start + FRAME_ENTRIES]
+            values = list(map(self._memory.__getitem__, frame_keys))
+            size_bytes = sum(map(len, frame_keys)) + sum(map(len, filter(None, values)))
+            if size_bytes < FRAME_BYTES:
+                yield Changes(frame_keys, values)
+            else:
+                yield from in_frames(zip(frame_keys, values, strict=True))
 
     def close(self) -> None:
         """Remove what lies on disk; safe to call twice."""

@@ -265,7 +265,7 @@ class InputColumns:
 
     def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
         return [
-            [received(transport, value) for value in values] if transport.receive else values
+            _all_received(transport.receive, values) if transport.receive else values
             for transport, values in zip(self._transports, sent, strict=True)
         ]
 
@@ -275,6 +275,10 @@ class InputColumns:
         if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType):
             return [_canonical_key(value) for value in sent]
         return sent
+
+
+def _all_received(receive: Callable[[Any], Any], values: list[Any]) -> list[Any]:
+    return [None if value is None else receive(value) for value in values]
 
 
 def _quoted(name: str) -> Column:

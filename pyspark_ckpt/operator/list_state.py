@@ -36,6 +36,7 @@ class ListState:
         self._codec = codec
         self._aging = aging
         self._appended: dict[bytes, _Chunk] = {}
+        self._counted: tuple[bytes, int] | None = None
         table.before_barrier(self._write_chunks)
 
     def exists(self) -> bool:
@@ -51,15 +52,16 @@ class ListState:
         """Return an iterator over the key's values in order, as they are now."""
         prefix = self._prefix()
         appended = self._appended.get(prefix)
-        count = _number_of_chunks(self._header()) if appended is None else appended.number
+        count = self._count(prefix) if appended is None else appended.number
         chunks = self._chunks(prefix, count)
         return self._decoded(chunks, [] if appended is None else list(appended.items))
 
     def put(self, newState: list[Value]) -> None:
         """Replace the key's list; an empty one clears it, which PySpark refuses."""
-        encoded = [self._codec.encode(value) for value in newState]
-        if encoded and self._aging is None and _number_of_chunks(self._header()) == 1:
-            chunk = self._appended[self._prefix()] = _Chunk(0)  # instead of the one there is
+        encoded = list(map(self._codec.encode, newState))
+        prefix = self._prefix()
+        if encoded and self._aging is None and self._count(prefix) == 1:
+            chunk = self._appended[prefix] = _Chunk(0)  # instead of the one there is
             self._extend(chunk, encoded)
             return
         self.clear()
@@ -77,6 +79,7 @@ class ListState:
         """Remove the key's list."""
         prefix = self._prefix()
         self._appended.pop(prefix, None)  # first: a spill in between would write it
+        self._counted = None
         for key in list(self._written_keys(prefix)):
             self._table.write_below(prefix, key, None)
 
@@ -85,6 +88,12 @@ class ListState:
 
     def _header(self) -> bytes | None:
         return self._table.get_prefetched(self._state_id)
+
+    def _count(self, prefix: bytes) -> int:
+        """Return how many chunks the current key's list has, remembered for the next call."""
+        if self._counted is None or self._counted[0] != prefix:
+            self._counted = prefix, _number_of_chunks(self._header())
+        return self._counted[1]
 
     def _chunk(self, number: bytes) -> bytes | None:
         return self._table.get_prefetched(self._state_id, number)
@@ -146,6 +155,7 @@ class ListState:
         if self._aging is not None and header is not None:
             stamp = self._aging.stamp_over(header)  # the header lives as long as any chunk
         self._extend(chunk, encoded)
+        self._counted = None
         self._table.write_below(prefix, prefix, stamp + _encoded_number(chunk.number + 1))
 
     def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
@@ -156,8 +166,9 @@ class ListState:
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}
         for prefix, chunk in appended.items():
+            # No scan looks for them in memory: they leave it now.
             key = prefix + _encoded_number(chunk.number)
-            self._table.write_below(prefix, key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+            self._table.put(key, chunk.stamp + _chunk_encoder.encode(chunk.items))
 
 
 def _number_of_chunks(header: bytes | None) -> int:

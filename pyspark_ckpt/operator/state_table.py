@@ -68,9 +68,15 @@ class StateTable:
         self._backend = backend
         self._keys = keys
         self._writes = EpochWrites() if writes is None else writes
-        self._ahead: dict[tuple[bytes, bytes], _ReadAhead] = {}
+        self._find = self._writes.find
+        self._ahead: dict[bytes, _ReadAhead] = {}
         self.reads = 0
-        self.cache_hits = 0
+        self._missed = 0
+
+    @property
+    def cache_hits(self) -> int:
+        """How many of the reads the backend was not asked for."""
+        return self.reads - self._missed
 
     def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Go on with another part of the epoch's keys."""
@@ -100,10 +106,10 @@ class StateTable:
     def get(self, key: bytes) -> bytes | None:
         """Return one entry."""
         self.reads += 1
-        write: Write = self._writes.find(key)
+        write: Write = self._find(key)
         if write is not NOT_WRITTEN:
-            self.cache_hits += 1
             return write
+        self._missed += 1
         return self._backend.get_many([key])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -114,7 +120,7 @@ class StateTable:
         for place, value in zip(places, stored, strict=True):
             values[place] = value
         self.reads += len(keys)
-        self.cache_hits += len(keys) - len(places)
+        self._missed += len(places)
         return values
 
     def get_prefetched(self, state_id: bytes, below: bytes = b"") -> bytes | None:
@@ -127,23 +133,24 @@ class StateTable:
         below
             What follows the key in the stored key; nothing for the entry at the key itself.
         """
-        if self.current.key_group is None:
+        current = self.current
+        if current.key_group is None:
             return self.get(self.stored_key(state_id))  # which says what is wrong
         self.reads += 1
-        self.cache_hits += 1
-        position = self.current.position
-        ahead = self._ahead.get((state_id, below))
-        if ahead is None or not ahead.start <= position < ahead.start + len(ahead.keys):
-            ahead = self._ahead[state_id, below] = self._read_ahead(state_id, below, position)
-            self.cache_hits -= 1
-        place = position - ahead.start
-        write: Write = self._writes.find(ahead.keys[place])
+        ahead = self._ahead.get(state_id + below)
+        if ahead is None or not 0 <= current.position - ahead.start < len(ahead.keys):
+            ahead = self._read_ahead(state_id, below, current.position)
+        place = current.position - ahead.start
+        write: Write = self._find(ahead.keys[place])
         return ahead.values[place] if write is NOT_WRITTEN else write
 
     def _read_ahead(self, state_id: bytes, below: bytes, start: int) -> _ReadAhead:
+        self._missed += 1
         stop = min(start + PREFETCH_KEYS, len(self._keys))
         keys = [group + state_id + key + below for group, key in self._keys[start:stop]]
-        return _ReadAhead(start, keys, self._backend.get_many(keys))
+        ahead = _ReadAhead(start, keys, self._backend.get_many(keys))
+        self._ahead[state_id + below] = ahead  # all state ids are of one length
+        return ahead
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write an entry that no scan looks for."""
@@ -159,14 +166,26 @@ class StateTable:
 
     def is_written(self, key: bytes) -> bool:
         """Tell whether the epoch has written an entry."""
-        return self._writes.find(key) is not NOT_WRITTEN
+        return self._find(key) is not NOT_WRITTEN
 
     def has_any_below(self, prefix: bytes) -> bool:
         """Tell whether :meth:`scan` of `prefix` would yield an entry."""
         # The newest write is the likeliest to be an entry, and found without sorting them all.
         if self._writes.newest_below(prefix) is not None:
             return True
-        return next(self.scan(prefix), None) is not None
+        return self.first_below(prefix) is not None
+
+    def first_below(self, prefix: bytes) -> bytes | None:
+        """Return the key of the first entry that :meth:`scan` of `prefix` would yield."""
+        if self._writes.is_spilled:
+            return next((key for key, _ in self.scan(prefix)), None)
+        written = self._writes.first_below(prefix)
+        for key, _ in self._backend.scan(prefix):
+            if written is not None and key >= written:
+                break
+            if self._find(key) is NOT_WRITTEN:
+                return key
+        return written
 
     def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries below a prefix in key order, this epoch's writes included.

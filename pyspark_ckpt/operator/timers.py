@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
@@ -46,32 +47,35 @@ class Timers:
 
     def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
         self._table = table
-        self._mode = clock.mode
+        self._has_no_clock = clock.mode is TimeMode.NONE
         self._where = where
         self._fires_from_ms: int | None = None
         self._registered_while_firing: set[bytes] = set()
 
     def register(self, time_ms: int) -> None:
         """Register a timer for the current key; registering it twice changes nothing."""
-        self._check_mode("registerTimer")
-        by_key, by_time = self._stored_keys(time_ms)
+        if self._has_no_clock:
+            self._refuse("registerTimer")
+        of_key, by_time, time = self._stored_keys(time_ms)
         is_due = self._fires_from_ms is not None and time_ms <= self._fires_from_ms
         if is_due and self._table.get(by_time) is None:
             self._registered_while_firing.add(by_time)
-        self._table.write_below(by_key[:-TIME_BYTES], by_key, _NOTHING)
+        self._table.write_below(of_key, of_key + time, _NOTHING)
         self._table.write_below(TIME_INDEX, by_time, _NOTHING)
 
     def delete(self, time_ms: int) -> None:
         """Delete a timer of the current key, if there is one."""
-        self._check_mode("deleteTimer")
-        by_key, by_time = self._stored_keys(time_ms)
-        self._table.write_below(by_key[:-TIME_BYTES], by_key, None)
+        if self._has_no_clock:
+            self._refuse("deleteTimer")
+        of_key, by_time, time = self._stored_keys(time_ms)
+        self._table.write_below(of_key, of_key + time, None)
         self._table.write_below(TIME_INDEX, by_time, None)
         self._registered_while_firing.discard(by_time)
 
     def of_current_key(self) -> Iterator[int]:
         """Return an iterator over the current key's timers in the order of time."""
-        self._check_mode("listTimers")
+        if self._has_no_clock:
+            self._refuse("listTimers")
         prefix = self._table.stored_key(TIMERS_ID)
         # Read at once: the processor may delete timers while it goes through them.
         return iter([decode_time(key[len(prefix) :]) for key, _ in self._table.scan(prefix)])
@@ -93,22 +97,22 @@ class Timers:
 
     def earliest_ms(self) -> int | None:
         """Return when the next timer of any key is due, ``None`` if there is none."""
-        first = next(self._table.scan(TIME_INDEX), None)
-        return None if first is None else _timer(first[0]).time_ms
+        first = self._table.first_below(TIME_INDEX)
+        return None if first is None else _timer(first).time_ms
 
-    def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes]:
-        time = encode_time(int(time_ms))
-        by_key = self._table.stored_key(TIMERS_ID) + time
+    def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes, bytes]:
+        """Return what the key's timers begin with, the timer's place by time, and its time."""
+        of_key = self._table.stored_key(TIMERS_ID)
         current = self._table.current
         assert current.key_group is not None  # stored_key has checked it
-        return by_key, TIME_INDEX + time + current.key_group + current.key
+        time = encode_time(int(time_ms))
+        return of_key, TIME_INDEX + time + current.key_group + current.key, time
 
-    def _check_mode(self, method: str) -> None:
-        if self._mode is TimeMode.NONE:
-            raise PlanError(
-                f"{self._where}: {method} needs a clock, the operator has timeMode='None': give it "
-                "'ProcessingTime' or 'EventTime'"
-            )
+    def _refuse(self, method: str) -> NoReturn:
+        raise PlanError(
+            f"{self._where}: {method} needs a clock, the operator has timeMode='None': give it "
+            "'ProcessingTime' or 'EventTime'"
+        )
 
 
 def _after(time_ms: int) -> bytes:

@@ -19,6 +19,9 @@ from pyspark_ckpt.operator.row_types import row_type_of
 
 Converter = Callable[[Any], Any]
 
+_EXACT_MICROSECONDS = 2**32 * 1_000_000
+"""Up to here, in the years 1834 to 2106, seconds as a float tell microseconds apart."""
+
 
 class WireForm(ABC):
     """What an encoding makes of each Spark type."""
@@ -89,6 +92,8 @@ def row_style(zone: datetime.tzinfo) -> ValueStyle:
 
 def aware_timestamp(zone: datetime.tzinfo, microseconds: int) -> datetime.datetime:
     """Return the instant, shown in `zone`."""
+    if -_EXACT_MICROSECONDS < microseconds < _EXACT_MICROSECONDS:  # in less than half the time
+        return datetime.datetime.fromtimestamp(microseconds / 1_000_000, zone)
     seconds, rest = divmod(microseconds, 1_000_000)
     return datetime.datetime.fromtimestamp(seconds, zone).replace(microsecond=rest)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_ckpt.operator import epoch_writes
 from pyspark_ckpt.operator.epoch_writes import (
     FRAME_ENTRIES,
     NOT_WRITTEN,
@@ -149,6 +150,21 @@ def test_frames_are_of_bounded_length_and_in_order(
     assert [len(frame) for frame in frames] == [FRAME_ENTRIES, FRAME_ENTRIES, 1]
     keys = [key for frame in frames for key in frame.keys]
     assert keys == sorted(set(keys))
+
+
+def test_frames_of_large_values_are_of_bounded_size(
+    make_writes: MakeWrites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoch_writes, "FRAME_BYTES", 10_000)
+    writes = make_writes(1 << 30)
+    expected: dict[bytes, Write] = {b"%03d" % n: b"x" * 999 for n in range(100)}
+    expected |= {b"%03d" % n: None for n in range(0, 100, 7)}
+    for key, value in expected.items():
+        writes.add(key, value)
+    assert (
+        max(sum(map(len, filter(None, frame.values))) for frame in writes.all_in_order()) < 11_000
+    )
+    assert pairs(writes) == sorted(expected.items())
 
 
 @pytest.mark.parametrize("length", [0, 1, FRAME_ENTRIES, FRAME_ENTRIES + 1])

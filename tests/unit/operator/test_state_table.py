@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_ckpt.operator import state_table
+from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.key_groups import MAX_MAX_PARALLELISM
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import encode_key_group
 from state_backends import Changes, StateBackend
 from state_backends.backend import FIRST_RESERVED_KEY
+from tests.unit.operator.subtask_epochs import IN_MEMORY
 
 MakeTable = Callable[[Sequence[tuple[bytes, bytes]]], StateTable]
 
@@ -166,21 +169,28 @@ _WRITES = st.lists(st.tuples(st.binary(max_size=2), st.none() | st.binary(max_si
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(stored=_ENTRIES, written=_WRITES)
+@given(stored=_ENTRIES, written=_WRITES, spills_after=st.none() | st.integers(0, 8))
 def test_a_scan_merges_stored_and_written_entries(
     backend: StateBackend,
     stored: dict[bytes, bytes],
     written: list[tuple[bytes, bytes | None]],
+    spills_after: int | None,
 ) -> None:
     old = [key for key, _ in backend.scan()]
     backend.apply([Changes(old, [None] * len(old))], "cleared")
     fill(backend, {b"p" + key: value for key, value in stored.items()} | {b"o": b"", b"q": b""})
-    table = StateTable(backend, ())
+    writes = EpochWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
+    table = StateTable(backend, (), writes)
     expected: dict[bytes, bytes | None] = {b"p" + key: value for key, value in stored.items()}
-    for key, value in written:
+    for place, (key, value) in enumerate(written):
+        if place == spills_after:
+            writes.spill()
         table.write_below(b"p", b"p" + key, value)
         expected[b"p" + key] = value
     table.write_below(b"o", b"o2", b"below another prefix")
     remaining = sorted((key, value) for key, value in expected.items() if value is not None)
     assert list(table.scan(b"p")) == remaining
+    assert table.first_below(b"p") == next((key for key, _ in remaining), None)
+    assert table.has_any_below(b"p") == bool(remaining)
     assert [table.get(key) for key in expected] == list(expected.values())
+    table.close()
