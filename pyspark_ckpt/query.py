@@ -67,7 +67,7 @@ class CheckpointedQuery(StreamingQuery):
         Beside ``lastProgress``, in its style: rows, keys touched, state reads, cache hits and
         writes, timers fired, entries expired, local copies rebuilt, milliseconds to open the
         state, to process and to make the epoch durable, and the size of each subtask's state.
-        Runs a small Spark job.
+        Reads Spark's state store, with a small Spark job if the subtasks are many.
         """
         return self._coordinator.operator_progress()
 

@@ -92,7 +92,7 @@ class StartLocation:
     def check_states(self, spark: SparkSession) -> None:
         """Check that the states of committed epochs fit what the processors ask for.
 
-        Runs a small job over Spark's state store where there is a committed epoch.
+        Reads Spark's state store where there is a committed epoch.
 
         Raises
         ------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.state_rows import encoded_handles
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -13,15 +14,8 @@ def read_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[Handle]:
     """Return what Spark's state store holds for an operator at an epoch, by subtask, unchecked."""
-    rows = (
-        spark.read.format("statestore")
-        .option("batchId", epoch)
-        .option("operatorId", operator_id)
-        .load(checkpoint_location)
-        .select("value.groupState.handle")
-        .collect()
-    )
-    return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda h: h.subtask)
+    encoded = encoded_handles(spark, checkpoint_location, epoch, operator_id)
+    return sorted(map(decode_handle, encoded), key=lambda handle: handle.subtask)
 
 
 def committed_handles(
@@ -34,8 +28,8 @@ def committed_handles(
 ) -> tuple[Handle, ...]:
     """Return one operator's handles at a committed epoch, by subtask.
 
-    Runs a small Spark job over Spark's state store; newer epochs may run meanwhile. A subtask that
-    never had a row has no handle.
+    Reads Spark's state store; newer epochs may run meanwhile. A subtask that never had a row has no
+    handle.
 
     Raises
     ------

@@ -157,7 +157,7 @@ class CheckpointCoordinator:
         ]
 
     def operator_progress(self) -> list[dict[str, Any]]:
-        """Return what each operator did in the newest committed epoch; runs a small Spark job."""
+        """Return what each operator did in the newest committed epoch, read from Spark's state."""
         epoch = self._files.spark_log.committed_epoch()
         if epoch is None:
             return []

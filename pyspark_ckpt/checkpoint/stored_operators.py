@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 def check_stored_operators(
     spark: SparkSession, log: SparkLog, epoch: int, operators: StatefulOperators
 ) -> None:
-    """Check operators and their states against a location; runs a small job.
+    """Check operators and their states against a location.
 
     Parameters
     ----------

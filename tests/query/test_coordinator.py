@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint import state_rows
 from tests.query.harness import (
     DEADLINE,
     INLINE,
@@ -199,8 +200,9 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-def test_spark_jobs_that_hang_are_cancelled(job: Job) -> None:
+def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 6: the jobs of what has expired go, and the thread's own properties come back."""
+    monkeypatch.setattr(state_rows, "FEW_PARTITIONS", 0)  # a checkpoint of many subtasks has one
     job = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1})
     context, tracker = job.spark.sparkContext, job.spark.sparkContext.statusTracker()
     savepoints = job.base / "savepoints"
