@@ -114,6 +114,7 @@ class CheckpointCoordinator:
             self._runner.hold,
             self._runner.record_abort,
             history,
+            lambda: not streaming_query.status["isDataAvailable"],
         )
         self._desk = RequestDesk(
             files.storage,

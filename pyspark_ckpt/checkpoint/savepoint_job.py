@@ -2,13 +2,14 @@
 
 With Spark's default scheduler a job that was submitted first goes first, so one large job would
 hold every slot until it is done. Jobs of at most half the slots leave room, and between two of
-them the query's tasks, submitted earlier, come first. On the processors they give way as well: a
-copy runs in a thread of lower priority than the tasks of an epoch.
+them the query's tasks, submitted earlier, come first. While the query has nothing to do, copies
+that take a second or so may have every slot. On the processors they give way as well: a copy runs
+in a thread of lower priority than the tasks of an epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +26,9 @@ SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs where the user has switched Spark's fair scheduler on."""
 
 _MAX_TASKS = 64
+_QUICK_BYTES = 64 << 20
+"""An epoch that begins meanwhile waits no longer than for copies of such files."""
+
 _RESULT = "number long, handle binary"
 
 
@@ -39,12 +43,17 @@ class SavepointJob:
         What is made, for the progress bar and the log.
     jobs
         What its jobs are of.
+    is_idle
+        Tells whether the query is waiting for input.
     """
 
-    def __init__(self, spark: SparkSession, what: str, jobs: SparkJobs) -> None:
+    def __init__(
+        self, spark: SparkSession, what: str, jobs: SparkJobs, is_idle: Callable[[], bool]
+    ) -> None:
         self._spark = spark
         self._what = what
         self._jobs = jobs
+        self._is_idle = is_idle
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
         """Copy all subtasks; each task copies one, and Spark retries those that fail.
@@ -54,12 +63,15 @@ class SavepointJob:
         CorruptFileError, CheckpointAbortedError
             If a task failed for good.
         """
-        at_once = max(1, min(self._spark.sparkContext.defaultParallelism // 2, _MAX_TASKS))
+        are_quick = all(_size_bytes(copy.handle) <= _QUICK_BYTES for copy in copies)
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:
-            for first in range(0, len(copies), at_once):
+            while remaining := copies[len(handles) :]:
+                slots = self._spark.sparkContext.defaultParallelism
+                if not (are_quick and self._is_idle()):
+                    slots //= 2
                 with self._jobs.running(SCHEDULER_POOL):
-                    handles += self._run(copies[first : first + at_once], progress)
+                    handles += self._run(remaining[: max(1, min(slots, _MAX_TASKS))], progress)
         return handles
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
@@ -91,6 +103,10 @@ class _CopySubtasks:
                 copy = msgspec.msgpack.decode(self._copies[number], type=SubtaskCopy)
                 handle = encode_handle(at_low_priority(copy.run))
                 yield pa.RecordBatch.from_pydict({"number": [number], "handle": [handle]})
+
+
+def _size_bytes(handle: Handle) -> int:
+    return sum(file.size_bytes for file in handle.files())
 
 
 def _cause(error: Exception) -> str:

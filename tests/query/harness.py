@@ -175,6 +175,13 @@ def completed(query: ckpt.CheckpointedQuery, kind: str = "checkpoint") -> list[R
     return [r for r in rows if r.status == "completed" and r.kind == kind]
 
 
+def until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
 def await_progress(query: ckpt.CheckpointedQuery, epoch: int) -> None:
     """Wait until the epoch is over, however far the query is by then."""
     deadline = time.monotonic() + DEADLINE

@@ -6,8 +6,7 @@ import fcntl
 import os
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.query.harness import (
     completed,
     drop_local_copies,
     files_below,
+    until,
 )
 from tests.query.model import OUTPUT, Count, Reveal, events_of, expected, expected_after
 
@@ -120,13 +120,6 @@ def tasks_at_work(spark: SparkSession) -> int:
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
     return sum(stage.numActiveTasks for stage in stages if stage is not None)
-
-
-def until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.02)
 
 
 def directories(job: Job) -> list[str]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint import savepoint_job
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from tests.query.harness import (
     OFTEN,
@@ -26,6 +28,7 @@ from tests.query.harness import (
     drop_local_copies,
     files_below,
     flip_bit,
+    until,
 )
 from tests.query.model import events_of, expected, expected_after, in_order
 
@@ -96,6 +99,45 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
     forks[0].run(restore=savepoint)  # its location has epochs: it goes on from there
     assert forks[0].result() == expected_after(job.feed.rows, 40)
     assert digests(savepoint) == before
+
+
+def test_copies_take_all_slots_of_a_query_that_waits(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they are short; else, or beside an epoch, half the slots are left to the query."""
+    at_once: list[int] = []
+    run = SavepointJob._run
+
+    def counted(self: SavepointJob, copies: Any, progress: Any) -> Any:
+        at_once.append(len(copies))
+        return run(self, copies, progress)
+
+    monkeypatch.setattr(SavepointJob, "_run", counted)
+    busy_at = job.base / "busy"
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        batch.count()
+        if epoch == 1:
+            busy_at.touch()
+            until(lambda: len(at_once) >= 5, "the savepoint beside the epoch")
+
+    job.feed.add(events_of(0))
+    query = job.writer().foreachBatch(sink).start()
+    try:
+        query.processAllAvailable()
+        query.triggerSavepoint(format="CANONICAL")
+        assert at_once == [2]
+        with monkeypatch.context() as patch:
+            patch.setattr(savepoint_job, "_QUICK_BYTES", -1)
+            query.triggerSavepoint(format="CANONICAL")
+        assert at_once == [2, 1, 1]
+        job.feed.add(events_of(1))
+        until(busy_at.exists, "an epoch is under way")
+        query.triggerSavepoint(format="CANONICAL")
+        query.processAllAvailable()
+        assert at_once == [2, 1, 1, 1, 1]
+    finally:
+        query.stop()
 
 
 def own_threads() -> set[str]:
