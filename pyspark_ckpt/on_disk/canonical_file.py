@@ -160,24 +160,32 @@ class _Names:
     def table(self, schema: pa.Schema, part: Changes) -> pa.Table:
         stored_keys = pa.array(part.keys, pa.binary())
         group, state_id = _heads(stored_keys)
+        keyed = group < _KEY_GROUP_END
+        columns = [
+            pa.array(group, pa.int32(), mask=~keyed),
+            *self._kinds_and_names(group, state_id, keyed),
+            stored_keys,
+            pa.array(part.values, pa.binary()),
+        ]
+        return pa.Table.from_arrays(columns, schema=schema)
+
+    def _kinds_and_names(self, group: Any, state_id: Any, keyed: Any) -> list[pa.Array]:
         kinds = [each.kind for each in self._states]
         names = [each.name for each in self._states]
         count = len(self._states)
-        keyed = group < _KEY_GROUP_END
+        lowest, highest = int(state_id.min()), int(state_id.max())
+        if lowest == highest < count and keyed.all():  # as most parts are
+            return [pa.repeat(texts[lowest], len(group)) for texts in (kinds, names)]
         of_state = (keyed | (group == _OPERATOR_STATE)) & (state_id < count)
         kind = np.where(of_state, state_id, -1)
         for place, mask in enumerate(
             (keyed & (state_id == _TIMERS_ID), group == _TIME_INDEX, group == _RAW_STATE)
         ):
             kind[mask] = count + place
-        columns = [
-            pa.array(group, pa.int32(), mask=~keyed),
+        return [
             _looked_up([*kinds, "timer", "timer-by-time", "raw"], kind, kind >= 0),
             _looked_up(names, state_id, of_state),
-            stored_keys,
-            pa.array(part.values, pa.binary()),
         ]
-        return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _heads(keys: pa.Array) -> tuple[Any, Any]:
@@ -211,6 +219,8 @@ def _groups(
     entries = size_bytes = 0
     try:
         for part in parts:
+            if not len(part):
+                continue
             table = to_table(part)
             gathered.append(table)
             entries += len(table)

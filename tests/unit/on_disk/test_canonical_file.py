@@ -36,11 +36,11 @@ HANDLE = Handle(
 Entries = list[tuple[bytes, bytes]]
 
 
-def encode(entries: Entries) -> bytes:
-    return b"".join(encode_canonical(HANDLE, in_parts(entries)))
+def encode(entries: Entries, size: int = 10) -> bytes:
+    return b"".join(encode_canonical(HANDLE, in_parts(entries, size)))
 
 
-def in_parts(entries: Entries, size: int = 10) -> Iterator[Changes]:
+def in_parts(entries: Entries, size: int) -> Iterator[Changes]:
     for start in range(0, len(entries), size):
         part = entries[start : start + size]
         yield Changes([key for key, _ in part], [value for _, value in part])
@@ -66,7 +66,8 @@ def test_many_entries_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode(data, len(entries)) == entries
 
 
-def test_pyarrow_alone_tells_key_group_state_and_schemas() -> None:
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
     """Sorted by key group and key; what belongs to no key group comes last."""
     group = encode_key_group(97)
     stored = [
@@ -76,7 +77,7 @@ def test_pyarrow_alone_tells_key_group_state_and_schemas() -> None:
         encode_key_group(99) + b"\x07",
     ]  # fmt: skip
     entries = sorted((key, b"v") for key in stored)
-    table = pq.read_table(io.BytesIO(encode(entries)))
+    table = pq.read_table(io.BytesIO(encode(entries, size)))
     assert table.select(["key_group", "kind", "state"]).to_pylist() == [
         {"key_group": 97, "kind": "value", "state": "count"},
         {"key_group": 97, "kind": "list", "state": "tail"},
@@ -165,7 +166,7 @@ def test_deleted_states_keep_their_names() -> None:
     handle = msgspec.structs.replace(
         HANDLE, states=(msgspec.structs.replace(STATES[0], sweeps=0), STATES[1])
     )
-    data = b"".join(encode_canonical(handle, in_parts([(encode_key_group(1) + b"\x00k", b"v")])))
+    data = b"".join(encode_canonical(handle, in_parts([(encode_key_group(1) + b"\x00k", b"v")], 1)))
     assert pq.read_table(io.BytesIO(data))["state"].to_pylist() == ["count"]
 
 
