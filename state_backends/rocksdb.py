@@ -60,7 +60,7 @@ class RocksDBBackend(StateBackend):
         access = AccessType.read_only() if read_only else AccessType.read_write()
         options = _options(create=create)
         # Without them, a database that is there is opened with the options it was written with, as
-        # far as rocksdict can read them: without filters and with other compactions (measured).
+        # far as rocksdict can read them: without filters (measured).
         families = None if create else {"default": options}
         with self._translated("open"):
             self._db: Rdict | None = Rdict(
