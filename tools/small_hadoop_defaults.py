@@ -23,12 +23,14 @@ REPLACED = ("core-default.xml", "yarn-default.xml", "mapred-default.xml")
 
 
 def main(jar: Path) -> None:
-    """Write ``jar`` from the defaults of the Hadoop that came with Spark."""
+    """Write ``jar``, which appears when it is complete, from Spark's own Hadoop."""
     (hadoop,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
     jar.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(hadoop) as defaults, zipfile.ZipFile(jar, "w") as small:
+    unfinished = jar.with_suffix(".new")
+    with zipfile.ZipFile(hadoop) as defaults, zipfile.ZipFile(unfinished, "w") as small:
         for name in REPLACED:
             small.writestr(name, _needed(defaults.read(name)))
+    unfinished.replace(jar)
 
 
 def _needed(defaults: bytes) -> bytes:
