@@ -145,9 +145,10 @@ def _disturb_once(
     ckpt.dispose_savepoint(savepoint.path)
     epochs = _epochs(query)
     quiet = [epoch for epoch in epochs[before:] if _ended_at(epoch) < began_at]
-    meanwhile = [e for e in epochs if e.started_at < ended_at and _ended_at(e) > began_at]
-    quiet_delay = max(_delay(epoch, feeder) for epoch in quiet)
     later = [epoch for epoch in epochs if _ended_at(epoch) >= ended_at]
+    meanwhile = [e for e in epochs if e.started_at < ended_at and _ended_at(e) > began_at]
+    meanwhile = meanwhile or later[:1]  # it may fit between two epochs; the next one may feel it
+    quiet_delay = max(_delay(epoch, feeder) for epoch in quiet)
     recovered = next((e for e in later if _delay(e, feeder) <= quiet_delay), None)
     return Disturbance(
         format=savepoint_format,
