@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -29,6 +30,7 @@ from pyspark_ckpt.checkpoint.history_entry import (
     savepoint_entry,
 )
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
+from pyspark_ckpt.checkpoint.idleness import idle_ms
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
@@ -114,7 +116,7 @@ class CheckpointCoordinator:
             self._runner.hold,
             self._runner.record_abort,
             history,
-            lambda: not streaming_query.status["isDataAvailable"],
+            partial(idle_ms, streaming_query),
         )
         self._desk = RequestDesk(
             files.storage,

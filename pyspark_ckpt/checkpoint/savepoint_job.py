@@ -2,9 +2,10 @@
 
 With Spark's default scheduler a job that was submitted first goes first, so one large job would
 hold every slot until it is done. Jobs of at most half the slots leave room, and between two of
-them the query's tasks, submitted earlier, come first. While the query has nothing to do, copies
-that take a second or so may have every slot. On the processors they give way as well: a copy runs
-in a thread of lower priority than the tasks of an epoch.
+them the query's tasks, submitted earlier, come first. Copies that take a second or so may have
+every slot of a query that has been waiting for input for as long as they will take: it will most
+likely wait as long again. On the processors they give way as well: a copy runs in a thread of lower
+priority than the tasks of an epoch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _MAX_TASKS = 64
 _QUICK_BYTES = 64 << 20
 """An epoch that begins meanwhile waits no longer than for copies of such files."""
 
+_COPIED_BYTES_PER_MS = 80_000
+"""What a canonical copy makes, on one of two processors (measured, design 16)."""
+
 _RESULT = "number long, handle binary"
 
 
@@ -43,17 +47,17 @@ class SavepointJob:
         What is made, for the progress bar and the log.
     jobs
         What its jobs are of.
-    is_idle
-        Tells whether the query is waiting for input.
+    idle_ms
+        Tells for how long the query has had nothing to do.
     """
 
     def __init__(
-        self, spark: SparkSession, what: str, jobs: SparkJobs, is_idle: Callable[[], bool]
+        self, spark: SparkSession, what: str, jobs: SparkJobs, idle_ms: Callable[[], float]
     ) -> None:
         self._spark = spark
         self._what = what
         self._jobs = jobs
-        self._is_idle = is_idle
+        self._idle_ms = idle_ms
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
         """Copy all subtasks; each task copies one, and Spark retries those that fail.
@@ -63,16 +67,20 @@ class SavepointJob:
         CorruptFileError, CheckpointAbortedError
             If a task failed for good.
         """
-        are_quick = all(_size_bytes(copy.handle) <= _QUICK_BYTES for copy in copies)
+        largest_bytes = max((_size_bytes(copy.handle) for copy in copies), default=0)
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:
             while remaining := copies[len(handles) :]:
                 slots = self._spark.sparkContext.defaultParallelism
-                if not (are_quick and self._is_idle()):
+                if not self._may_have_all(largest_bytes):
                     slots //= 2
                 with self._jobs.running(SCHEDULER_POOL):
                     handles += self._run(remaining[: max(1, min(slots, _MAX_TASKS))], progress)
         return handles
+
+    def _may_have_all(self, copy_bytes: int) -> bool:
+        expected_ms = copy_bytes / _COPIED_BYTES_PER_MS
+        return copy_bytes <= _QUICK_BYTES and self._idle_ms() >= expected_ms
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
         # No task reads rows that Python made: that would start a second worker beside each one.

@@ -44,8 +44,8 @@ class SavepointTaker:
         Is told of each that was given up.
     history
         The log of the query's checkpoints directory.
-    is_idle
-        Tells whether the query is waiting for input, or stopped.
+    idle_ms
+        Tells for how long the query has had nothing to do.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class SavepointTaker:
         hold: CleaningHold,
         record_abort: Callable[[AbortedCheckpoint], None],
         history: HistoryLog,
-        is_idle: Callable[[], bool],
+        idle_ms: Callable[[], float],
     ) -> None:
         self._spark = spark
-        self._is_idle = is_idle
+        self._idle_ms = idle_ms
         self._files = files
         self._directory = settings.savepoints_directory
         self._timeout_ms = settings.timeout_ms
@@ -186,7 +186,7 @@ class SavepointTaker:
                 snapshot = msgspec.structs.replace(
                     self._snapshot(epoch, jobs), triggered_at_ms=triggered_at_ms
                 )
-                job = SavepointJob(self._spark, what, jobs, self._is_idle)
+                job = SavepointJob(self._spark, what, jobs, self._idle_ms)
                 savepoint = new.write(snapshot, self._files.storage, savepoint_format, job)
         except BaseException as exc:
             new.discard()

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
@@ -59,6 +59,16 @@ class Storage(ABC):
         UnsafePathError
             If the path is absolute or leaves the root.
         """
+
+    def local_path(self, relative: str) -> Path | None:  # noqa: ARG002  # for those that override
+        """Return where a file is on this machine, ``None`` if this storage's files are not.
+
+        Raises
+        ------
+        UnsafePathError
+            If the path is absolute or leaves the root.
+        """
+        return None
 
     @abstractmethod
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:

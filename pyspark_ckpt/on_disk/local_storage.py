@@ -67,6 +67,9 @@ class LocalStorage(Storage):
     def url_of(self, relative: str) -> str:
         return str(self.path(relative))
 
+    def local_path(self, relative: str) -> Path | None:
+        return self.path(relative).resolve()
+
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
         return self._write(relative, chunks, None)
 

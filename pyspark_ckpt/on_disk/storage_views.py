@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from pyspark_ckpt.on_disk.handle import FileReference
@@ -25,6 +26,9 @@ class WorkerStorage(Protocol):
 
     def open_verified(self, reference: FileReference) -> AbstractContextManager[BinaryIO]:
         """Open a file, checked first."""
+
+    def local_path(self, relative: str) -> Path | None:
+        """Return where a file is on this machine, if it is."""
 
     def list(self, directory: str | None = None) -> list[str]:
         """Return the names in a directory."""

@@ -92,7 +92,7 @@ def read_base(
     elif base.format == ROCKSDB_FORMAT:
         with tempfile.TemporaryDirectory(prefix="base-", dir=directory) as temporary:
             place = Path(temporary) / "files"
-            fetch_files(storage, base, place)
+            fetch_files(storage, base, place, _readable_in_place(storage, base))
             with open_fetched(place, base, read_only=True) as backend:
                 yield from frames_of(backend)
     else:
@@ -118,8 +118,8 @@ def fetch_files(
     directory
         Is made.
     local_files
-        Files of this file system; those that turn out to be in the snapshot are linked, not read
-        from the storage.
+        Files on this machine; those that turn out to be in the snapshot are linked, or copied,
+        not read from the storage.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def fetch_files(
         if found is None:
             _fetch(storage, each.file, target)
         elif is_immutable(each.name):
-            target.hardlink_to(found)
+            _link_or_copy(found, target)
         else:
             shutil.copyfile(found, target)
 
@@ -178,6 +178,19 @@ def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) ->
         backend.close()
         raise _not_a_database(base, f"its database is at version {version!r}")
     return backend
+
+
+def _readable_in_place(storage: WorkerStorage, base: BaseSnapshot) -> list[Path]:
+    """Return the files that need not be copied to be read for a while."""
+    places = [storage.local_path(each.file.path) for each in base.files]
+    return [place for place in places if place is not None and place.is_file()]
+
+
+def _link_or_copy(found: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(found)
+    except OSError:  # another file system, or a file of another user
+        shutil.copyfile(found, target)
 
 
 def _is(path: Path, reference: FileReference) -> bool:

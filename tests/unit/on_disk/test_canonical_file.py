@@ -94,6 +94,17 @@ def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
     assert [state["name"] for state in told["states"]] == ["count", "tail"]
 
 
+def test_only_what_gets_smaller_is_compressed() -> None:
+    source = random.Random(5)
+    entries = [(b"%06d" % number, source.randbytes(100)) for number in range(5_000)]
+    data = encode(entries, 1_000)
+    columns = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    codecs = {columns.column(i).path_in_schema: columns.column(i).compression for i in range(5)}
+    assert (codecs["stored_key"], codecs["stored_value"]) == ("ZSTD", "UNCOMPRESSED")
+    assert decode(data, len(entries)) == entries
+    assert len(encode([(key, key * 10) for key, _ in entries], 1_000)) < len(data) / 5
+
+
 def test_encoding_takes_few_groups_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canonical_file, "_GROUP_ENTRIES", 10)
     taken = []

@@ -1,0 +1,58 @@
+"""How long a query has had nothing to do, as Spark tells it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_ckpt.checkpoint.idleness import idle_ms
+from tests.query.harness import DEADLINE, Feed, until
+from tests.query.model import events_of
+
+NO_DATA_INTERVAL = "spark.sql.streaming.noDataProgressEventInterval"
+
+
+def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    in_epoch, may_end = threading.Event(), threading.Event()
+
+    def sink(_: DataFrame, epoch: int) -> None:
+        if epoch == 1:
+            in_epoch.set()
+            assert may_end.wait(DEADLINE)
+
+    feed.add(*map(events_of, range(2)))
+    writer = feed.stream(spark).writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
+    try:
+        assert in_epoch.wait(DEADLINE)
+        assert idle_ms(query) == 0
+        may_end.set()
+        query.processAllAvailable()
+        until(lambda: 0 < idle_ms(query) < DEADLINE * 1000, "it never waited for input")
+        before = idle_ms(query)
+        until(lambda: idle_ms(query) > before, "waiting took no time")
+    finally:
+        may_end.set()
+        query.stop()
+    assert idle_ms(query) == math.inf
+
+
+def test_spark_tells_that_nothing_came(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    before = spark.conf.get(NO_DATA_INTERVAL)
+    spark.conf.set(NO_DATA_INTERVAL, "50")
+    try:
+        feed.add(events_of(0))
+        writer = feed.stream(spark).writeStream.format("noop")
+        query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
+        try:
+            query.processAllAvailable()
+            until(lambda: idle_ms(query) == math.inf, "Spark reported nothing")
+            feed.add(events_of(1))
+            until(lambda: idle_ms(query) < DEADLINE * 1000, "an epoch was taken for none")
+        finally:
+            query.stop()
+    finally:
+        spark.conf.set(NO_DATA_INTERVAL, str(before))
