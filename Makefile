@@ -16,8 +16,8 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights
 	$(BIN)/python -m examples.flights
 
-test: $(CLASSES) ## Set up everything and run the tests, two at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+test: $(CLASSES) ## Set up everything and run the tests, three at a time
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
 notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
 	$(BIN)/python -m pytest --overwrite notebooks
