@@ -43,11 +43,14 @@ _NO_RESOURCES = re.compile(r"Too many open files|Cannot allocate memory")
 _FILTER_BITS_PER_KEY = 10
 """One lookup in a hundred goes into a file that has not got the key."""
 
-_RUNS_BEFORE_MERGING = 8
-"""Sorted runs from which RocksDB begins to merge, where its default is 4.
+_SMALL_RUNS = 4
+_LARGE_RUN_BYTES = 4 << 20
+_LARGEST_FILE_BYTES = 60 << 20
+_MOST_LARGE_RUNS = 8
+"""RocksDB merges once there are four small sorted runs; so many large ones do not count.
 
-Four are taken by the large runs of a large state. Each new small one was then merged with the
-smallest of them, which takes longer than a short epoch, for ever (measured, design 15)."""
+Were they counted, each new run of a large state would be merged with the smallest of them, which
+takes longer than a short epoch, again and again (measured, design 15)."""
 
 _Scanned = TypeVar("_Scanned")
 
@@ -65,6 +68,7 @@ class RocksDBBackend(StateBackend):
             directory.mkdir(parents=True, exist_ok=True)
         access = AccessType.read_only() if read_only else AccessType.read_write()
         options = _options(create=create)
+        options.set_level_zero_file_num_compaction_trigger(_SMALL_RUNS + _large_runs(directory))
         # Without them, a database that is there is opened with the options it was written with, as
         # far as rocksdict can read them: without filters (measured).
         families = None if create else {"default": options}
@@ -238,13 +242,20 @@ def _options(*, create: bool) -> Options:
     # Leveled compaction rewrites all SST files after a few epochs of scattered keys, and does not
     # come to its end in short ones. Tiers leave the large files alone (measured, design 15).
     options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_level_zero_file_num_compaction_trigger(_RUNS_BEFORE_MERGING)
     options.set_keep_log_file_num(1)
     # A key that is not there costs a look into each file otherwise: five times as long (measured).
     table = BlockBasedOptions()
     table.set_bloom_filter(_FILTER_BITS_PER_KEY, block_based=False)
     options.set_block_based_table_factory(table)
     return options
+
+
+def _large_runs(directory: Path) -> int:
+    """Count the runs of a database that are large, by its files: a very large run has several."""
+    sizes = [path.stat().st_size for path in directory.glob("*.sst")]
+    in_one_file = sum(_LARGE_RUN_BYTES <= size < _LARGEST_FILE_BYTES for size in sizes)
+    in_several = any(size >= _LARGEST_FILE_BYTES for size in sizes)
+    return min(in_one_file + in_several, _MOST_LARGE_RUNS)
 
 
 def _write_options() -> WriteOptions:

@@ -173,11 +173,42 @@ def windows_after(job: Job) -> DataFrame:
     return windows(numbered(timed(job, job.feed).dropDuplicatesWithinWatermark(["k", "v"])))
 
 
+def sessions_before(job: Job) -> DataFrame:
+    rows = timed(job, job.feed)
+    sessions = rows.groupBy(F.session_window("t", "2 seconds"), "k").agg(F.max("v").alias("v"))
+    return numbered(sessions.selectExpr("k", "v", "session_window.end AS t"))
+
+
+def limited_before(job: Job) -> DataFrame:
+    return numbered(timed(job, job.feed).limit(3 * len(FILES[0])))
+
+
+def sparks_processor_before(job: Job) -> DataFrame:
+    return numbered(numbered_by_spark(timed(job, job.feed)).selectExpr("k", "n AS v", "t"))
+
+
+def numbered_by_spark(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(
+        Numbered(), NUMBERED, "Append", "None", eventTimeColumnName="t"
+    )
+
+
+SESSIONS, PROCESSOR = "sessionWindowStateStoreSaveExec", "transformWithStateInPySparkExec"
+
+
 @pytest.mark.parametrize(
     ("plan", "names", "conf", "from_savepoint"),
     [
         (join_before, ["op", "dedupeWithinWatermark", "symmetricHashJoin"], HDFS, False),
         (windows_after, ["stateStoreSave", "op", "dedupeWithinWatermark"], ROCKSDB, True),
+        pytest.param(sessions_before, ["op", SESSIONS], HDFS, True, marks=pytest.mark.soak),
+        pytest.param(limited_before, ["op", "globalLimit"], HDFS, False, marks=pytest.mark.soak),
+        pytest.param(
+            sparks_processor_before, ["op", PROCESSOR], ROCKSDB, True, marks=pytest.mark.soak
+        ),
+        pytest.param(
+            sparks_processor_before, ["op", PROCESSOR], ROCKSDB, False, marks=pytest.mark.soak
+        ),
     ],
 )
 def test_others_before_and_after(
@@ -219,20 +250,14 @@ def test_ids_are_those_of_sparks_plan(job: Job) -> None:
             .agg(F.max("v").alias("v"))
             .selectExpr("k", "v", "window.end AS t")
         ),
-        ("op", "sessionWindowStateStoreSaveExec"): numbered(
-            sessions.selectExpr("k", "v", "session_window.end AS t")
-        ),
+        ("op", SESSIONS): numbered(sessions.selectExpr("k", "v", "session_window.end AS t")),
         ("op", "stateStoreSave", "dedupe"): ours.select("k").union(
             rows.dropDuplicates(["k"]).groupBy("k").count().select("k")
         ),
         ("second", "op", "dedupe"): numbered(
             numbered(rows.dropDuplicates(["k"])).selectExpr("k", "n AS v", "t"), "second"
         ),
-        ("op", "transformWithStateInPySparkExec"): numbered(
-            rows.groupBy("k")
-            .transformWithState(Numbered(), NUMBERED, "Append", "None", eventTimeColumnName="t")
-            .selectExpr("k", "n AS v", "t")
-        ),
+        ("op", PROCESSOR): numbered(numbered_by_spark(rows).selectExpr("k", "n AS v", "t")),
     }
     mode = job.spark._jvm.org.apache.spark.sql.execution.ExplainMode.fromString("simple")
     for wanted, df in plans.items():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +197,37 @@ def test_stored_bytes_are_never_unpickled(tmp_path: Path) -> None:
         assert backend.get_many([b"a"]) == [value]
         assert list(backend.scan()) == [(b"a", value)]
     assert not canary.exists()
+
+
+def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None:
+    """A merge of large runs would not end in a short epoch, and begin again in each."""
+    place = tmp_path / "db"
+    rng = random.Random(3)
+    state: dict[bytes, bytes] = {}
+    merged_bytes: list[int] = []
+
+    def epoch(version: str, changes: dict[bytes, bytes]) -> None:
+        state.update(changes)
+        with open_backend("rocksdb", place, create=not place.exists()) as backend:
+            backend.apply([Changes(list(changes), list(changes.values()))], version)
+        log = (place / "LOG").read_text()  # of merges that were given up, too
+        begun = re.findall(r'"compaction_started".*"input_data_size": (\d+)', log)
+        merged_bytes.extend(map(int, begun))
+
+    # As a load leaves them: none as large as the one before it, all no more than three times that.
+    for run, size in enumerate((100_000, 80_000, 60_000, 50_000)):
+        numbers = range(run, 4 * size, 4)
+        epoch(f"large {run}", {b"%06d" % number: rng.randbytes(100) for number in numbers})
+    assert not merged_bytes
+    assert min(path.stat().st_size for path in place.glob("*.sst")) > 4 << 20
+    deadline = time.monotonic() + 60
+    epochs = 0
+    while len(merged_bytes) < 5:
+        assert time.monotonic() < deadline, "small runs pile up"
+        epoch(f"small {epochs}", {b"%06d" % rng.randrange(200_000): b"new" for _ in range(50)})
+        epochs += 1
+    assert max(merged_bytes) < 1 << 20
+    with open_backend("rocksdb", place, create=False) as backend:
+        keys = sorted(state)
+        assert backend.get_many(keys) == [state[key] for key in keys]
+        assert dict(backend.scan()) == state
