@@ -83,7 +83,7 @@ class StateBackend(ABC):
     def scan_in_parts(self, entries: int, size_bytes: int) -> Iterator[Changes]:
         """Yield all keys with their values, in byte order, several at once.
 
-        A part ends where it has so many entries or so many bytes.
+        A part ends where it has so many entries or so many bytes. Nothing may be applied meanwhile.
 
         Raises
         ------

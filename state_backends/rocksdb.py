@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
@@ -47,6 +47,7 @@ _SMALL_RUNS = 4
 _LARGE_RUN_BYTES = 4 << 20
 _LARGEST_FILE_BYTES = 60 << 20
 _MOST_LARGE_RUNS = 8
+_MOST_TIMES_THE_LARGEST = 3
 """RocksDB merges once there are four small sorted runs; so many large ones do not count.
 
 Were they counted, each new run of a large state would be merged with the smallest of them, which
@@ -68,7 +69,8 @@ class RocksDBBackend(StateBackend):
             directory.mkdir(parents=True, exist_ok=True)
         access = AccessType.read_only() if read_only else AccessType.read_write()
         options = _options(create=create)
-        options.set_level_zero_file_num_compaction_trigger(_SMALL_RUNS + _large_runs(directory))
+        merged_from = _SMALL_RUNS + _large_runs(directory)
+        options.set_level_zero_file_num_compaction_trigger(merged_from)
         # Without them, a database that is there is opened with the options it was written with, as
         # far as rocksdict can read them: without filters (measured).
         families = None if create else {"default": options}
@@ -251,8 +253,16 @@ def _options(*, create: bool) -> Options:
 
 
 def _large_runs(directory: Path) -> int:
-    """Count the runs of a database that are large, by its files: a very large run has several."""
-    sizes = [path.stat().st_size for path in directory.glob("*.sst")]
+    """Count the runs that are better left alone, by their files; a very large run has several.
+
+    None are where all of them take more than RocksDB allows beside the oldest: most is overwritten.
+    """
+    sizes = []
+    for path in directory.glob("*.sst"):
+        with suppress(OSError):  # of another process; this only tunes
+            sizes.append(path.stat().st_size)
+    if sum(sizes) > _MOST_TIMES_THE_LARGEST * max(sizes, default=0):
+        return 0
     in_one_file = sum(_LARGE_RUN_BYTES <= size < _LARGEST_FILE_BYTES for size in sizes)
     in_several = any(size >= _LARGEST_FILE_BYTES for size in sizes)
     return min(in_one_file + in_several, _MOST_LARGE_RUNS)

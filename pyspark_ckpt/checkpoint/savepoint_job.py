@@ -79,8 +79,9 @@ class SavepointJob:
         return handles
 
     def _may_have_all(self, copy_bytes: int) -> bool:
+        idle_ms = self._idle_ms()
         expected_ms = copy_bytes / _COPIED_BYTES_PER_MS
-        return copy_bytes <= _QUICK_BYTES and self._idle_ms() >= expected_ms
+        return copy_bytes <= _QUICK_BYTES and 0 < idle_ms >= expected_ms
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
         # No task reads rows that Python made: that would start a second worker beside each one.

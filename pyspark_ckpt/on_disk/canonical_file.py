@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import islice
 from typing import Any, BinaryIO
 
 import msgspec
@@ -40,9 +40,12 @@ _GROUP_ENTRIES = 100_000
 _GROUP_BYTES = 32 << 20
 _READ_ENTRIES = 10_000
 _CODEC = "zstd"
-_SAMPLE_BYTES = 256 << 10
+_SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.95
-"""A column is compressed if its sample gets smaller than this part."""
+"""Values are compressed if one of their samples gets smaller than this part."""
+
+_SEVERAL = 2
+"""With so many states, the first values tell nothing of those of the others."""
 
 _READ_COLUMNS = ["stored_key", "stored_value"]
 _VERSION_KEY = b"pyspark_ckpt.format_version"
@@ -79,16 +82,22 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[byte
     schema = _COLUMNS.with_metadata(_metadata(handle))
     names = _Names(handle)
     with closing(read_ahead(_groups(parts, partial(names.table, schema)))) as tables:
-        first = next(tables, schema.empty_table())
+        first = [next(tables, schema.empty_table())]
+        codec = _codec(first[0]["stored_value"]) if len(handle.states) < _SEVERAL else _CODEC
         with pq.ParquetWriter(
             sink,
             schema,
-            compression={name: _codec(first[name]) for name in schema.names},
+            compression={
+                name: codec if name == "stored_value" else _CODEC for name in schema.names
+            },
             use_dictionary=["kind", "state"],
             write_statistics=["key_group", "kind", "state"],
         ) as to:
-            for table in chain([first] if len(first) else [], tables):
-                to.write_table(table, row_group_size=len(table))
+            while first or (first := [*islice(tables, 1)]):
+                table = first.pop()  # nothing else holds on to it
+                if len(table):
+                    to.write_table(table, row_group_size=len(table))
+                del table
                 yield from sink.take()
     yield from sink.take()
 
@@ -132,16 +141,19 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
 
 
 def _codec(column: pa.ChunkedArray) -> str:
-    """Return what to compress a column with, by its first bytes: nothing where little is gained.
+    """Return what to compress values of one state with: nothing where none of them gets smaller.
 
     Compressing random values took half of the time of a whole file (measured).
     """
-    data = column.chunk(0).buffers()[-1] if column.type == pa.binary() and len(column) else None
-    if not data:
+    samples = [
+        chunk.buffers()[-1][-_SAMPLE_BYTES:]  # an array of nothing has no buffer
+        for chunk in column.chunks
+        if len(chunk) and chunk.buffers()[-1]
+    ]
+    if sum(map(len, samples)) < _SAMPLE_BYTES:
         return _CODEC
-    data = data[:_SAMPLE_BYTES]
-    compressed = pa.compress(data, _CODEC)
-    return _CODEC if len(compressed) < _WORTHWHILE * len(data) else "none"
+    gains = [len(pa.compress(each, _CODEC)) < _WORTHWHILE * len(each) for each in samples]
+    return _CODEC if any(gains) else "none"
 
 
 class _Sink:

@@ -92,7 +92,7 @@ def read_base(
     elif base.format == ROCKSDB_FORMAT:
         with tempfile.TemporaryDirectory(prefix="base-", dir=directory) as temporary:
             place = Path(temporary) / "files"
-            fetch_files(storage, base, place, _readable_in_place(storage, base))
+            fetch_files(storage, base, place, in_place=True)
             with open_fetched(place, base, read_only=True) as backend:
                 yield from frames_of(backend)
     else:
@@ -103,7 +103,12 @@ def read_base(
 
 
 def fetch_files(
-    storage: WorkerStorage, base: BaseSnapshot, directory: Path, local_files: Iterable[Path] = ()
+    storage: WorkerStorage,
+    base: BaseSnapshot,
+    directory: Path,
+    local_files: Iterable[Path] = (),
+    *,
+    in_place: bool = False,
 ) -> None:
     """Put the files of a snapshot of RocksDB into a new directory.
 
@@ -120,6 +125,9 @@ def fetch_files(
     local_files
         Files on this machine; those that turn out to be in the snapshot are linked, or copied,
         not read from the storage.
+    in_place
+        Whether the storage's own files may be linked, if they are on this machine: where they are
+        only read, and not for long.
 
     Raises
     ------
@@ -139,7 +147,9 @@ def fetch_files(
         by_size[path.stat().st_size].append(path)
     for each in base.files:
         target = directory / each.name
-        found = next((p for p in by_size[each.file.size_bytes] if _is(p, each.file)), None)
+        own = storage.local_path(each.file.path) if in_place else None
+        candidates = by_size[each.file.size_bytes] if own is None else [own]
+        found = next((path for path in candidates if _is(path, each.file)), None)
         if found is None:
             _fetch(storage, each.file, target)
         elif is_immutable(each.name):
@@ -180,12 +190,6 @@ def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) ->
     return backend
 
 
-def _readable_in_place(storage: WorkerStorage, base: BaseSnapshot) -> list[Path]:
-    """Return the files that need not be copied to be read for a while."""
-    places = [storage.local_path(each.file.path) for each in base.files]
-    return [place for place in places if place is not None and place.is_file()]
-
-
 def _link_or_copy(found: Path, target: Path) -> None:
     try:
         target.hardlink_to(found)
@@ -195,9 +199,14 @@ def _link_or_copy(found: Path, target: Path) -> None:
 
 def _is(path: Path, reference: FileReference) -> bool:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_COPY_BYTES):
-            digest.update(chunk)
+    try:
+        if path.stat().st_size != reference.size_bytes:
+            return False
+        with path.open("rb") as file:
+            while chunk := file.read(_COPY_BYTES):
+                digest.update(chunk)
+    except FileNotFoundError:
+        return False
     return digest.hexdigest() == reference.sha256
 
 

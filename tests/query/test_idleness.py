@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.checkpoint.idleness import idle_ms
+from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import DEADLINE, Feed, until
 from tests.query.model import events_of
 
@@ -25,7 +26,8 @@ def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: 
 
     feed.add(*map(events_of, range(2)))
     writer = feed.stream(spark).writeStream.foreachBatch(sink)
-    query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
+    with session_conf(spark, {NO_DATA_INTERVAL: "600000"}):
+        query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
     try:
         assert in_epoch.wait(DEADLINE)
         assert idle_ms(query) == 0
@@ -41,18 +43,23 @@ def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: 
 
 
 def test_spark_tells_that_nothing_came(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    before = spark.conf.get(NO_DATA_INTERVAL)
-    spark.conf.set(NO_DATA_INTERVAL, "50")
-    try:
+    in_epoch, may_end = threading.Event(), threading.Event()
+
+    def sink(_: DataFrame, epoch: int) -> None:
+        if epoch == 1:
+            in_epoch.set()
+            assert may_end.wait(DEADLINE)
+
+    with session_conf(spark, {NO_DATA_INTERVAL: "50"}):
         feed.add(events_of(0))
-        writer = feed.stream(spark).writeStream.format("noop")
+        writer = feed.stream(spark).writeStream.foreachBatch(sink)
         query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
         try:
             query.processAllAvailable()
             until(lambda: idle_ms(query) == math.inf, "Spark reported nothing")
             feed.add(events_of(1))
-            until(lambda: idle_ms(query) < DEADLINE * 1000, "an epoch was taken for none")
+            assert in_epoch.wait(DEADLINE)
+            assert idle_ms(query) == 0
         finally:
+            may_end.set()
             query.stop()
-    finally:
-        spark.conf.set(NO_DATA_INTERVAL, str(before))

@@ -94,15 +94,33 @@ def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
     assert [state["name"] for state in told["states"]] == ["count", "tail"]
 
 
-def test_only_what_gets_smaller_is_compressed() -> None:
+@pytest.mark.parametrize(
+    ("first", "rest", "states", "codec"),
+    [
+        ("random", "random", STATES[:1], "UNCOMPRESSED"),
+        ("text", "text", STATES[:1], "ZSTD"),
+        ("random", "text", STATES[:1], "ZSTD"),
+        ("random", "random", STATES, "ZSTD"),  # the other state's may be anything
+    ],
+)
+@pytest.mark.parametrize("first_part", [1, 1_000])
+def test_values_are_compressed_unless_none_gets_smaller(
+    first: str, rest: str, states: tuple[StateDescriptor, ...], codec: str, first_part: int
+) -> None:
     source = random.Random(5)
-    entries = [(b"%06d" % number, source.randbytes(100)) for number in range(5_000)]
-    data = encode(entries, 1_000)
+    kinds = [first] * first_part + [rest] * (5_000 - first_part)
+    entries = [
+        (b"%06d" % number, source.randbytes(100) if kind == "random" else b"%d" % number * 15)
+        for number, kind in enumerate(kinds)
+    ]
+    parts = [entries[:first_part], entries[first_part:]]
+    changes = (Changes([k for k, _ in part], [v for _, v in part]) for part in parts)
+    handle = msgspec.structs.replace(HANDLE, states=states)
+    data = b"".join(encode_canonical(handle, changes))
     columns = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
     codecs = {columns.column(i).path_in_schema: columns.column(i).compression for i in range(5)}
-    assert (codecs["stored_key"], codecs["stored_value"]) == ("ZSTD", "UNCOMPRESSED")
+    assert (codecs["stored_key"], codecs["stored_value"]) == ("ZSTD", codec)
     assert decode(data, len(entries)) == entries
-    assert len(encode([(key, key * 10) for key, _ in entries], 1_000)) < len(data) / 5
 
 
 def test_encoding_takes_few_groups_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
