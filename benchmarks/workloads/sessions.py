@@ -52,7 +52,8 @@ def sessions(scale: float, *, with_programs: bool = False) -> Workload:
     ]
     contenders.append(Contender(JVM, Kind.PEER, partial(session_windows, GAP_MS)))
     if with_programs:
-        contenders += session_programs(GAP_MS, 2 * LATEST_MS)
+        # Row by row, the last of an epoch may be older than its first by all of the epoch.
+        contenders += session_programs(GAP_MS, EPOCH_MS + LATEST_MS)
     else:
         contenders += [
             pysparks(mode, make, "key", OUTPUT, prepare=with_event_time, time_mode="EventTime")
