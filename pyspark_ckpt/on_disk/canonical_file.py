@@ -44,9 +44,6 @@ _SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.95
 """Values are compressed if one of their samples gets smaller than this part."""
 
-_SEVERAL = 2
-"""With so many states, the first values tell nothing of those of the others."""
-
 _READ_COLUMNS = ["stored_key", "stored_value"]
 _VERSION_KEY = b"pyspark_ckpt.format_version"
 _DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
@@ -83,7 +80,8 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[byte
     names = _Names(handle)
     with closing(read_ahead(_groups(parts, partial(names.table, schema)))) as tables:
         first = [next(tables, schema.empty_table())]
-        codec = _codec(first[0]["stored_value"]) if len(handle.states) < _SEVERAL else _CODEC
+        # Of several states, the first values may all be of one.
+        codec = _codec(first[0]["stored_value"]) if len(handle.states) == 1 else _CODEC
         with pq.ParquetWriter(
             sink,
             schema,

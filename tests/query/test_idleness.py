@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,10 @@ from tests.query.model import events_of
 NO_DATA_INTERVAL = "spark.sql.streaming.noDataProgressEventInterval"
 
 
-def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def second_epoch_held() -> tuple[
+    threading.Event, threading.Event, Callable[[DataFrame, int], None]
+]:
+    """Return what tells that the second epoch is under way, what lets it end, and the sink."""
     in_epoch, may_end = threading.Event(), threading.Event()
 
     def sink(_: DataFrame, epoch: int) -> None:
@@ -24,6 +28,11 @@ def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: 
             in_epoch.set()
             assert may_end.wait(DEADLINE)
 
+    return in_epoch, may_end, sink
+
+
+def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+    in_epoch, may_end, sink = second_epoch_held()
     feed.add(*map(events_of, range(2)))
     writer = feed.stream(spark).writeStream.foreachBatch(sink)
     with session_conf(spark, {NO_DATA_INTERVAL: "600000"}):
@@ -43,13 +52,7 @@ def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: 
 
 
 def test_spark_tells_that_nothing_came(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
-    in_epoch, may_end = threading.Event(), threading.Event()
-
-    def sink(_: DataFrame, epoch: int) -> None:
-        if epoch == 1:
-            in_epoch.set()
-            assert may_end.wait(DEADLINE)
-
+    in_epoch, may_end, sink = second_epoch_held()
     with session_conf(spark, {NO_DATA_INTERVAL: "50"}):
         feed.add(events_of(0))
         writer = feed.stream(spark).writeStream.foreachBatch(sink)
