@@ -41,7 +41,12 @@ from pyspark_ckpt.operator.key_columns import canonical_column, check_key
 from pyspark_ckpt.operator.null_masks import NullMasks
 from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
-from pyspark_ckpt.operator.travelling_types import received, sent_type, transport_of
+from pyspark_ckpt.operator.travelling_types import (
+    all_received,
+    received,
+    sent_type,
+    transport_of,
+)
 
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
@@ -265,7 +270,7 @@ class InputColumns:
 
     def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
         return [
-            _all_received(transport.receive, values) if transport.receive else values
+            all_received(transport, values)
             for transport, values in zip(self._transports, sent, strict=True)
         ]
 
@@ -275,10 +280,6 @@ class InputColumns:
         if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType):
             return [_canonical_key(value) for value in sent]
         return sent
-
-
-def _all_received(receive: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    return [None if value is None else receive(value) for value in values]
 
 
 def _quoted(name: str) -> Column:

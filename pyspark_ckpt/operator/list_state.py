@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -124,12 +125,8 @@ class ListState:
                 yield shown
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
-        decode = self._codec.decode
-        for chunk in chunks:
-            for item in _chunk_decoder.decode(chunk):
-                yield decode(item)
-        for item in pending:
-            yield decode(item)
+        items = chain.from_iterable(map(_chunk_decoder.decode, chunks))
+        return map(self._codec.decode, chain(items, pending))
 
     def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
         assert self._aging is not None

@@ -10,6 +10,7 @@ import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from pyspark.sql import types as T
@@ -96,6 +97,15 @@ def aware_timestamp(zone: datetime.tzinfo, microseconds: int) -> datetime.dateti
         return datetime.datetime.fromtimestamp(microseconds / 1_000_000, zone)
     seconds, rest = divmod(microseconds, 1_000_000)
     return datetime.datetime.fromtimestamp(seconds, zone).replace(microsecond=rest)
+
+
+def aware_timestamps(zone: datetime.tzinfo, microseconds: Sequence[Any]) -> list[Any]:
+    """Return :func:`aware_timestamp` of a column's values; nulls stay nulls."""
+    if None in microseconds or max(map(abs, microseconds), default=0) >= _EXACT_MICROSECONDS:
+        return [None if value is None else aware_timestamp(zone, value) for value in microseconds]
+    # In two thirds of the time: no call of Python's for each.
+    seconds = [value / 1_000_000 for value in microseconds]
+    return list(map(datetime.datetime.fromtimestamp, seconds, repeat(zone)))
 
 
 def wire_type(form: WireForm, data_type: T.DataType) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.wire_form import aware_timestamp
+from pyspark_ckpt.operator.wire_form import aware_timestamp, aware_timestamps
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _FLOATS_END = 2**32 * 1_000_000
@@ -36,3 +36,21 @@ def test_a_timestamp_is_exact_to_the_microsecond(zone: str, microseconds: int) -
         expected.replace(tzinfo=None),
         expected.fold,
     )
+
+
+_SOME_MICROSECONDS = st.integers(1 - _FLOATS_END, _FLOATS_END - 1)
+_ANY_MICROSECONDS = st.none() | st.integers(_YEAR_1, _YEAR_9999)
+
+
+@given(column=st.lists(_SOME_MICROSECONDS) | st.lists(_ANY_MICROSECONDS))
+@example(column=[1_699_163_999_999_999, 1_699_167_599_999_999])
+@example(column=[0, -_FLOATS_END])
+@example(column=[0, _FLOATS_END - 1, None])
+def test_a_column_of_timestamps_is_as_each_of_them(column: list[int | None]) -> None:
+    zone = ZoneInfo("America/New_York")
+    each = [None if value is None else aware_timestamp(zone, value) for value in column]
+    shown = aware_timestamps(zone, column)
+    assert shown == each
+    assert [getattr(one, "fold", None) for one in shown] == [
+        getattr(one, "fold", None) for one in each
+    ]
