@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.codec import holds
-from pyspark_ckpt.operator.leaf_values import TEXTS
+from pyspark_ckpt.operator.leaf_values import TEXTS, TIME_OF_DAY
 
 JSON, VARIANTS = "json", "variants"
 """Fields of a column that travels with its variants beside it."""
@@ -25,7 +25,7 @@ _MICROSECOND_SECONDS = T.DecimalType(19, 6)
 _SECONDS = T.DayTimeIntervalType(T.DayTimeIntervalType.SECOND)
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 _REBUILT = (T.MapType, T.TimestampType, T.VariantType, T.NullType)
-_TEXT_IN_JSON = (*TEXTS, T.DateType, T.TimestampNTZType, T.TimeType, T.NullType)
+_TEXT_IN_JSON = (*TEXTS, T.DateType, T.TimestampNTZType, *TIME_OF_DAY, T.NullType)
 
 
 def travelling_type(data_type: T.DataType) -> T.DataType:

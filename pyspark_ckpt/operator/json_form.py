@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.leaf_values import (
     PLAIN_TYPES,
+    TIME_OF_DAY,
     decimal_writer,
     narrowed,
     number,
@@ -32,7 +33,7 @@ _LEAF_TYPES: dict[type[T.DataType], Any] = {
     T.DoubleType: float | str,
     T.DateType: datetime.date,
     T.TimestampNTZType: datetime.datetime,
-    T.TimeType: datetime.time,
+    **dict.fromkeys(TIME_OF_DAY, datetime.time),
     T.DayTimeIntervalType: Decimal,
     T.VariantType: bool | int,  # read: there is one; written: its index
 }
@@ -164,6 +165,6 @@ _WRITERS: dict[type[T.DataType], Converter] = {
     T.DoubleType: _double,
     T.DateType: _date,
     T.TimestampNTZType: _local_time,
-    T.TimeType: _time,
+    **dict.fromkeys(TIME_OF_DAY, _time),
     T.DayTimeIntervalType: _seconds,
 }

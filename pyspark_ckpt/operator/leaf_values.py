@@ -18,6 +18,8 @@ _BITS: dict[type[T.DataType], int] = {
 }  # fmt: skip
 TEXTS = (T.StringType, T.CharType, T.VarcharType)
 """Char and varchar are strings, as in Spark's own rows; Spark checks their length in tables."""
+TIME_OF_DAY: tuple[type[T.DataType], ...] = (T.TimeType,) if hasattr(T, "TimeType") else ()
+"""The type of a time without a date, which PySpark has since 4.1."""
 
 
 def bounded(bits: int) -> Any:

@@ -11,6 +11,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.leaf_values import (
     PLAIN_TYPES,
+    TIME_OF_DAY,
     bounded,
     decimal_writer,
     narrowed,
@@ -24,12 +25,12 @@ _LEAF_TYPES: dict[type[T.DataType], Any] = {
     T.DoubleType: float,
     T.DateType: bounded(32),
     T.TimestampNTZType: bounded(64),
-    T.TimeType: bounded(64),
+    **dict.fromkeys(TIME_OF_DAY, bounded(64)),
     T.DayTimeIntervalType: bounded(64),
     T.VariantType: tuple[bytes, bytes],
 }
-_AS_SPARK = (
-    T.DateType, T.TimestampType, T.TimestampNTZType, T.TimeType, T.DayTimeIntervalType,
+_AS_SPARK: tuple[type[T.DataType], ...] = (
+    T.DateType, T.TimestampType, T.TimestampNTZType, *TIME_OF_DAY, T.DayTimeIntervalType,
 )  # fmt: skip
 _NAN = float("nan")
 _encode = msgspec.msgpack.Encoder().encode

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 PARTITIONS = "spark.sql.shuffle.partitions"
 ENDS = {NO_DATA_BATCHES: "false"}
 """Epochs are exactly the files; without it PySpark's processing time mode never ends."""
+
+# Before 4.2 PySpark knows no other zone.
+UTC = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 
 Steps = Callable[[Feed, StreamingQuery, Callable[[], int]], None]
 """Feeds a running query; given the feed, the query and how many rows the sink has."""
@@ -86,7 +90,7 @@ class Both:
 
     def _feed(self, engine: str) -> Feed:
         schema = self.spark.createDataFrame([], self.ddl).schema
-        arrow = to_arrow_schema(schema, timezone="UTC")
+        arrow = to_arrow_schema(schema, **UTC)
         return Feed(self.base / engine / "in", arrow, self.ddl).add(*self.files)
 
     def _input(self, feed: Feed) -> DataFrame:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
+
 Values = st.SearchStrategy[Any]
 Typed = tuple[T.DataType, Values]
 
@@ -25,6 +27,9 @@ def integers(bits: int) -> Values:
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
+NOT_BUILT: list[T.DataType] = [T.CalendarIntervalType()]
+if hasattr(T, "GeometryType"):  # since PySpark 4.1
+    NOT_BUILT.append(T.GeometryType(4326))
 LEAVES: list[Typed] = [
     (T.ByteType(), integers(8)),
     (T.ShortType(), integers(16)),
@@ -41,7 +46,7 @@ LEAVES: list[Typed] = [
     (T.DateType(), st.dates()),
     (T.TimestampType(), _times),
     (T.TimestampNTZType(), st.datetimes().map(lambda t: t.replace(fold=0))),
-    (T.TimeType(), st.times().map(lambda t: t.replace(fold=0))),
+    *[(kind(), st.times().map(lambda t: t.replace(fold=0))) for kind in TIME_OF_DAY],
     (T.DayTimeIntervalType(), integers(64).map(lambda n: datetime.timedelta(microseconds=n))),
     (T.YearMonthIntervalType(), integers(32)),
     (T.VariantType(), st.binary(max_size=3).map(variants)),

@@ -17,7 +17,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.codec import TupleCodec, holds, key_encoder
-from tests.unit.operator.spark_values import TEXTS, TYPES, Typed, struct
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
+from tests.unit.operator.spark_values import NOT_BUILT, TEXTS, TYPES, Typed, struct
 
 
 def codec(*types: T.DataType) -> TupleCodec:
@@ -128,7 +129,8 @@ def test_integers_are_taken_up_to_their_bounds_and_no_further(kind: T.DataType, 
         (T.MapType(T.StringType(), T.LongType()), {None: 1}), (T.DecimalType(5, 2), 1.5),
         (T.DecimalType(5, 2), "1.5"), (T.FloatType(), True), (T.FloatType(), "1"),
         (T.ArrayType(T.DecimalType(5, 2)), [Decimal("1234.5")]), (T.VariantType(), {"a": 1}),
-        (T.ArrayType(T.DateType()), "2020"), (T.NullType(), 1), (T.TimeType(), "01:00"),
+        (T.ArrayType(T.DateType()), "2020"), (T.NullType(), 1),
+        *[(time(), "01:00") for time in TIME_OF_DAY],
         (T.DayTimeIntervalType(), 1), (T.DayTimeIntervalType(), datetime.timedelta.max),
         (T.DecimalType(5, 2), Decimal("1234.5")), (T.DecimalType(5, 2), Decimal("NaN")),
     ],
@@ -200,7 +202,7 @@ def test_bytes_of_another_schema_are_refused_by_the_reader() -> None:
         codec(T.LongType()).decode(data)
 
 
-@pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.GeometryType(4326)])
+@pytest.mark.parametrize("kind", NOT_BUILT)
 def test_a_type_that_is_not_built_is_named(kind: T.DataType) -> None:
     for wrapped in (kind, T.ArrayType(kind), T.MapType(T.StringType(), kind), struct(kind)):
         with pytest.raises(

@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.null_masks import MASK
 from pyspark_ckpt.operator.rows_input import RowsPart
+from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)
 DTYPES: dict[type[T.DataType], tuple[Any, Any]] = {
@@ -226,7 +227,7 @@ def test_the_key_of_a_timer_is_a_row_of_the_same_values(
         assert repr(tuple(key)) == repr(shown)
 
 
-@pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.ArrayType(T.GeometryType(4326))])
+@pytest.mark.parametrize("kind", [*NOT_BUILT, T.ArrayType(NOT_BUILT[-1])])
 def test_a_column_of_a_type_that_is_not_built_is_named(kind: T.DataType) -> None:
     with pytest.raises(NotBuiltYetError, match=r"'f1'.*not built"):
         InputColumns(schema_of(T.LongType(), kind), ["f0"])

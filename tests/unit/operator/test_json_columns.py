@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader, json_writer
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
 from pyspark_ckpt.operator.wire_form import row_style
 from tests.unit.operator.spark_values import TYPES, Typed, struct
 
@@ -36,8 +37,8 @@ def test_what_is_written_is_read(typed: Typed, data: st.DataObject) -> None:
          "[10000000000.0, nan, -inf, -0.0, None, 5e-324]"),
         (T.ArrayType(T.BinaryType()), '["AP8=","",null]', r"[b'\x00\xff', b'', None]"),
         (T.DecimalType(38, 18), "0E-18", "Decimal('0E-18')"),
-        (struct(T.DateType(), T.TimeType()), '{"c0":"0001-01-01","c1":"12:34:56.1"}',
-         "{'f0': datetime.date(1, 1, 1), 'f1': datetime.time(12, 34, 56, 100000)}"),
+        (struct(T.DateType()), '{"c0":"0001-01-01"}', "{'f0': datetime.date(1, 1, 1)}"),
+        *[(time(), '"12:34:56.1"', "datetime.time(12, 34, 56, 100000)") for time in TIME_OF_DAY],
         (T.TimestampNTZType(), '"2024-01-01 00:00:00.1"',
          "datetime.datetime(2024, 1, 1, 0, 0, 0, 100000)"),
         (T.MapType(T.DateType(), T.LongType()), '[{"c0":"2024-02-29","c1":null}]',

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.codec import TupleCodec
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
 from tests.unit.operator.spark_values import struct
 
 MAP = T.MapType(T.StringType(), T.FloatType())
@@ -46,7 +47,7 @@ KEYS: list[tuple[T.DataType, Any, str]] = [
         "91d3ffd684a70d8e8001",
     ),
     (T.TimestampNTZType(), dt.datetime(9999, 12, 31, 23, 59, 59, 999999), "91cf0384440ccc735fff"),  # noqa: DTZ001
-    (T.TimeType(), dt.time(12, 34, 56, 789), "91cf000029324c096a08"),
+    *[(kind(), dt.time(12, 34, 56, 789), "91cf000029324c096a08") for kind in TIME_OF_DAY],
     (T.DayTimeIntervalType(), dt.timedelta(-1, 5), "91d3ffffffebe274eb40"),
     (T.YearMonthIntervalType(), -14, "91f2"),
     (T.NullType(), None, "91c0"),

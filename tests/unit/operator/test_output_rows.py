@@ -16,7 +16,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
 from pyspark_ckpt.operator.output_rows import OutputRows
+from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)
 TWO_COLUMNS = OutputRows(
@@ -103,7 +105,8 @@ def test_timestamps_without_zone_leave_as_text() -> None:
         (T.StructType([T.StructField("a", T.LongType())]), (1, 2)),
         (T.MapType(T.StringType(), T.LongType()), {1: 1}), (T.VariantType(), {"a": 1}),
         (T.MapType(T.StringType(), T.LongType()), {None: 1}), (T.VariantType(), 1),
-        (T.ArrayType(T.DecimalType(5, 2)), [Decimal("12345")]), (T.TimeType(), 1),
+        (T.ArrayType(T.DecimalType(5, 2)), [Decimal("12345")]),
+        *[(time(), 1) for time in TIME_OF_DAY],
         (T.ArrayType(T.TimestampType()), ["2020-01-01"]), (T.DayTimeIntervalType(), 1),
         (T.ArrayType(T.DateType()), ["2020-01-01"]), (T.YearMonthIntervalType(), 2**31),
         (T.TimestampType(), EPOCH), (T.TimestampNTZType(), "2020-01-01"),
@@ -182,7 +185,7 @@ def test_a_variant_leaves_beside_the_text() -> None:
     assert repr(value["variants"]) == "[VariantVal(b'v', b'm')]"
 
 
-@pytest.mark.parametrize("kind", [T.CalendarIntervalType(), T.ArrayType(T.GeometryType(4326))])
+@pytest.mark.parametrize("kind", [*NOT_BUILT, T.ArrayType(NOT_BUILT[-1])])
 def test_a_column_of_a_type_that_is_not_built_is_named(kind: T.DataType) -> None:
     with pytest.raises(NotBuiltYetError, match=r"'count'.*'x'.*not built"):
         output(kind)

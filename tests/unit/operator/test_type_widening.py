@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
 from pyspark_ckpt.operator.type_widening import widening_function, widens
 
 TYPES: dict[str, T.DataType] = {
@@ -17,7 +18,7 @@ TYPES: dict[str, T.DataType] = {
     "string": T.StringType(), "lower": T.StringType("UTF8_LCASE"), "char": T.CharType(3),
     "varchar": T.VarcharType(3), "varchar9": T.VarcharType(9), "binary": T.BinaryType(),
     "date": T.DateType(), "timestamp": T.TimestampType(), "ntz": T.TimestampNTZType(),
-    "time": T.TimeType(), "days": T.DayTimeIntervalType(), "months": T.YearMonthIntervalType(),
+    "days": T.DayTimeIntervalType(), "months": T.YearMonthIntervalType(),
     "variant": T.VariantType(), "null": T.NullType(),
     "10,2": T.DecimalType(10, 2), "12,2": T.DecimalType(12, 2), "12,4": T.DecimalType(12, 4),
     "12,5": T.DecimalType(12, 5), "10,4": T.DecimalType(10, 4), "10,0": T.DecimalType(10, 0),
@@ -25,6 +26,7 @@ TYPES: dict[str, T.DataType] = {
     "map": T.MapType(T.StringType(), T.LongType()),
     "struct": T.StructType([T.StructField("n", T.LongType())]),
 }  # fmt: skip
+TYPES.update(("time", kind()) for kind in TIME_OF_DAY)
 WIDENINGS = {
     ("byte", "short"), ("byte", "int"), ("byte", "long"), ("byte", "double"),
     ("short", "int"), ("short", "long"), ("short", "double"),
