@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ def _run(
     next_checkpoint = every // 2
     while not query.awaitTermination(0.05):
         if begun and begun[-1] > next_checkpoint:
-            query.triggerCheckpoint()
+            with suppress(ckpt.CheckpointAbortedError):  # the query has just ended
+                query.triggerCheckpoint()
             next_checkpoint += every
     return query
 

@@ -79,9 +79,10 @@ def session_programs(gap_ms: int, out_of_order_ms: int) -> list[Program]:
             )
             for backend in _STATE_BACKENDS
         ),
+        Program("Bytewax", BYTEWAX, "bytewax_sessions.py", times, _without_last_row),
     ]
 
 
 def _without_last_row(output: pd.DataFrame) -> pd.DataFrame:
-    # Flink ends all sessions with its input, also that of the row which ends the others.
+    # They end all sessions with their input, also that of the row which ends the others.
     return output[output["key"] >= 0]

@@ -36,8 +36,9 @@ from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
+from pyspark_ckpt.checkpoint.snapshot import QueryFiles
+from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, reading_session
+from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
@@ -47,9 +48,6 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
 )
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-
-_STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +85,13 @@ class CheckpointCoordinator:
         last_epochs: LastEpochs,
     ) -> None:
         self.failure: FailedCheckpointsError | None = None
-        self._spark = _session_like(spark)
+        self._spark = reading_session(spark)
         self._query = streaming_query
         self._files = files
         self._settings = settings
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
-        self._jobs: SparkJobs | None = None
+        job = SnapshotJob(self._spark, files)
         self._runner = CheckpointRunner(
             files.query_id,
             frozenset(
@@ -103,8 +101,8 @@ class CheckpointCoordinator:
             ),
             files.storage,
             settings,
-            self._snapshot,
-            self._cancel_snapshot,
+            job.take,
+            job.cancel,
         )
         self.listeners = self._runner.listeners
         history = HistoryLog(files.storage, self._runner.last_id())
@@ -300,46 +298,13 @@ class CheckpointCoordinator:
             logger.debug("where it happened", exc_info=True)
 
     def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
-        if last.reason == AbortReason.FENCED and self._query.isActive:
-            # Whatever it writes from now on, another driver writes too.
-            self.failure = FailedCheckpointsError(
-                f"query {self._files.query_id} was stopped: another driver runs it ({last})"
-            )
-            self.failure.__cause__ = last
-            logger.error("%s", self.failure)
-            self._query.stop()
-            return
-        if not self._runner.tolerance_is_exceeded or not self._query.isActive:
-            return
-        tolerable = self._settings.tolerable_failed_checkpoints
-        self.failure = FailedCheckpointsError(
-            f"query {self._files.query_id} was stopped: more than {tolerable} checkpoints in a row "
-            f"failed, the last one is {last}; mend that and start the query again at its "
-            "checkpointLocation, or raise "
-            "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints"
+        failure = why_to_stop(
+            self._files.query_id,
+            last,
+            self._settings.tolerable_failed_checkpoints,
+            is_exceeded=self._runner.tolerance_is_exceeded,
         )
-        self.failure.__cause__ = last
-        logger.error("%s", self.failure)
-        self._query.stop()
-
-    def _snapshot(self, epoch: int) -> CheckpointMetadata:
-        what = f"handles of epoch {epoch}, query {self._files.query_id}"
-        self._jobs = SparkJobs(self._spark.sparkContext, what)
-        with self._jobs.running():
-            return take_snapshot(self._spark, self._files, epoch)
-
-    def _cancel_snapshot(self) -> None:
-        if self._jobs is not None:
-            self._jobs.cancel()
-
-
-def _session_like(spark: SparkSession) -> SparkSession:
-    """Return a session of the coordinator's own that reads Spark's state store as the query does.
-
-    The user's session may be given other settings while the query runs.
-    """
-    session = spark.newSession()
-    for key, value in spark.conf.getAll.items():
-        if key.startswith(_STATE_STORE_SETTINGS):
-            session.conf.set(key, value)
-    return session
+        if failure is not None and self._query.isActive:
+            self.failure = failure
+            logger.error("%s", failure)
+            self._query.stop()

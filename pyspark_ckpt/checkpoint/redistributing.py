@@ -118,24 +118,13 @@ def redistribute(
     keys = None
     if stored.max_parallelism != wanted.max_parallelism:
         keys = StoredKeyColumns(struct_type(stored.key_schema))
-    read = ReadSubtask(movement, keys)
-    places = spark.range(len(stored.handles), numPartitions=len(stored.handles))
-    moved = _by_subtask(places.mapInArrow(read, read.schema), wanted, keys)
-    tokens = F.array(*[F.lit(token) for token in subtask_tokens(wanted.parallelism)])
     write = WriteSubtask(movement, query_id, checkpoints.url, epoch)
     spark.sparkContext.setJobDescription(
         f"pyspark_ckpt: moving operator {wanted.uid} from {stored.parallelism} to "
         f"{wanted.parallelism} subtasks"
     )
     try:
-        rows = (
-            moved.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
-            .repartition(wanted.parallelism, TOKEN)
-            .sortWithinPartitions(SUBTASK, STORED_KEY)
-            .select(SUBTASK, STORED_KEY, VALUE)
-            .mapInArrow(write, HANDLES_SCHEMA)
-            .collect()
-        )
+        rows = _moved(spark, movement, keys).mapInArrow(write, HANDLES_SCHEMA).collect()
     except PySparkException as exc:
         error = task_error(exc)
         if error is None:
@@ -146,12 +135,27 @@ def redistribute(
     return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
 
 
+def _moved(spark: SparkSession, movement: Movement, keys: StoredKeyColumns | None) -> DataFrame:
+    """Return all entries in the partitions of their new subtasks, in the order of their keys."""
+    wanted, subtasks = movement.operator, len(movement.handles)
+    read = ReadSubtask(movement, keys)
+    entries = spark.range(subtasks, numPartitions=subtasks).mapInArrow(read, read.schema)
+    tokens = F.array(*[F.lit(token) for token in subtask_tokens(wanted.parallelism)])
+    return (
+        _by_subtask(entries, wanted, keys)
+        .withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
+        .repartition(wanted.parallelism, TOKEN)
+        .sortWithinPartitions(SUBTASK, STORED_KEY)
+        .select(SUBTASK, STORED_KEY, VALUE)
+    )
+
+
 def _by_subtask(
-    moved: DataFrame, wanted: OperatorDescriptor, keys: StoredKeyColumns | None
+    entries: DataFrame, wanted: OperatorDescriptor, keys: StoredKeyColumns | None
 ) -> DataFrame:
     """Return entries with their new subtasks and whole stored keys."""
     if keys is None:
-        return moved.select(SUBTASK, F.col(HEAD).alias(STORED_KEY), VALUE)
+        return entries.select(SUBTASK, F.col(HEAD).alias(STORED_KEY), VALUE)
     key_group = F.pmod(keys.hash_column(), F.lit(wanted.max_parallelism))
     subtask = F.floor(key_group * wanted.parallelism / wanted.max_parallelism).cast("int")
     in_bytes = F.unhex(F.lpad(F.hex(key_group), _BYTES_IN_HEX, "0"))
@@ -159,6 +163,6 @@ def _by_subtask(
     stored_key = F.when(is_placed, F.col(HEAD)).otherwise(
         F.concat(F.col(HEAD), in_bytes, F.col(TAIL))
     )
-    return moved.select(
+    return entries.select(
         F.coalesce(F.col(SUBTASK), subtask).alias(SUBTASK), stored_key.alias(STORED_KEY), VALUE
     )

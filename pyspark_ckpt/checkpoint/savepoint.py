@@ -134,18 +134,7 @@ class NewSavepoint:
         )
         for path, file in _copied_here(snapshot).items():
             self._target.copy_in(source, file, path)
-        is_canonical = savepoint_format is SavepointFormat.CANONICAL
-        handles = [handle for operator in snapshot.operators for handle in operator.handles]
-        copies = [
-            SubtaskCopy(
-                handle=handle,
-                source=source.url,
-                target=self._target.url,
-                is_canonical=is_canonical,
-                token=self._token,
-            )
-            for handle in handles
-        ]
+        copies = self._copies(snapshot, source, savepoint_format)
         copied = iter(run_copies(copies) if copies else ())
         completed = msgspec.structs.replace(
             snapshot,
@@ -168,6 +157,21 @@ class NewSavepoint:
             files=len(files) + 1,
             format=savepoint_format.value,
         )
+
+    def _copies(
+        self, snapshot: CheckpointMetadata, source: Storage, savepoint_format: SavepointFormat
+    ) -> list[SubtaskCopy]:
+        return [
+            SubtaskCopy(
+                handle=handle,
+                source=source.url,
+                target=self._target.url,
+                is_canonical=savepoint_format is SavepointFormat.CANONICAL,
+                token=self._token,
+            )
+            for operator in snapshot.operators
+            for handle in operator.handles
+        ]
 
     def discard(self) -> None:
         """Remove the directory of a savepoint that was not completed."""

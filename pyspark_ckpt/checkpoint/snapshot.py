@@ -62,24 +62,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
     """
     phases = PhaseTimes()
     triggered_at_ms = _now_ms()
-    operators = tuple(
-        OperatorMetadata(
-            operator_id=operator_id,
-            uid=operator.uid,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            backend=query.backend_type,
-            time_mode=operator.time_mode,
-            handles=committed_handles(
-                spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
-            ),
-            processor=operator.processor,
-            code_sha256=operator.code_sha256,
-            schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
-        )
-        for operator_id, operator in query.operators.ours.items()
-    )
+    operators = _operators(spark, query, epoch)
     phases.end("handles")
     offsets = query.spark_log.offsets_entry(epoch)
     metadata = CheckpointMetadata(
@@ -113,6 +96,27 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         query.storage.verify_size(reference)
     phases.end("verification")
     return msgspec.structs.replace(metadata, completed_at_ms=_now_ms(), phases_ms=phases.ended_ms)
+
+
+def _operators(spark: SparkSession, query: QueryFiles, epoch: int) -> tuple[OperatorMetadata, ...]:
+    return tuple(
+        OperatorMetadata(
+            operator_id=operator_id,
+            uid=operator.uid,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            backend=query.backend_type,
+            time_mode=operator.time_mode,
+            handles=committed_handles(
+                spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
+            ),
+            processor=operator.processor,
+            code_sha256=operator.code_sha256,
+            schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
+        )
+        for operator_id, operator in query.operators.ours.items()
+    )
 
 
 class PhaseTimes:

@@ -126,7 +126,8 @@ class ListState:
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
         items = chain.from_iterable(map(_chunk_decoder.decode, chunks))
-        return map(self._codec.decode, chain(items, pending))
+        # A generator, which ends at an error; `map` would go on behind it.
+        yield from map(self._codec.decode, chain(items, pending))
 
     def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
         assert self._aging is not None

@@ -80,4 +80,5 @@ def test_every_contender_of_every_workload_is_right(workload: str, tmp_path: Pat
 def test_flink_and_bytewax_are_right(workload: str, tmp_path: Path) -> None:
     done = benchmark(tmp_path, "--peers", "--workload", workload, "--contenders", "flink", "byte")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("result is right") >= 4
+    has_bytewax = (ROOT / ".venv-bytewax" / "bin" / "python").exists()
+    assert done.stdout.count("result is right") >= 4 + has_bytewax

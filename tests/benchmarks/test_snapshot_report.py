@@ -50,5 +50,6 @@ def test_the_benchmark_sees_snapshots_and_checks_its_output(tmp_path: Path) -> N
     figures = json.loads((tmp_path / "snapshot_epochs.json").read_text())
     assert len(figures["epochs"]) == 12
     assert any(each["has_snapshot"] for each in figures["epochs"])
+    assert any(each["has_checkpoint"] for each in figures["epochs"])
     assert figures["worst_ratios"]
     assert (tmp_path / "snapshot_epochs.md").read_text() in done.stdout

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
+from pyspark_ckpt.on_disk.storage import LocalStorage
 from tests.cluster.cluster import Cluster, Task, held_locks, users_of
 from tests.query.stored import metadata_of
 from tests.recovery.numbered_rows import check_output
@@ -93,8 +95,13 @@ def _end_and_check(cluster: Cluster) -> None:
     cluster.finish()
     check_output(cluster.work / "output", cluster.rows())
     assert not list((cluster.work / "local").rglob("pyspark_ckpt"))
-    left = _unfinished_files(cluster)  # of uploads that the end cut off, none on most machines
+    # Of tasks killed in the last epochs and of uploads that the end cut off; none on most machines.
+    left = _unfinished_files(cluster)
     if left:
+        checkpoint = cluster.newest_checkpoint()
+        storage = LocalStorage(checkpoint.parent)
+        overdue = garbage_of(storage, metadata_of(checkpoint), ())
+        assert not left & {checkpoint.parent / path for path in overdue}
         _run_past_what_is_kept(cluster)
     assert not left & _unfinished_files(cluster)
 

@@ -1,0 +1,52 @@
+"""Gathers a committed epoch in a session and in Spark jobs of its own, which can be cancelled."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+
+_STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
+
+
+class SnapshotJob:
+    """Takes the snapshots of one query, one after the other; on the driver.
+
+    Parameters
+    ----------
+    spark
+        A session of :func:`reading_session`.
+    files
+        The query's directories and operators.
+    """
+
+    def __init__(self, spark: SparkSession, files: QueryFiles) -> None:
+        self._spark = spark
+        self._files = files
+        self._jobs: SparkJobs | None = None
+
+    def take(self, epoch: int) -> CheckpointMetadata:
+        """Gather a committed epoch; as :func:`take_snapshot`."""
+        what = f"handles of epoch {epoch}, query {self._files.query_id}"
+        self._jobs = SparkJobs(self._spark.sparkContext, what)
+        with self._jobs.running():
+            return take_snapshot(self._spark, self._files, epoch)
+
+    def cancel(self) -> None:
+        """Cancel the Spark jobs of the newest :meth:`take`, from another thread."""
+        if self._jobs is not None:
+            self._jobs.cancel()
+
+
+def reading_session(spark: SparkSession) -> SparkSession:
+    """Return a new session that reads Spark's state store as the query does.
+
+    The user's session may be given other settings while the query runs.
+    """
+    session = spark.newSession()
+    for key, value in spark.conf.getAll.items():
+        if key.startswith(_STATE_STORE_SETTINGS):
+            session.conf.set(key, value)
+    return session
