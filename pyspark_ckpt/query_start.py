@@ -14,9 +14,9 @@ from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.origin import Restore, read_origin
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
-from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog

@@ -33,10 +33,10 @@ from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.idleness import idle_ms
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.checkpoint.snapshot import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay

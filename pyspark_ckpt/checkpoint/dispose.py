@@ -13,7 +13,8 @@ from pyspark_ckpt.on_disk.in_progress import (
     read_in_progress,
 )
 from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 
 

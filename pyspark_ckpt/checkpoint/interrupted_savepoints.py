@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.in_progress import read_in_progress
 from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME
-from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 logger = logging.getLogger(__name__)

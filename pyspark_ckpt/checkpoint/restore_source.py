@@ -10,7 +10,8 @@ from contextlib import closing
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 _LINES_BEFORE_OFFSETS = 2

@@ -19,7 +19,8 @@ from pyspark_ckpt.on_disk.layout import (
     new_savepoint_token,
     savepoint_name,
 )
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, encode_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.on_disk.metadata_file import encode_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 

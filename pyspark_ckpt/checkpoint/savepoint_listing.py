@@ -6,7 +6,7 @@ from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import is_savepoint_name
-from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage
 
 

@@ -15,9 +15,10 @@ from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
-from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.configuration import Settings

@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles
-from pyspark_ckpt.checkpoint.native_state import NativeCopies, keep_native_state
+from pyspark_ckpt.checkpoint.native_state import keep_native_state
 from pyspark_ckpt.checkpoint.origin import read_origin
-from pyspark_ckpt.checkpoint.spark_log import SourceLogFile, SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.spark_log import SourceLogFile
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.fingerprint import schema_fingerprint
 from pyspark_ckpt.version import __version__
-
-
-@dataclass(frozen=True, slots=True)
-class QueryFiles:
-    """Where a running query keeps its files, and what it consists of.
-
-    `source_ids` tells of each of Spark's source offsets which source it is of. `run` is a name that
-    no other start of the query has. `native_copies` are those of the
-    state of Spark's own operators.
-    """
-
-    checkpoint_location: str
-    spark_log: SparkLog
-    storage: Storage
-    query_id: str
-    query_name: str | None
-    backend_type: str
-    operators: StatefulOperators
-    source_ids: tuple[int, ...]
-    run: str = field(default_factory=lambda: secrets.token_hex(8))
-    native_copies: NativeCopies = field(init=False)
-
-    def __post_init__(self) -> None:
-        copies = NativeCopies(self.spark_log.storage, self.storage, self.run)
-        object.__setattr__(self, "native_copies", copies)
 
 
 def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:

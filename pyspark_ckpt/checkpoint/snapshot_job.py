@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.snapshot import QueryFiles, take_snapshot
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 Check = Callable[[FileReference], None]

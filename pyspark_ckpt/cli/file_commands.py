@@ -19,7 +19,8 @@ from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import open_storage
 
 _OF_A_CHECKPOINT = [

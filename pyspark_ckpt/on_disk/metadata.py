@@ -1,33 +1,13 @@
-"""The ``_metadata`` file: the commit point of a checkpoint or savepoint.
+"""What a checkpoint or savepoint consists of; :mod:`metadata_file` says how it is written.
 
-::
-
-    magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
-
-Integers are big-endian. The JSON is exactly what this library writes for its content, so nothing
-can be in it twice or unknown. Paths inside are relative to :attr:`CheckpointMetadata.root`.
+Paths inside are relative to :attr:`CheckpointMetadata.root`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import struct
-
 import msgspec
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference, Handle
-from pyspark_ckpt.on_disk.in_progress import DISPOSED, read_in_progress
-from pyspark_ckpt.on_disk.layout import METADATA_NAME
-from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
-
-MAGIC = b"SPRKCKPT"
-METADATA_FORMAT_VERSION = 2
-"""What this library reads; it writes 1 as long as there is nothing that format 2 brought."""
-
-MAX_METADATA_BYTES = 1 << 30
-_HEADER = struct.Struct(">8sIQ32s")
 
 
 class SourceLog(msgspec.Struct, frozen=True):
@@ -172,108 +152,3 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return sum(files.values()) + sum(
             segment.size_bytes for segment in segments if segment.inline is not None
         )
-
-
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(CheckpointMetadata)
-
-
-def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    """Return the bytes of a ``_metadata`` file.
-
-    Raises
-    ------
-    CorruptFileError
-        If it has more in it than can be read again.
-    """
-    body = _encoder.encode(metadata)
-    name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
-    if len(body) > MAX_METADATA_BYTES:
-        raise _corrupt(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
-    check_counts(body, name)
-    digest = hashlib.sha256(body).digest()
-    version = METADATA_FORMAT_VERSION if metadata.native else 1
-    return _HEADER.pack(MAGIC, version, len(body), digest) + body
-
-
-def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
-    """Read the bytes of a ``_metadata`` file called `name`.
-
-    Raises
-    ------
-    CorruptFileError
-        If they are anything but a whole ``_metadata`` of a known format.
-    UnsafePathError
-        If a path in it is not one that this library writes.
-    """
-    if len(data) < _HEADER.size:
-        raise _corrupt(name, f"{len(data)} bytes are too few")
-    magic, version, length, digest = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
-    if magic != MAGIC:
-        raise _corrupt(name, "it does not start as a _metadata file")
-    if version < 1:
-        raise _corrupt(name, f"there is no format {version}")
-    if version > METADATA_FORMAT_VERSION:
-        raise CorruptFileError(
-            f"{name}: format {version} is newer than this library's {METADATA_FORMAT_VERSION}; "
-            "upgrade pyspark_ckpt"
-        )
-    if length != len(body):
-        raise _corrupt(name, f"{length} bytes of JSON were written, {len(body)} are there")
-    if hashlib.sha256(body).digest() != digest:
-        raise _corrupt(name, "its content does not match its checksum")
-    check_counts(data, name)
-    try:
-        metadata = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise _corrupt(name, str(exc)) from exc
-    if _encoder.encode(metadata) != body:
-        raise _corrupt(name, "it has a field twice, or one that is not known")
-    check_content(metadata, name)
-    return metadata
-
-
-def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> CheckpointMetadata:
-    """Read the ``_metadata`` of the checkpoint or savepoint in `directory` of `storage`.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is none: the directory is missing, or what it holds was never completed.
-    CorruptFileError
-        If it cannot be trusted.
-    """
-    relative = METADATA_NAME if directory is None else f"{directory}/{METADATA_NAME}"
-    name = storage.url_of(relative)
-    size_bytes = storage.size_bytes(relative)
-    if size_bytes is None:
-        raise _not_complete(storage, directory)
-    if size_bytes > MAX_METADATA_BYTES + _HEADER.size:
-        raise _corrupt(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
-    data = storage.read(relative)
-    if data == DISPOSED:
-        raise CheckpointNotFoundError(
-            f"{storage.url} holds a savepoint that was not complete, and whose disposal was "
-            "interrupted: dispose of it again"
-        )
-    return decode_metadata(data, name)
-
-
-def _not_complete(storage: CoordinatorStorage, directory: str | None) -> CheckpointNotFoundError:
-    begun = read_in_progress(storage) if directory is None else None
-    if begun is not None:
-        return CheckpointNotFoundError(
-            f"{storage.url} holds {begun.told()}, that is not complete (no {METADATA_NAME}): it is "
-            "still being taken, or the driver ended before; the next start of the query removes "
-            "it, or `pyspark-ckpt dispose`"
-        )
-    return CheckpointNotFoundError(
-        f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "
-        f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
-        "chk-... directory"
-    )
-
-
-def _corrupt(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.stored_schema import checked_schema
-
-if TYPE_CHECKING:
-    from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 MAX_FILES = 500_000
 MAX_OBJECTS = 4_000_000

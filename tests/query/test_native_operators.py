@@ -14,7 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.query_plan import operators_of
 from pyspark_ckpt.session_conf import session_conf

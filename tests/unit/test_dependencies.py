@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,16 @@ def test_dependencies_point_downwards(package: str, above: list[str]) -> None:
     for module in below(package):
         reached = {imported for imported, _ in imports(MODULES[module])}
         assert not reached & upper, module
+
+
+def test_no_modules_depend_on_each_other() -> None:
+    """Not even for their types."""
+    names = {
+        module: {f"{imported}.{name}" if f"{imported}.{name}" in MODULES else imported
+                 for imported, name in imports(path)} & set(MODULES)
+        for module, path in MODULES.items()
+    }  # fmt: skip
+    assert len(list(TopologicalSorter(names).static_order())) == len(MODULES)
 
 
 def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:

@@ -22,7 +22,8 @@ from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import segment_path, source_log_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 QUERY = "0123456789"

@@ -15,12 +15,8 @@ from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat, write_
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
-from pyspark_ckpt.on_disk.metadata import (
-    CheckpointMetadata,
-    SourceLog,
-    encode_metadata,
-    read_metadata,
-)
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from tests.unit.checkpoint.tampered import tampered
 

@@ -36,9 +36,9 @@ from pyspark_ckpt.on_disk.metadata import (
     NativeFile,
     NativeOperatorMetadata,
     SourceLog,
-    read_metadata,
 )
 from pyspark_ckpt.on_disk.metadata_check import MAX_FILES
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor

@@ -11,7 +11,8 @@ import pytest
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat, write_savepoint
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog, read_metadata
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 NATIVE, CANONICAL = SavepointFormat.NATIVE, SavepointFormat.CANONICAL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.native_state import NativeCopies
+from pyspark_ckpt.checkpoint.native_copies import NativeCopies
 from pyspark_ckpt.checkpoint.spark_state import (
     copy_first_version,
     operator_name,

@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.on_disk import s3_storage
 from pyspark_ckpt.on_disk.layout import segment_path
-from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
 from pyspark_ckpt.on_disk.storage import open_storage
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3

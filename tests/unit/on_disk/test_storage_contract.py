@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.handle import FileReference
-from pyspark_ckpt.on_disk.metadata import read_metadata
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 
 LARGE = 9 << 20

@@ -16,14 +16,16 @@ import pytest
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import (
-    MAGIC,
-    MAX_METADATA_BYTES,
-    METADATA_FORMAT_VERSION,
     CheckpointMetadata,
     NativeFile,
     NativeOperatorMetadata,
     OperatorMetadata,
     SourceLog,
+)
+from pyspark_ckpt.on_disk.metadata_file import (
+    MAGIC,
+    MAX_METADATA_BYTES,
+    METADATA_FORMAT_VERSION,
     decode_metadata,
     encode_metadata,
     read_metadata,
