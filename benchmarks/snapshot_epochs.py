@@ -3,8 +3,9 @@
 ``python -m benchmarks.snapshot_epochs`` runs a running count over 2,000,000 keys on RocksDB. Epochs
 follow each other without a pause. Whenever another 1 % of the keys was written a base snapshot is
 taken and uploaded in the background; a checkpoint is triggered halfway between two of them, so that
-each has one more. Each epoch is put down to what went on beside it, and compared with the median of
-all. The output is compared with what pandas computes.
+each has one more. With ``--by-default`` base snapshots are taken when the library's defaults say
+so, and the checkpoints have the changelog of 1 % of the keys. Each epoch is put down to what went
+on beside it, and compared with the median of all. The output is compared with what pandas computes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from pyspark_ckpt.on_disk.handle import Handle
 _OPERATOR = 0
 _PERCENT_PER_SNAPSHOT = 1.0
 _NAME = "snapshot_epochs"
+_NAME_BY_DEFAULT = "snapshot_epochs_by_default"
+_MOST_SEGMENTS = "spark.ckpt.state.changelog.materialize.max-segments"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sessions.stop()
     options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / _NAME
+    path = options.results / (_NAME_BY_DEFAULT if options.by_default else _NAME)
     path.with_suffix(".json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
     path.with_suffix(".md").write_text(report.markdown())
     print(report.markdown())
@@ -64,7 +67,7 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
     settings = {
         "keys": options.keys,
         "rows per epoch": rows,
-        "epochs per snapshot": options.epochs_per_snapshot,
+        "epochs per snapshot": "by default" if options.by_default else options.epochs_per_snapshot,
         "epochs per checkpoint": options.epochs_per_snapshot,
     }
     warm_up = 1 + 2 * options.epochs_per_snapshot  # until the snapshot of all keys is the base
@@ -102,13 +105,14 @@ def _run(
         batch.write.mode("overwrite").parquet(str(output / f"epoch={epoch}"))
 
     every = options.epochs_per_snapshot
+    writer = ckpt.write_stream(counts)
+    if not options.by_default:
+        writer = writer.option(_MOST_SEGMENTS, str(every))
     query: Any = (
-        ckpt.write_stream(counts)
-        .foreachBatch(write)
+        writer.foreachBatch(write)
         .trigger(availableNow=True)
         .option("checkpointLocation", str(directory / "location"))
         .option("spark.ckpt.state.backend.type", "rocksdb")
-        .option("spark.ckpt.state.changelog.materialize.max-segments", str(every))
         .option("spark.ckpt.execution.checkpointing.interval", "1h")  # none but those triggered
         .option("spark.ckpt.execution.checkpointing.num-retained", "1000")
         .start()
@@ -173,6 +177,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=60, help="epochs that are counted")
     parser.add_argument(
         "--epochs-per-snapshot", type=int, default=10, help="in which 1 %% of the keys is written"
+    )
+    parser.add_argument(
+        "--by-default", action="store_true", help="force no base snapshots beyond the defaults"
     )
     parser.add_argument("--results", type=Path, default=Path("bench-output"))
     return parser.parse_args(arguments)

@@ -138,4 +138,4 @@ class SnapshotReport:
 
 
 def _listed(numbers: Sequence[float], digits: int = 2) -> str:
-    return ", ".join(f"{number:.{digits}f}" for number in numbers)
+    return ", ".join(f"{number:.{digits}f}" for number in numbers) or "none"

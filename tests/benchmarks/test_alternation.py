@@ -113,7 +113,10 @@ def test_the_command_line_is_checked_before_anything_starts(
 
 
 def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
-    names = {make(1).file_name for make in WORKLOADS.values()} | {"snapshot_epochs"}
+    names = {make(1).file_name for make in WORKLOADS.values()} | {
+        "snapshot_epochs",
+        "snapshot_epochs_by_default",
+    }
     names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
     for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
         assert path.stem.removesuffix("_peers") in names
