@@ -15,7 +15,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,11 @@ def _run(
     next_checkpoint = every // 2
     while not query.awaitTermination(0.05):
         if begun and begun[-1] > next_checkpoint:
-            with suppress(ckpt.CheckpointAbortedError):  # the query has just ended
+            try:
                 query.triggerCheckpoint()
+            except ckpt.CheckpointAbortedError as exc:
+                if exc.reason != ckpt.AbortReason.QUERY_ENDED:
+                    raise
             next_checkpoint += every
     return query
 

@@ -14,7 +14,7 @@ _NOW = datetime.now(timezone.utc)
 """Stands still, so that only rows move the watermark, however long the job takes."""
 
 _Session = tuple[int, int, int]
-"""First and last event, and how many; none yet if there are none."""
+"""First and last event, and how many."""
 
 
 def _sessions(arguments: dict[str, Any], rows: KeyedStream[int]) -> KeyedStream[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.travelling_types import Transport, received
+from pyspark_ckpt.operator.travelling_types import Transport, all_received
 
 Flags = np.ndarray[Any, Any]
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
@@ -42,7 +42,7 @@ def pandas_column(
     if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
         return _times(data_type, sent, nulls, transport, time_zone)
     if transport.receive is not None:
-        values = [received(transport, value) for value in sent.tolist()]
+        values = all_received(transport, sent.tolist())
         if isinstance(data_type, _NESTED):
             values = [_in_pandas(data_type, value) for value in values]
         return _objects(values, nulls)
@@ -102,5 +102,5 @@ def _times(
         times = pd.to_datetime(sent.reset_index(drop=True), unit="us", utc=True)
         series = times.dt.tz_convert(time_zone).dt.tz_localize(None)
     else:
-        series = pd.Series([received(transport, time) for time in sent], dtype="datetime64[ns]")
+        series = pd.Series(all_received(transport, sent.tolist()), dtype="datetime64[ns]")
     return series if nulls is None else series.mask(nulls)
