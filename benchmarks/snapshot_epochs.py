@@ -35,6 +35,8 @@ from pyspark_ckpt.on_disk.handle import Handle
 
 _OPERATOR = 0
 _PERCENT_PER_SNAPSHOT = 1.0
+_UNCOUNTED_SNAPSHOTS = 6
+"""Until all keys are in the base and the JVM has compiled what it runs (two and about four)."""
 _NAME = "snapshot_epochs"
 _NAME_BY_DEFAULT = "snapshot_epochs_by_default"
 _MOST_SEGMENTS = "spark.ckpt.state.changelog.materialize.max-segments"
@@ -69,7 +71,7 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
         "epochs per snapshot": "by default" if options.by_default else options.epochs_per_snapshot,
         "epochs per checkpoint": options.epochs_per_snapshot,
     }
-    warm_up = 1 + 2 * options.epochs_per_snapshot  # until the snapshot of all keys is the base
+    warm_up = 1 + _UNCOUNTED_SNAPSHOTS * options.epochs_per_snapshot
     frames = [counting.one_row_per_key(options.keys)] + [
         counting.random_rows(options.keys, rows, epoch)
         for epoch in range(1, warm_up + options.epochs)

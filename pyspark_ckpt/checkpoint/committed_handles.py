@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.state_rows import encoded_handles
+from pyspark_ckpt.checkpoint.state_rows import (
+    FEW_PARTITIONS,
+    encoded_handles,
+    written_handles,
+)
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -14,8 +20,7 @@ def read_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[Handle]:
     """Return what Spark's state store holds for an operator at an epoch, by subtask, unchecked."""
-    encoded = encoded_handles(spark, checkpoint_location, epoch, operator_id)
-    return sorted(map(decode_handle, encoded), key=lambda handle: handle.subtask)
+    return _by_subtask(encoded_handles(spark, checkpoint_location, epoch, operator_id))
 
 
 def committed_handles(
@@ -36,7 +41,8 @@ def committed_handles(
     CheckpointAbortedError
         If what Spark holds is not one handle per subtask of this operator.
     """
-    handles = read_handles(spark, checkpoint_location, epoch, operator_id)
+    place = (spark, checkpoint_location, epoch, operator_id)
+    handles = _if_all_wrote(place, operator.parallelism) or read_handles(*place)
     subtasks = [handle.subtask for handle in handles]
     fitting = all(
         handle.query_id == query_id
@@ -54,3 +60,15 @@ def committed_handles(
             "deleted and used again within one session can be mixed with its past: use a new one"
         )
     return tuple(handles)
+
+
+def _if_all_wrote(place: tuple[SparkSession, str, int, int], parallelism: int) -> list[Handle]:
+    """Return the handles written in the epoch itself if every subtask has one, else none."""
+    if parallelism > FEW_PARTITIONS:
+        return []
+    handles = _by_subtask(written_handles(*place))
+    return handles if [handle.subtask for handle in handles] == list(range(parallelism)) else []
+
+
+def _by_subtask(encoded: Iterable[bytes]) -> list[Handle]:
+    return sorted(map(decode_handle, encoded), key=lambda handle: handle.subtask)
