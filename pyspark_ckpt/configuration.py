@@ -14,20 +14,28 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.setting_values import (
+    at_least_one,
+    directory,
+    duration_ms,
+    exactly_one,
+    inline_bytes,
+    memory_bytes,
+    node,
+    not_negative,
+    one_in_capitals,
+    one_of,
+    pause_ms,
+    quorum,
+    size_bytes,
+    truth,
+)
 from state_backends import BACKEND_TYPES
 
 PREFIX = "spark.ckpt."
 RUNTIME_KEY = "spark.ckpt.internal.runtime"
 """Carries the bound settings from ``start()`` to the tasks; not for users."""
 
-_TIME_UNITS_MS = {
-    "ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
-}  # fmt: skip
-_SIZE_UNITS = {
-    "": 1, "b": 1, "kb": 1024, "k": 1024, "mb": 1024**2, "m": 1024**2, "gb": 1024**3, "g": 1024**3,
-}  # fmt: skip
-MIN_MEMORY_BYTES = 1024**2
-MAX_INLINE_BYTES = 1024**2
 NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
 DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
 RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
@@ -161,172 +169,69 @@ def _parse(name: str, value: str) -> tuple[str, Any]:
         ) from exc
 
 
-def _one_of(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(text)
-        return text.lower()
-
-    return parse
-
-
-def _one_in_capitals(*allowed: str) -> Callable[[str], str]:
-    # Flink's documentation writes them in capitals, its programs take both.
-    def parse(text: str) -> str:
-        if text.upper() not in allowed:
-            raise ValueError(text)
-        return text.upper()
-
-    return parse
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _pause_ms(text: str) -> int:
-    return 0 if text == "0" else _milliseconds(text)
-
-
-def _milliseconds(text: str) -> int:
-    number, unit = _number_and_unit(text)
-    return number * _TIME_UNITS_MS[unit]
-
-
-def _duration_ms(text: str) -> int:
-    milliseconds = _milliseconds(text)
-    if milliseconds <= 0:
-        raise ValueError(text)
-    return milliseconds
-
-
-def _inline_bytes(text: str) -> int:
-    size = _size_bytes(text)
-    if size > MAX_INLINE_BYTES:
-        raise ValueError(text)
-    return size
-
-
-def _memory_bytes(text: str) -> int:
-    size = _size_bytes(text)
-    if size < MIN_MEMORY_BYTES:
-        raise ValueError(text)
-    return size
-
-
-def _size_bytes(text: str) -> int:
-    number, unit = _number_and_unit(text)
-    return number * _SIZE_UNITS[unit]
-
-
-def _number_and_unit(text: str) -> tuple[int, str]:
-    match = re.fullmatch(r"(\d{1,12})\s*([a-zA-Z]*)", text)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]), match[2].lower()
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-def _exactly_one(text: str) -> int:
-    if int(text) != 1:
-        raise ValueError(text)
-    return 1
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
-def _node(text: str) -> str:
-    if re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", text) is None or {".", ".."} & set(text.split("/")):
-        raise ValueError(text)
-    return text
-
-
-def _quorum(text: str) -> str:
-    if re.fullmatch(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*", text) is None:
-        raise ValueError(text)
-    return text
-
-
-def _directory(text: str) -> str:
-    if not text:
-        raise ValueError(text)
-    return text
-
-
 _CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 _CHANGELOG = "spark.ckpt.state.changelog."
 _RECOVERY = "spark.ckpt.execution.state-recovery."
 
 KEYS: Mapping[str, _Key] = {
     "spark.ckpt.state.backend.type": _Key(
-        "backend_type", _one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
+        "backend_type", one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
     ),
     f"{_CHANGELOG}periodic-materialize.interval": _Key(
         "materialize_interval_ms",
-        _duration_ms,
+        duration_ms,
         "a duration above zero with its unit, such as 10min",
     ),
     f"{_CHANGELOG}materialize.min-size": _Key(
-        "materialize_min_bytes", _size_bytes, "a size, such as 1mb"
+        "materialize_min_bytes", size_bytes, "a size, such as 1mb"
     ),
     f"{_CHANGELOG}materialize.max-segments": _Key(
-        "materialize_max_segments", _at_least_one, "a number of at least 1"
+        "materialize_max_segments", at_least_one, "a number of at least 1"
     ),
     "spark.ckpt.execution.memory-limit": _Key(
-        "memory_limit_bytes", _memory_bytes, "a size of at least 1mb, such as 512mb"
+        "memory_limit_bytes", memory_bytes, "a size of at least 1mb, such as 512mb"
     ),
     "spark.ckpt.high-availability.type": _Key(
         "high_availability_type",
-        _one_of(*_HIGH_AVAILABILITY),
+        one_of(*_HIGH_AVAILABILITY),
         f"one of {', '.join(_HIGH_AVAILABILITY)}",
     ),
     "spark.ckpt.high-availability.zookeeper.quorum": _Key(
-        "zookeeper_quorum", _quorum, "host:port, several with commas between"
+        "zookeeper_quorum", quorum, "host:port, several with commas between"
     ),
     "spark.ckpt.high-availability.zookeeper.path.root": _Key(
-        "zookeeper_root", _node, "a path of a node, such as /pyspark_ckpt"
+        "zookeeper_root", node, "a path of a node, such as /pyspark_ckpt"
     ),
     f"{_CHECKPOINTING}interval": _Key(
-        "interval_ms", _duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"
+        "interval_ms", duration_ms, "a duration above zero with its unit, such as 500ms, 30s, 5min"
     ),
     f"{_CHECKPOINTING}min-pause": _Key(
-        "min_pause_ms", _pause_ms, "a duration with its unit, such as 5s, or 0"
+        "min_pause_ms", pause_ms, "a duration with its unit, such as 5s, or 0"
     ),
     f"{_CHECKPOINTING}timeout": _Key(
-        "timeout_ms", _duration_ms, "a duration above zero with its unit, such as 10min"
+        "timeout_ms", duration_ms, "a duration above zero with its unit, such as 10min"
     ),
     f"{_CHECKPOINTING}max-concurrent-checkpoints": _Key(
         "max_concurrent_checkpoints",
-        _exactly_one,
+        exactly_one,
         "1: an epoch is over before its checkpoint begins, so a second one at a time gains nothing",
     ),
     f"{_CHECKPOINTING}tolerable-failed-checkpoints": _Key(
-        "tolerable_failed_checkpoints", _not_negative, "a number of at least 0"
+        "tolerable_failed_checkpoints", not_negative, "a number of at least 0"
     ),
     f"{_CHECKPOINTING}externalized-checkpoint-retention": _Key(
-        "retention", _one_in_capitals(*_RETENTIONS), f"one of {', '.join(_RETENTIONS)}"
+        "retention", one_in_capitals(*_RETENTIONS), f"one of {', '.join(_RETENTIONS)}"
     ),
-    f"{_CHECKPOINTING}dir": _Key("checkpoints_directory", _directory, "a directory"),
-    f"{_CHECKPOINTING}savepoint-dir": _Key("savepoints_directory", _directory, "a directory"),
-    f"{_CHECKPOINTING}num-retained": _Key("num_retained", _at_least_one, "a number of at least 1"),
+    f"{_CHECKPOINTING}dir": _Key("checkpoints_directory", directory, "a directory"),
+    f"{_CHECKPOINTING}savepoint-dir": _Key("savepoints_directory", directory, "a directory"),
+    f"{_CHECKPOINTING}num-retained": _Key("num_retained", at_least_one, "a number of at least 1"),
     f"{_CHECKPOINTING}data-inline-threshold": _Key(
-        "inline_threshold_bytes", _inline_bytes, "a size from 0 to 1mb, such as 20kb"
+        "inline_threshold_bytes", inline_bytes, "a size from 0 to 1mb, such as 20kb"
     ),
-    f"{_RECOVERY}path": _Key("restore_path", _directory, "a savepoint-... or chk-... directory"),
+    f"{_RECOVERY}path": _Key("restore_path", directory, "a savepoint-... or chk-... directory"),
     f"{_RECOVERY}claim-mode": _Key(
-        "claim_mode", _one_in_capitals(*CLAIM_MODES), f"one of {', '.join(CLAIM_MODES)}"
+        "claim_mode", one_in_capitals(*CLAIM_MODES), f"one of {', '.join(CLAIM_MODES)}"
     ),
-    f"{_RECOVERY}ignore-unclaimed-state": _Key("allow_non_restored_state", _truth, "true or false"),
-    f"{_RECOVERY}fallback": _Key("restore_fallback", _truth, "true or false"),
+    f"{_RECOVERY}ignore-unclaimed-state": _Key("allow_non_restored_state", truth, "true or false"),
+    f"{_RECOVERY}fallback": _Key("restore_fallback", truth, "true or false"),
 }

@@ -1,30 +1,26 @@
 """The runner: does for the state machine what its checkpoints need done, one at a time.
 
-Whoever takes a checkpoint waits for it, at most for its timeout. The steps run in a thread of the
-runner: one that hangs is given up without it, and cannot publish any more when it goes on.
+Whoever takes a checkpoint waits for it, at most for its timeout. The steps run in a thread of
+their own: one that hangs is given up without it, and cannot publish any more when it goes on.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-import msgspec
-
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask, acknowledgements_of
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.acknowledgement import Subtask
+from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.listener import Listeners
 from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
-from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
@@ -34,22 +30,6 @@ ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    checkpoint_id: int
-    epoch: int
-    triggered_at_ms: int
-    began_ms: int
-    step: str = "waiting for the one before it, which still hangs"
-    outcome: CompletedCheckpoint | AbortedCheckpoint | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def duration_ms(self) -> int:
-        """How long it has taken, whatever was done to the wall clock meanwhile."""
-        return _monotonic_ms() - self.began_ms
 
 
 class CheckpointRunner:
@@ -64,7 +44,7 @@ class CheckpointRunner:
     settings
         What the state machine goes by.
     snapshot
-        Gathers a committed epoch; called in the runner's thread, may take its time.
+        Gathers a committed epoch; called in the thread of the steps, may take its time.
     cancel
         Has the snapshot that is being gathered end soon, if it can; called when it has expired.
 
@@ -91,7 +71,6 @@ class CheckpointRunner:
         self.listeners = Listeners()
         self._query_id = query_id
         self._subtasks = subtasks
-        self._snapshot = snapshot
         self._cancel = cancel
         self._store = claim_store(storage, settings, query_id)
         self._files = CheckpointFiles(storage, self._store)
@@ -99,14 +78,15 @@ class CheckpointRunner:
         self._machine = CheckpointMachine(
             query_id,
             settings,
-            _monotonic_ms,
+            monotonic_ms,
             self._store.last_id(),
             {number: self._files.epoch_of(number) for number in self._store.ids()},
         )
         # The machine is asked by the thread that waits and by the one that works.
         self._guard = threading.Lock()
-        self._attempts: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
-        self._worker: threading.Thread | None = None
+        self._attempts = AttemptThread(
+            query_id, self._machine, self._guard, self._store, self._files, snapshot, self._note
+        )
 
     @property
     def tolerance_is_exceeded(self) -> bool:
@@ -172,7 +152,7 @@ class CheckpointRunner:
             begun, epoch = self._begin(committed_epoch, periodic=periodic)
             if isinstance(begun, Refusal) or epoch is None:
                 return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
-            outcome = self._outcome(_Attempt(begun, epoch, _now_ms(), _monotonic_ms()))
+            outcome = self._outcome(Attempt(begun, epoch, _now_ms(), monotonic_ms()))
             self._clean()
         self.listeners.call()
         if isinstance(outcome, AbortedCheckpoint):
@@ -193,7 +173,7 @@ class CheckpointRunner:
         with self.exclusive:
             with self._guard:
                 self._machine.shut_down()
-            self._attempts.put(None)
+            self._attempts.close()
             self._store.close()
 
     def discard_all(self) -> None:
@@ -223,9 +203,9 @@ class CheckpointRunner:
         with self._guard:
             return self._machine.trigger(epoch, self._subtasks, periodic=periodic), epoch
 
-    def _outcome(self, attempt: _Attempt) -> CompletedCheckpoint | AbortedCheckpoint:
+    def _outcome(self, attempt: Attempt) -> CompletedCheckpoint | AbortedCheckpoint:
         """Wait for an attempt to end or to expire."""
-        self._begin_work(attempt)
+        self._attempts.begin(attempt)
         checkpoint_id = attempt.checkpoint_id
         while attempt.outcome is None:
             with self._guard:
@@ -233,124 +213,23 @@ class CheckpointRunner:
                 has_expired = checkpoint_id in self._machine.expire()
                 if has_expired:
                     message = f"expired while {attempt.step}"
-                    self._give_up(attempt, AbortReason.EXPIRED, message)
+                    self._note(attempt.give_up(AbortReason.EXPIRED, message))
             if has_expired:
                 self._cancel_step()
             attempt.ended.wait(expires_in_ms / 1000)
         return attempt.outcome
+
+    def _note(self, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:
+        if isinstance(outcome, AbortedCheckpoint):
+            self.record_abort(outcome)
+        else:
+            self.listeners.note(outcome)
 
     def _cancel_step(self) -> None:
         try:
             self._cancel()
         except Exception as exc:  # no error of Spark's may keep it from being given up
             logger.warning("query %s: what has expired goes on: %s", self._query_id, exc)
-
-    def _begin_work(self, attempt: _Attempt) -> None:
-        if self._worker is None:
-            self._worker = threading.Thread(
-                target=self._work, name=f"pyspark_ckpt checkpoints {self._query_id}", daemon=True
-            )
-            self._worker.start()
-        self._attempts.put(attempt)
-
-    def _work(self) -> None:
-        while (attempt := self._attempts.get()) is not None:
-            try:
-                self._run_steps(attempt)
-            except Exception as exc:
-                logger.debug("chk-%s failed", attempt.checkpoint_id, exc_info=True)
-                self._fail(attempt, exc)
-            attempt.ended.set()
-
-    def _run_steps(self, attempt: _Attempt) -> None:
-        with self._guard:
-            if self._machine.state_of(attempt.checkpoint_id) is not CheckpointState.COLLECTING:
-                return  # it expired before its turn
-        attempt.step = "making its directory"
-        self._reserve(attempt.checkpoint_id)
-        attempt.step = "gathering handles, offsets and source logs"
-        metadata = msgspec.structs.replace(
-            self._snapshot(attempt.epoch),
-            checkpoint_id=attempt.checkpoint_id,
-            triggered_at_ms=attempt.triggered_at_ms,
-            completed_at_ms=attempt.triggered_at_ms + attempt.duration_ms,
-        )
-        self._store.check_reserved(attempt.checkpoint_id)
-        if not self._may_publish(attempt.checkpoint_id, metadata):
-            return
-        attempt.step = "writing its _metadata, which may have been written: nothing is deleted"
-        self._store.add(attempt.checkpoint_id, metadata)
-        self._complete(attempt, metadata)
-
-    def _reserve(self, checkpoint_id: int) -> None:
-        try:
-            self._store.reserve(checkpoint_id)
-        except FileExistsError:
-            last_id = self._store.last_id()
-            with self._guard:
-                self._machine.note_used_id(last_id)
-            raise
-
-    def _may_publish(self, checkpoint_id: int, metadata: CheckpointMetadata) -> bool:
-        """Pass on the acknowledgements; false if the checkpoint was given up meanwhile.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If a subtask is missing.
-        """
-        with self._guard:
-            for acknowledgement in acknowledgements_of(checkpoint_id, metadata):
-                self._machine.acknowledge(acknowledgement)
-            missing = self._machine.missing(checkpoint_id)
-            if missing:
-                raise CheckpointAbortedError(
-                    f"no acknowledgement of {', '.join(f'{s.uid}/{s.number}' for s in missing)}",
-                    AbortReason.NOT_ACKNOWLEDGED,
-                )
-            logs = {log.file.path for log in metadata.source_logs}
-            if not self._machine.publish(checkpoint_id, logs):
-                return False
-            self._files.remember(checkpoint_id, metadata)
-            return True
-
-    def _complete(self, attempt: _Attempt, metadata: CheckpointMetadata) -> None:
-        checkpoint_id = attempt.checkpoint_id
-        with self._guard:
-            if self._machine.published(checkpoint_id) is None:
-                return  # it expired: the next start decides
-            completed = CompletedCheckpoint.of(checkpoint_id, self.path(checkpoint_id), metadata)
-            attempt.outcome = completed
-        self.listeners.note(completed)
-        logger.info(
-            "query %s: chk-%s completed, epoch %s, %s bytes",
-            self._query_id, checkpoint_id, completed.epoch, completed.size_bytes,
-        )  # fmt: skip
-
-    def _fail(self, attempt: _Attempt, error: Exception) -> None:
-        reason = reason_of(error)
-        message = error_text(error)
-        with self._guard:
-            state = self._machine.state_of(attempt.checkpoint_id)
-            # A fenced one is known not to be complete.
-            if state is CheckpointState.PUBLISHING and reason is not AbortReason.FENCED:
-                reason = AbortReason.METADATA_UNCERTAIN
-                message = f"{message}; it may be there: nothing is deleted, the next start reads it"
-            if self._machine.abort(attempt.checkpoint_id, reason):
-                self._give_up(attempt, reason, message)
-
-    def _give_up(self, attempt: _Attempt, reason: AbortReason, message: str) -> None:
-        aborted = AbortedCheckpoint(
-            kind="checkpoint",
-            checkpoint_id=attempt.checkpoint_id,
-            epoch=attempt.epoch,
-            triggered_at_ms=attempt.triggered_at_ms,
-            duration_ms=attempt.duration_ms,
-            reason=reason,
-            message=message,
-        )
-        attempt.outcome = aborted
-        self.record_abort(aborted)
 
     def _clean(self) -> None:
         with self._guard:
@@ -362,10 +241,6 @@ class CheckpointRunner:
         with self.hold.cleaning() as may_clean:
             if may_clean:
                 self._files.clean(completed, uncertain, retained_from)
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def _now_ms() -> int:

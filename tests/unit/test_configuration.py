@@ -8,7 +8,6 @@ import pytest
 
 from pyspark_ckpt.configuration import (
     KEYS,
-    MAX_INLINE_BYTES,
     PREFIX,
     RUNTIME_KEY,
     Settings,
@@ -17,6 +16,7 @@ from pyspark_ckpt.configuration import (
     read_settings,
 )
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.setting_values import MAX_INLINE_BYTES
 
 HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
