@@ -1,6 +1,6 @@
 """How the values of settings are written: words, numbers, durations, sizes.
 
-Each function reads a text and raises ValueError, or KeyError for an unknown unit, if that is not
+Each function reads a text and raises ValueError, or KeyError for an unknown word, if that is not
 allowed; :mod:`pyspark_ckpt.configuration` says what is.
 """
 

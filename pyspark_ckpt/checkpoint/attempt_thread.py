@@ -72,7 +72,7 @@ class AttemptThread:
     snapshot
         Gathers a committed epoch; may take its time.
     note
-        Is told each outcome; of an abort it is told with the guard held.
+        Is told each outcome that the steps come to; of an abort it is told with the guard held.
     """
 
     def __init__(

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.state_rows import (
     FEW_PARTITIONS,
+    STORES_WITH_CHANGES,
     encoded_handles,
     written_handles,
 )
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 
 def read_handles(
@@ -24,12 +25,7 @@ def read_handles(
 
 
 def committed_handles(
-    spark: SparkSession,
-    checkpoint_location: str,
-    epoch: int,
-    query_id: str,
-    operator: OperatorDescriptor,
-    operator_id: int,
+    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
 ) -> tuple[Handle, ...]:
     """Return one operator's handles at a committed epoch, by subtask.
 
@@ -40,12 +36,16 @@ def committed_handles(
     ------
     CheckpointAbortedError
         If what Spark holds is not one handle per subtask of this operator.
+    CorruptFileError
+        If Spark's entry of the epoch's offsets cannot be read.
     """
-    place = (spark, checkpoint_location, epoch, operator_id)
-    handles = _if_all_wrote(place, operator.parallelism) or read_handles(*place)
+    operator = query.operators.ours[operator_id]
+    handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
+        spark, query.checkpoint_location, epoch, operator_id
+    )
     subtasks = [handle.subtask for handle in handles]
     fitting = all(
-        handle.query_id == query_id
+        handle.query_id == query.query_id
         and handle.uid == operator.uid
         and handle.parallelism == operator.parallelism
         and 0 <= handle.subtask < operator.parallelism
@@ -55,19 +55,24 @@ def committed_handles(
     if not fitting or len(set(subtasks)) != len(subtasks):
         raise CheckpointAbortedError(
             f"operator {operator.uid!r}, epoch {epoch}: Spark's state store at "
-            f"{checkpoint_location} holds handles of another query, operator or subtask "
+            f"{query.checkpoint_location} holds handles of another query, operator or subtask "
             f"({[(h.query_id, h.uid, h.subtask, h.epoch) for h in handles]}); a location that was "
             "deleted and used again within one session can be mixed with its past: use a new one"
         )
     return tuple(handles)
 
 
-def _if_all_wrote(place: tuple[SparkSession, str, int, int], parallelism: int) -> list[Handle]:
-    """Return the handles written in the epoch itself if every subtask has one, else none."""
-    if parallelism > FEW_PARTITIONS:
+def _if_all_wrote(
+    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
+) -> list[Handle]:
+    """Return the handles that the epoch itself wrote if every subtask wrote one, else none."""
+    parallelism = query.operators.ours[operator_id].parallelism
+    store = query.spark_log.offsets_entry(epoch).state_store
+    if parallelism > FEW_PARTITIONS or store not in STORES_WITH_CHANGES:
         return []
-    handles = _by_subtask(written_handles(*place))
-    return handles if [handle.subtask for handle in handles] == list(range(parallelism)) else []
+    handles = _by_subtask(written_handles(spark, query.checkpoint_location, epoch, operator_id))
+    of_all = [(subtask, epoch) for subtask in range(parallelism)]
+    return handles if [(handle.subtask, handle.epoch) for handle in handles] == of_all else []
 
 
 def _by_subtask(encoded: Iterable[bytes]) -> list[Handle]:

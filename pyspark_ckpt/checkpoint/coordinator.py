@@ -168,9 +168,7 @@ class CheckpointCoordinator:
                 operator.uid,
                 epoch,
                 files.backend_type,
-                committed_handles(
-                    self._spark, files.checkpoint_location, epoch, files.query_id, operator, number
-                ),
+                committed_handles(self._spark, files, epoch, number),
             )
             for number, operator in files.operators.ours.items()
         ]

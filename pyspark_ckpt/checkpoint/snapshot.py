@@ -81,9 +81,7 @@ def _operators(spark: SparkSession, query: QueryFiles, epoch: int) -> tuple[Oper
             key_schema=operator.key_schema,
             backend=query.backend_type,
             time_mode=operator.time_mode,
-            handles=committed_handles(
-                spark, query.checkpoint_location, epoch, query.query_id, operator, operator_id
-            ),
+            handles=committed_handles(spark, query, epoch, operator_id),
             processor=operator.processor,
             code_sha256=operator.code_sha256,
             schema_sha256=schema_fingerprint(operator.key_schema, operator.states),

@@ -31,6 +31,12 @@ class OffsetsEntry:
         text = self.metadata.get("conf", {}).get("spark.sql.shuffle.partitions")
         return None if text is None else int(text)
 
+    @property
+    def state_store(self) -> str | None:
+        """The class of Spark's state store provider that the epoch ran with."""
+        store = self.metadata.get("conf", {}).get("spark.sql.streaming.stateStore.providerClass")
+        return None if store is None else str(store)
+
     def text(self) -> str:
         """Return the entry as Spark writes it."""
         return "\n".join(["v1", json.dumps(self.metadata), *self.source_offsets])

@@ -7,6 +7,7 @@ that runs meanwhile (measured, design 15).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +19,16 @@ from pyspark.sql import SparkSession
 FEW_PARTITIONS = 8
 """So many are read on the driver, one after the other."""
 
+STORES_WITH_CHANGES = frozenset(
+    {"org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
+)
+"""Each epoch's changes are a file that its next run replaces.
+
+RocksDB's changelog, if it is on, stays when an epoch runs again without it.
+"""
+
+_REMOVED = b""
 _FORMAT = "statestore"
-_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_ROCKSDB_CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _SOURCE = "org.apache.spark.sql.execution.datasources.v2.state.StateDataSource"
 _OPTIONS = "org.apache.spark.sql.util.CaseInsensitiveStringMap"
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession"
@@ -29,6 +37,8 @@ _CHARSETS = "java.nio.charset.StandardCharsets"
 
 _PIECE_BYTES = 4000
 """Of more than 8 KB Py4J writes a second piece, which Linux delays by 40 ms (measured)."""
+
+logger = logging.getLogger(__name__)
 
 
 def encoded_handles(
@@ -58,12 +68,11 @@ def written_handles(
 ) -> list[bytes]:
     """Return those handles that an epoch itself wrote, in any order; none if Spark cannot tell.
 
-    A subtask without rows in the epoch writes none. Called on the driver, for at most
-    :data:`FEW_PARTITIONS`. Spark reads the changes of that epoch alone, where for
-    :func:`encoded_handles` it reads those of every epoch since its own last snapshot.
+    A subtask without rows in the epoch writes none. Called on the driver, for an epoch that ran
+    with a state store of :data:`STORES_WITH_CHANGES` and at most :data:`FEW_PARTITIONS`. Spark
+    reads the changes of that epoch alone, where for :func:`encoded_handles` it reads those of every
+    epoch since its own last snapshot.
     """
-    if not _has_changes(spark):
-        return []
     options = {
         "path": checkpoint_location,
         "operatorId": str(operator_id),
@@ -73,14 +82,11 @@ def written_handles(
     }
     with _active(spark):
         try:
-            return _read_few(spark, _table(spark, options)) or []
-        except (PySparkException, Py4JJavaError):
-            return []  # a query that began with another state store than the session has now
-
-
-def _has_changes(spark: SparkSession) -> bool:
-    of_rocksdb = "RocksDB" in str(spark.conf.get(_PROVIDER))
-    return not of_rocksdb or spark.conf.get(_ROCKSDB_CHANGES) == "true"
+            handles = _read_few(spark, _table(spark, options)) or []
+        except (PySparkException, Py4JJavaError) as exc:  # what is wrong, the whole state tells
+            logger.debug("%s, epoch %s: no changes: %s", checkpoint_location, epoch, exc)
+            return []
+    return [] if _REMOVED in handles else handles
 
 
 def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:
@@ -114,7 +120,9 @@ def _read(spark: SparkSession, reader: Any, place: _Place) -> list[bytes]:
     try:
         while reader.next():
             value = reader.get().getStruct(*place.value)
-            if value is not None:  # a removed state, among changes
+            if value is None:
+                handles.append(_REMOVED)
+            else:
                 group_state = value.getStruct(*place.group_state)
                 handles.append(_bytes_of(spark, group_state.getUTF8String(place.handle)))
     finally:

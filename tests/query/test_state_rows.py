@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.state import GroupState
 
+from pyspark_ckpt.checkpoint import committed_handles as committed
 from pyspark_ckpt.checkpoint import state_rows
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
 from pyspark_ckpt.checkpoint.state_rows import encoded_handles, written_handles
 from pyspark_ckpt.on_disk.handle import decode_handle
-from tests.query.harness import Job
+from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from tests.query.harness import Job, completed
 from tests.query.model import events_of
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -31,7 +38,8 @@ def session(spark: SparkSession, store: str) -> Iterator[SparkSession]:
     """A session whose state store is not that of the first one."""
     session = spark.newSession()
     session.conf.set(PROVIDER, f"{PACKAGE}.{store.split()[0]}StateStoreProvider")
-    session.conf.set(CHANGES, str("with changes" in store).lower())
+    if "with changes" in store:
+        session.conf.set(CHANGES, "true")
     yield session
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
@@ -81,33 +89,66 @@ def test_the_active_session_stays(job: Job) -> None:
     assert after._jsparkSession.equals(active._jsparkSession)
 
 
+def test_a_checkpoint_has_the_handles_of_its_epoch(
+    job: Job, session: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def written(spark: SparkSession, location: str, epoch: int, operator_id: int) -> list[bytes]:
+        asked.append(epoch)
+        return written_handles(spark, location, epoch, operator_id)
+
+    monkeypatch.setattr(committed, "written_handles", written)
+    job.feed.add(*map(events_of, range(3)))
+    query = job.but(spark=session).run()
+    [checkpoint] = [row for row in completed(query) if row.epoch == 2]
+    read = read_handles(session, str(job.location_path), 2, 0)
+    metadata = read_metadata(LocalStorage(Path(checkpoint.path)))
+    assert list(metadata.operators[0].handles) == read
+    assert asked == ([2] if store == "HDFSBacked" else [])
+
+
 def test_a_subtask_without_rows_has_the_handle_that_it_had(job: Job, spark: SparkSession) -> None:
     keys = [f"key-{i}" for i in range(20)]
     job.feed.add([(key, 1) for key in keys], [(keys[0], 2)])
     query = job.run()
-    [(operator_id, operator)] = query._coordinator._files.operators.ours.items()
-    place = (spark, str(job.location_path), 1, operator_id)
+    place = (spark, str(job.location_path), 1, 0)
     [written] = map(decode_handle, written_handles(*place))
-    handles = committed_handles(*place[:3], written.query_id, operator, operator_id)
+    handles = committed_handles(spark, query._coordinator._files, 1, 0)
     assert handles == tuple(read_handles(*place))
     assert sorted((handle.subtask, handle.epoch) for handle in handles) == sorted(
         [(written.subtask, 1), (1 - written.subtask, 0)]
     )
 
 
-def test_a_state_store_without_changes_though_the_session_has_others(
-    job: Job, session: SparkSession, store: str
-) -> None:
-    job.feed.add(events_of(0))
-    job.but(spark=session).run()
-    session.conf.set(PROVIDER, f"{PACKAGE}.HDFSBackedStateStoreProvider")
-    written = written_handles(session, str(job.location_path), 0, 0)
-    assert len(written) == (0 if store == "RocksDB" else 2)
-    assert len(encoded_handles(session, str(job.location_path), 0, 0)) == 2
+def test_changes_with_a_removed_state_do_not_count(job: Job, spark: SparkSession) -> None:
+    def toggle(key: tuple[str], rows: Iterator[pd.DataFrame], state: GroupState) -> Iterator[Any]:
+        if state.exists:
+            state.remove()
+        else:
+            state.update((key[0].encode(),))
+        yield from ()
+
+    job.feed.add([("a", 1)], [("a", 1), ("b", 1)])
+    location = str(job.location_path)
+    (
+        job.stream()
+        .groupBy("k")
+        .applyInPandasWithState(toggle, "k string", "handle binary", "append", "NoTimeout")
+        .writeStream.format("noop")
+        .trigger(availableNow=True)
+        .option("checkpointLocation", location)
+        .start()
+        .awaitTermination()
+    )
+    assert written_handles(spark, location, 0, 0) == [b"a"]
+    assert written_handles(spark, location, 1, 0) == []
+    assert encoded_handles(spark, location, 1, 0) == [b"b"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 3999, 4000, 4001, 30_000])
 def test_bytes_come_over_as_they_are(spark: SparkSession, size: int) -> None:
-    sent = bytes(i * 7 % 256 for i in range(size))
+    unlucky = rb"\n\r\\" + b"\n\r\\\n\0" + bytes(range(256))
+    sent = (unlucky * (size // len(unlucky) + 1))[-size:] if size else b""
     text = spark._jvm.org.apache.spark.unsafe.types.UTF8String.fromBytes(sent)  # type: ignore[union-attr]
     assert state_rows._bytes_of(spark, text) == sent
