@@ -67,8 +67,9 @@ def _if_all_wrote(
 ) -> list[Handle]:
     """Return the handles that the epoch itself wrote if every subtask wrote one, else none."""
     parallelism = query.operators.ours[operator_id].parallelism
-    store = query.spark_log.offsets_entry(epoch).state_store
-    if parallelism > FEW_PARTITIONS or store not in STORES_WITH_CHANGES:
+    if parallelism > FEW_PARTITIONS:
+        return []
+    if query.spark_log.offsets_entry(epoch).state_store not in STORES_WITH_CHANGES:
         return []
     handles = _by_subtask(written_handles(spark, query.checkpoint_location, epoch, operator_id))
     of_all = [(subtask, epoch) for subtask in range(parallelism)]
