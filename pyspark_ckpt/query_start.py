@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
+from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import source_ids
@@ -108,12 +109,13 @@ class QueryStart:
         with _start_lock:
             self._fill_location()
             location.prepare_sink(self._sink_log)
+            origin = self._read_origin()  # before Spark's query begins
             query = self._start_spark(
                 self._spark_query.start,
                 self._runtime,
                 ends_by_itself=self._spark_query.ends_by_itself,
             )
-        return self._with_coordinator(query)
+        return self._with_coordinator(query, origin)
 
     def _fill_location(self) -> None:
         if self._settings.restore_path is None:
@@ -148,7 +150,20 @@ class QueryStart:
         with session_conf(self._spark, conf):
             return start()
 
-    def _with_coordinator(self, query: StreamingQuery) -> CheckpointedQuery:
+    def _read_origin(self) -> Origin | None:
+        """Return what a location that is continued was restored from; refuse a damaged note."""
+        query_id = SparkLog(self._location.storage).query_id()
+        return None if query_id is None else read_origin(self._location.checkpoints(query_id))
+
+    def _with_coordinator(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
+        """Give Spark's query its coordinator; without one the query does not run on."""
+        try:
+            return self._coordinated(query, origin)
+        except BaseException:
+            query.stop()  # nobody would have a handle on it
+            raise
+
+    def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
         location = self._location
         files = QueryFiles(
             checkpoint_location=str(location.storage.root),
@@ -160,14 +175,9 @@ class QueryStart:
             operators=location.operators,
             source_ids=source_ids(self._stream),
         )
-        try:
-            coordinator = CheckpointCoordinator(
-                self._spark, query, files, self._settings, self._last_epochs
-            )
-        except BaseException:
-            query.stop()  # nobody would have a handle on it
-            raise
-        origin = read_origin(files.storage)
+        coordinator = CheckpointCoordinator(
+            self._spark, query, files, self._settings, self._last_epochs
+        )
         if origin is not None and origin.claim_mode == CLAIM:
             coordinator.listeners.add(ClaimedSource(origin))
         coordinator.start()

@@ -1,0 +1,55 @@
+"""A start that fails leaves no query of Spark's running without checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from tests.query.harness import Job, refused
+from tests.query.model import events_of, expected_after, in_order
+
+
+def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> None:
+    """Nothing is written, no query is left; without the note the query continues."""
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints"))
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=savepoint.path)
+    job.feed.add(events_of(1))
+    note = fork.checkpoint_path / "origin.json"
+    whole = note.read_bytes()
+    note.write_bytes(whole[:-20])
+    with refused(ckpt.CorruptFileError, "origin.json", unchanged=fork.base / "loc2"):
+        fork.start()
+    assert active(job.spark) == []
+    note.write_bytes(whole)
+    assert fork.run().lastRestore == savepoint_restore(savepoint)
+    assert fork.result() == in_order(expected_after(job.feed.rows, 20))
+
+
+def savepoint_restore(savepoint: ckpt.Savepoint) -> object:
+    return ckpt.Restore(savepoint.path, savepoint.epoch, savepoint.query_id, "NO_CLAIM")
+
+
+def test_a_start_that_fails_after_spark_began_stops_the_query(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is that fails: here no thread can be started."""
+
+    def no_thread(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    job.feed.add(events_of(0))
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointCoordinator, "start", no_thread)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job.start()
+    assert active(job.spark) == []
+
+
+def active(spark: SparkSession) -> list[str]:
+    return [query.id for query in spark.streams.active]
