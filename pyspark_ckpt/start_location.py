@@ -69,12 +69,11 @@ class StartLocation:
         Raises
         ------
         PlanError
-            If ``spark.sql.shuffle.partitions`` was changed since the query was built, or since
-            the location was first used: Spark would go on with the old number of partitions.
+            If ``spark.sql.shuffle.partitions`` was changed after the query was built, or after
+            Spark wrote the first offsets of the location: Spark would keep the old number.
         """
         session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-        epoch = self._committed_epoch
-        bound = None if epoch is None else self._log.offsets_entry(epoch).parallelism
+        bound = self._bound_parallelism
         for operator in self.operators.descriptors:
             if operator.parallelism != session:
                 raise PlanError(
@@ -84,9 +83,10 @@ class StartLocation:
             if bound is not None and operator.parallelism != bound:
                 raise PlanError(
                     f"operator {operator.uid!r} has parallelism {operator.parallelism} "
-                    f"(spark.sql.shuffle.partitions), the state at {self.storage.root} has "
-                    f"{bound}: set spark.sql.shuffle.partitions to {bound} before building the "
-                    "query"
+                    f"(spark.sql.shuffle.partitions), Spark bound the location "
+                    f"{self.storage.root} to {bound} with its first epoch: set "
+                    f"spark.sql.shuffle.partitions to {bound} before building the query, or "
+                    f"{self._way_to_another_parallelism}"
                 )
 
     def check_states(self, spark: SparkSession) -> None:
@@ -252,6 +252,24 @@ class StartLocation:
             )
         if committed == origin.epoch and file_sink.is_fresh(committed):
             file_sink.fill(committed)
+
+    @property
+    def _bound_parallelism(self) -> int | None:
+        """What Spark runs the next epoch with, ``None`` in a fresh location.
+
+        Spark takes it from the newest offsets, also of an epoch that was never committed.
+        """
+        begun = None if self._is_half_seeded else self._log.begun_epoch()
+        return None if begun is None else self._log.offsets_entry(begun).parallelism
+
+    @property
+    def _way_to_another_parallelism(self) -> str:
+        if self._committed_epoch is None:
+            return "start it at a fresh checkpointLocation (no epoch is committed here)"
+        return (
+            "start it at a fresh checkpointLocation with restoreFrom(the newest savepoint or "
+            "chk-N of this query), which moves the state to the new parallelism"
+        )
 
     @property
     def _is_half_seeded(self) -> bool:

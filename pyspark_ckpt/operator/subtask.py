@@ -42,6 +42,13 @@ from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFuncti
 from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
 
+_GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
+_RESCALE = (
+    "start it at a fresh checkpointLocation with restoreFrom(the newest chk-N or savepoint of "
+    "this query), which moves the state to any parallelism"
+)
+_WAYS_OUT = {"subtask": _RESCALE, "parallelism": _RESCALE}
+
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
@@ -180,8 +187,7 @@ class SubtaskFunction:
             if stored != wanted:
                 raise IncompatibleStateError(
                     f"{where}: the state was stored with {what} {stored!r}, the query has "
-                    f"{wanted!r}; give the query its old {what} back, or start it at a new "
-                    "checkpointLocation"
+                    f"{wanted!r}; {_WAYS_OUT.get(what, _GIVE_BACK.format(what=what))}"
                 )
         return handle
 

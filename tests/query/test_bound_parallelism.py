@@ -1,0 +1,89 @@
+"""The parallelism that Spark binds a location to, from its first written offsets on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.start_location import StartLocation
+from tests.query.harness import INLINE, Job, newest_checkpoint, refused
+from tests.query.model import Reveal, events_of, expected, in_order
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class Failing(Reveal):
+    """Reveal that fails until a file is there."""
+
+    def __init__(self, mended: Path) -> None:
+        self.mended = mended
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        if not self.mended.exists():
+            raise ZeroDivisionError("not mended")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+@contextmanager
+def partitions(spark: SparkSession, number: int) -> Iterator[None]:
+    before = spark.conf.get(PARTITIONS)
+    spark.conf.set(PARTITIONS, number)
+    try:
+        yield
+    finally:
+        spark.conf.set(PARTITIONS, before)
+
+
+def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
+    """Offsets without a commit bind the location; at the old number it loses nothing.
+
+    As the message says, a fresh location takes the new number: nothing is committed in the old one.
+    """
+    mended = job.base / "mended"
+    job = job.but(processor=lambda: Failing(mended))
+    job.feed.add(events_of(0), events_of(1))
+    with pytest.raises(StreamingQueryException, match="not mended"):
+        job.run()
+    assert (job.location_path / "offsets" / "0").exists()
+    assert not list((job.location_path / "commits").glob("[0-9]*"))
+    mended.touch()
+    fresh = job.but(location="fresh", out="fresh-out")
+    with partitions(job.spark, 4):
+        with refused(ckpt.PlanError, "2", "4", "fresh checkpointLocation", unchanged=job.base):
+            job.run()
+        fresh.run()
+    job.run()
+    assert job.result() == fresh.result() == expected(job.feed.rows)
+
+
+def test_a_location_that_ran_at_another_number_than_its_offsets_say(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither number starts it, as version 0.1.0 may have left it; what the errors advise does."""
+    mended = job.base / "mended"
+    job = job.but(processor=lambda: Failing(mended)).using({INLINE: "0b"})
+    job.feed.add(events_of(0), events_of(1))
+    with pytest.raises(StreamingQueryException, match="not mended"):
+        job.run()
+    mended.touch()
+    with partitions(job.spark, 4), monkeypatch.context() as old_version:
+        old_version.setattr(StartLocation, "check_parallelism", lambda *_: None)
+        checkpoint = newest_checkpoint(job.run())
+    job.feed.add(events_of(2))
+    advice = ("fresh checkpointLocation", "restoreFrom")
+    with partitions(job.spark, 4), refused(ckpt.PlanError, *advice, unchanged=job.base):
+        job.run()
+    with refused((ckpt.CkptError, StreamingQueryException), *advice, unchanged=job.base / "in"):
+        job.run()
+    for number in (2, 4):
+        fork = job.but(location=f"fork-{number}", out=f"fork-out-{number}")
+        with partitions(job.spark, number):
+            fork.run(restore=checkpoint)
+        assert in_order([*job.result(), *fork.result()]) == expected(job.feed.rows)
