@@ -19,7 +19,7 @@ SNAPSHOTS = sorted(path.parent for path in GOLDEN.glob("*/*/savepoint"))
 
 
 def test_there_are_golden_snapshots() -> None:
-    assert {path.name for path in SNAPSHOTS} >= {"heap-native", "heap-canonical"}
+    assert {path.name for path in SNAPSHOTS} >= {"rocksdb-native", "heap-native", "heap-canonical"}
 
 
 @pytest.mark.parametrize("backend", BACKEND_TYPES)

@@ -1,0 +1,107 @@
+"""Locations, checkpoints and savepoints of earlier versions give what a model says, to the last.
+
+What the model says was written down together with the golden data, by ``tests/golden/make.py``; it
+was computed from the input, not read from what the library had written.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.session_conf import session_conf
+from tests.golden import comparing, program
+from tests.golden.make import write_input
+from tests.golden.program import Sink
+from tests.query.harness import BACKEND, BACKENDS, digests
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))
+KINDS = ("native", "canonical", "checkpoint")
+
+
+@pytest.fixture(autouse=True)
+def program_by_value() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(program)
+    yield
+    cloudpickle.unregister_pickle_by_value(program)
+
+
+def name_of(path: Path) -> str:
+    return f"{path.parent.name}-{path.name}"
+
+
+def expected_of(golden: Path) -> dict[str, Any]:
+    return json.loads((golden.parent / "expected.json").read_text())
+
+
+def run(
+    spark: SparkSession,
+    base: Path,
+    location: Path,
+    expected: Any,
+    options: Any,
+    restore: Any = None,
+) -> Sink:
+    """Give the query the input that comes next, until it has told all."""
+    for number, files in expected["later"].items():
+        write_input(base, int(number), files["rows"], files["rules"])
+    sink = Sink()
+    writer = program.writer(spark, base, location, sink, options)
+    query = (writer if restore is None else writer.restoreFrom(str(restore))).start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return sink
+
+
+def test_there_is_golden_data() -> None:
+    assert {name_of(path) for path in WHOLE} >= {"0.1.0-whole-rocksdb", "0.1.0-whole-heap"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("golden", WHOLE, ids=name_of)
+def test_restored(
+    spark: SparkSession, tmp_path: Path, golden: Path, kind: str, backend: str
+) -> None:
+    """Scenario 42: keyed, operator, broadcast and raw state, timers in order; by both backends."""
+    given = shutil.copytree(golden, tmp_path / "given")
+    if kind == "checkpoint":
+        retained = (given / "location" / "pyspark_ckpt").glob("chk-*")
+        source = max(retained, key=lambda path: int(path.name.removeprefix("chk-")))
+    else:
+        source = given / kind
+    before = digests(given)
+    assert ckpt.verify(str(source)).epoch == 4
+    expected = expected_of(golden)
+    # Each kind at both parallelisms, and each pair of backends.
+    is_same_backend = golden.name == f"whole-{backend}"
+    parallelism = 3 if is_same_backend == (kind == "checkpoint") and kind != "native" else 2
+    with session_conf(spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
+        sink = run(spark, tmp_path, tmp_path / "new", expected, {BACKEND: backend}, source)
+    told, counted = expected[f"told_by_{parallelism}"], expected["counted"]
+    if parallelism == 2:
+        comparing.check(sink, told, counted)
+    else:
+        comparing.check_rescaled(sink, told, counted, set(expected["dealt"]))
+    assert digests(given) == before
+
+
+@pytest.mark.parametrize("golden", WHOLE, ids=name_of)
+def test_continued(spark: SparkSession, tmp_path: Path, golden: Path) -> None:
+    """Scenario 42: a checkpointLocation goes on where the earlier version stopped."""
+    shutil.copytree(golden / "location", tmp_path / "location")
+    expected = expected_of(golden)
+    backend = golden.name.removeprefix("whole-")
+    sink = run(spark, tmp_path, tmp_path / "location", expected, {BACKEND: backend})
+    comparing.check(sink, expected["told_by_2"], expected["counted"])
