@@ -19,11 +19,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pyspark_ckpt.on_disk.layout import (
     SHARED,
     TASK_OWNED,
-    epoch_of,
+    StateFile,
     is_native_state,
     is_source_log,
-    snapshot_id_of,
-    subtask_of,
+    state_file,
 )
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
@@ -34,7 +33,7 @@ def garbage(
     needed: Iterable[str],
     epoch: int,
     pending: Collection[str] = (),
-    kept_since: Mapping[int, int] | None = None,
+    kept_since: Mapping[tuple[str, int], int] | None = None,
 ) -> list[str]:
     """Return the paths of all files that may go.
 
@@ -49,7 +48,8 @@ def garbage(
     pending
         Ids of the base snapshots that are pending in those handles; their files stay.
     kept_since
-        By subtask the epoch from which on its files stay, if that is not after `epoch`.
+        The epoch from which on the files of a subtask stay, if that is not after `epoch`; by the
+        mark of its operator and its number.
     """
     kept = set(needed)
     since = kept_since or {}
@@ -57,9 +57,7 @@ def garbage(
         f"{directory}/{name}"
         for directory in (SHARED, TASK_OWNED)
         for name in storage.list(directory)
-        if f"{directory}/{name}" not in kept
-        and snapshot_id_of(name) not in pending
-        and _is_old(name, epoch, since)
+        if f"{directory}/{name}" not in kept and _may_go(name, epoch, pending, since)
     ]
 
 
@@ -86,9 +84,25 @@ def garbage_of(
     )
 
 
-def _is_old(name: str, epoch: int, kept_since: Mapping[int, int]) -> bool:
-    written, subtask = epoch_of(name), subtask_of(name)
-    if written is None or subtask is None:
+def _may_go(
+    name: str, epoch: int, pending: Collection[str], kept_since: Mapping[tuple[str, int], int]
+) -> bool:
+    file = state_file(name)
+    if file is None:
         # They are written by the coordinator, which does not clean at the same time.
         return is_source_log(name) or is_native_state(name)
-    return written <= epoch and written < kept_since.get(subtask, written + 1)
+    since = _kept_since(file, kept_since)
+    return (
+        file.snapshot_id not in pending
+        and file.epoch <= epoch
+        and (since is None or file.epoch < since)
+    )
+
+
+def _kept_since(file: StateFile, kept_since: Mapping[tuple[str, int], int]) -> int | None:
+    """Return the epoch from which on the files of the subtask stay that wrote a file."""
+    if file.operator is not None:
+        return kept_since.get((file.operator, file.subtask))
+    # Any operator may have written it: the one that wants the most decides.
+    epochs = (since for (_, subtask), since in kept_since.items() if subtask == file.subtask)
+    return min(epochs, default=None)

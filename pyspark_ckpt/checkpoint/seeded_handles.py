@@ -38,7 +38,7 @@ def adopt(
     base = handle.base
     if base is not None:
         files = tuple(
-            BaseFile(each.name, copy(each.file, base_path(handle.subtask, epoch)))
+            BaseFile(each.name, copy(each.file, base_path(operator.uid, handle.subtask, epoch)))
             for each in base.files
         )
         base = msgspec.structs.replace(base, files=files)
@@ -46,7 +46,7 @@ def adopt(
         segment
         if segment.file is None
         else msgspec.structs.replace(
-            segment, file=copy(segment.file, segment_path(handle.subtask, epoch))
+            segment, file=copy(segment.file, segment_path(operator.uid, handle.subtask, epoch))
         )
         for segment in handle.segments
     )

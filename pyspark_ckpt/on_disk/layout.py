@@ -3,11 +3,11 @@
 ::
 
     <checkpoints directory>/
-      shared/base-<subtask>-<epoch>-<snapshot>-<random>.part  files of base snapshots
-      shared/base-<subtask>-<epoch>-<random>.chg            base snapshots of one file
+      shared/base-<operator>-<subtask>-<epoch>-<snapshot>-<random>.part  of base snapshots
+      shared/base-<operator>-<subtask>-<epoch>-<random>.chg  base snapshots of one file
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       shared/native-<operator id>-<digest>.bin              files of Spark's own operators
-      taskowned/segment-<subtask>-<epoch>-<random>.chg      changelog segments
+      taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
       drivers/<term>                                        one driver, by a number that only grows
       stores/<number>                                       which store knows what is complete
       chk-<id>/_author                                      whose checkpoint it is, or was to be
@@ -18,12 +18,17 @@
       _metadata, shared/, taskowned/                        native: the same, with all it needs
       shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: all of a subtask
       _in_progress                                          until it is complete: what is its own
+
+An operator's mark in a name is made of its uid. Names of files that version 0.1.0 wrote have no
+mark: ``segment-<subtask>-<epoch>-<random>.chg``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+from typing import NamedTuple
 
 METADATA_NAME = "_metadata"
 IN_PROGRESS_NAME = "_in_progress"
@@ -51,8 +56,9 @@ _STORES = "stores"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
-    r"\.?(?:(?:base|segment)-([0-9]{1,9})-([0-9]{1,18})-[0-9a-f]{16}\.chg"
-    r"|base-([0-9]{1,9})-([0-9]{1,18})-([0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
+    r"\.?(?P<kind>base|segment)-(?:(?P<operator>[0-9a-f]{12})-)?"
+    r"(?P<subtask>[0-9]{1,9})-(?P<epoch>[0-9]{1,18})-"
+    r"(?:[0-9a-f]{16}\.chg|(?P<snapshot>[0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
 _CANONICAL_FILE = re.compile(
     rf"{SHARED}/canonical-[0-9]{{1,9}}-[0-9]{{1,18}}-([0-9a-f]{{16}})-[0-9a-f]{{8}}\.parquet"
@@ -104,14 +110,26 @@ def is_savepoint_name(name: str) -> bool:
     return _SAVEPOINT.fullmatch(name) is not None
 
 
-def segment_path(subtask: int, epoch: int) -> str:
-    """Return a new, unique path for a changelog segment."""
-    return f"{TASK_OWNED}/segment-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
+def operator_mark(uid: str) -> str:
+    """Return what stands for an operator in names of files.
+
+    Two operators may have one mark, however unlikely: then the files of both stay longer.
+    """
+    return hashlib.sha256(uid.encode()).hexdigest()[:12]
 
 
-def base_path(subtask: int, epoch: int) -> str:
-    """Return a new, unique path for a base snapshot."""
-    return f"{SHARED}/base-{subtask}-{epoch}-{secrets.token_hex(8)}.chg"
+def segment_path(uid: str, subtask: int, epoch: int) -> str:
+    """Return a new, unique path for a changelog segment of an operator's subtask."""
+    return f"{TASK_OWNED}/segment-{_writer(uid, subtask, epoch)}-{secrets.token_hex(8)}.chg"
+
+
+def base_path(uid: str, subtask: int, epoch: int) -> str:
+    """Return a new, unique path for a base snapshot of an operator's subtask."""
+    return f"{SHARED}/base-{_writer(uid, subtask, epoch)}-{secrets.token_hex(8)}.chg"
+
+
+def _writer(uid: str, subtask: int, epoch: int) -> str:
+    return f"{operator_mark(uid)}-{subtask}-{epoch}"
 
 
 def new_savepoint_token() -> str:
@@ -147,9 +165,10 @@ def is_snapshot_id(text: str) -> bool:
     return _SNAPSHOT_ID.fullmatch(text) is not None
 
 
-def snapshot_path(subtask: int, epoch: int, snapshot_id: str) -> str:
+def snapshot_path(uid: str, subtask: int, epoch: int, snapshot_id: str) -> str:
     """Return a new, unique path for a file of the base snapshot `snapshot_id`."""
-    return f"{SHARED}/base-{subtask}-{epoch}-{snapshot_id}-{secrets.token_hex(4)}.part"
+    writer = _writer(uid, subtask, epoch)
+    return f"{SHARED}/base-{writer}-{snapshot_id}-{secrets.token_hex(4)}.part"
 
 
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
@@ -162,25 +181,42 @@ def native_path(operator_id: int, sha256: str) -> str:
     return f"{SHARED}/native-{operator_id}-{sha256[:32]}.bin"
 
 
-def epoch_of(name: str) -> int | None:
-    """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it.
+class StateFile(NamedTuple):
+    """What the name of a task's file says.
 
-    A killed task leaves its temporary file behind, whose name tells the same.
+    `operator` is the mark of the operator whose subtask wrote it, ``None`` in a name that version
+    0.1.0 gave; `snapshot_id` is the id of the base snapshot that the file is of, if it is of one.
+    """
+
+    operator: str | None
+    subtask: int
+    epoch: int
+    snapshot_id: str | None
+
+
+def state_file(name: str) -> StateFile | None:
+    """Return what the name of a file says, ``None`` if no task wrote it.
+
+    A killed task leaves its temporary file behind, whose name says the same.
     """
     match = _STATE_FILE.fullmatch(name)
-    return int(match[2] or match[4]) if match else None
+    if match is None or (match["kind"] == "segment" and match["snapshot"] is not None):
+        return None
+    return StateFile(
+        match["operator"], int(match["subtask"]), int(match["epoch"]), match["snapshot"]
+    )
 
 
-def subtask_of(name: str) -> int | None:
-    """Return the subtask that wrote the file `name`, ``None`` if no task wrote it."""
-    match = _STATE_FILE.fullmatch(name)
-    return int(match[1] or match[3]) if match else None
+def epoch_of(name: str) -> int | None:
+    """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it."""
+    file = state_file(name)
+    return None if file is None else file.epoch
 
 
 def snapshot_id_of(name: str) -> str | None:
     """Return the id of the base snapshot that the file `name` is of, ``None`` for other names."""
-    match = _STATE_FILE.fullmatch(name)
-    return match[5] if match else None
+    file = state_file(name)
+    return None if file is None else file.snapshot_id
 
 
 def is_source_log(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.layout import operator_mark
 
 
 class SourceLog(msgspec.Struct, frozen=True):
@@ -124,13 +125,15 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         """Return the paths that other handles of its epochs may refer to."""
         return {path for handle in self.handles() for path in handle.kept_files()}
 
-    def kept_since(self) -> dict[int, int]:
-        """Return by subtask the epoch from which on any file of it may be referred to."""
-        since: dict[int, int] = {}
-        for handle in self.handles():  # names of files do not tell operators apart
-            since[handle.subtask] = min(
-                handle.kept_since(), since.get(handle.subtask, handle.epoch)
-            )
+    def kept_since(self) -> dict[tuple[str, int], int]:
+        """Return the epoch from which on any file of a subtask may be referred to.
+
+        Subtasks are known by their operators' marks and their numbers, as in names of files.
+        """
+        since: dict[tuple[str, int], int] = {}
+        for handle in self.handles():
+            subtask = operator_mark(handle.uid), handle.subtask
+            since[subtask] = min(handle.kept_since(), since.get(subtask, handle.epoch))
         return since
 
     def files(self) -> list[FileReference]:

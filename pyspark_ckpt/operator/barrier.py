@@ -54,7 +54,7 @@ def make_segment(
     if size_bytes <= room:
         inline = b"".join(first)
         return Segment(new_version(epoch), epoch, counted.entries, len(inline), inline=inline)
-    file = storage.write(segment_path(handle.subtask, epoch), chain(first, encoded))
+    file = storage.write(segment_path(handle.uid, handle.subtask, epoch), chain(first, encoded))
     return Segment(new_version(epoch), epoch, counted.entries, file.size_bytes, file=file)
 
 

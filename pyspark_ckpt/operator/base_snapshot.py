@@ -56,7 +56,7 @@ def make_base(
             entries += len(part)
             yield part
 
-    file = storage.write(base_path(handle.subtask, epoch), encode_changes(frames()))
+    file = storage.write(base_path(handle.uid, handle.subtask, epoch), encode_changes(frames()))
     files = (BaseFile(CHANGES_NAME, file),)
     return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, files=files)
 

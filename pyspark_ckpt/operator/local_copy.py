@@ -260,9 +260,7 @@ def _rebuild_natively(
 ) -> StateBackend:
     """Build a database from the files of a snapshot, fetching those that are not here."""
     here = [path for path in (*place.glob("*"), *snapshots.all_files()) if path.is_file()]
-    kept = snapshots.keep_base(
-        base, handle.subtask, lambda files: fetch_files(storage, base, files, here)
-    )
+    kept = snapshots.keep_base(base, handle, lambda files: fetch_files(storage, base, files, here))
     building = place.with_name(f"{place.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
     with _whole_or_gone(building):

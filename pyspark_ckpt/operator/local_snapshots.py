@@ -46,6 +46,7 @@ class SnapshotNote(msgspec.Struct, frozen=True):
     snapshot_id: str
     version: str
     epoch: int
+    uid: str
     subtask: int
     format: str
     files: dict[str, FileReference | None]
@@ -175,6 +176,7 @@ class LocalSnapshots:
                 snapshot.directory.name,
                 handle.version,
                 epoch,
+                handle.uid,
                 handle.subtask,
                 ROCKSDB_FORMAT if is_native else CHANGES_FORMAT,
                 files,
@@ -183,9 +185,9 @@ class LocalSnapshots:
         return snapshot
 
     def keep_base(
-        self, base: BaseSnapshot, subtask: int, fetch: Callable[[Path], None]
+        self, base: BaseSnapshot, handle: Handle, fetch: Callable[[Path], None]
     ) -> LocalSnapshot:
-        """Keep the files of a base snapshot here, which `fetch` puts into a new directory.
+        """Keep the files of a handle's base snapshot, which `fetch` puts into a new directory.
 
         It takes the place of what is known under the same id, from when it is whole.
         """
@@ -198,7 +200,15 @@ class LocalSnapshots:
         try:
             fetch(incoming.files)
             incoming.write_note(
-                SnapshotNote(snapshot_id, base.version, base.epoch, subtask, base.format, files)
+                SnapshotNote(
+                    snapshot_id,
+                    base.version,
+                    base.epoch,
+                    handle.uid,
+                    handle.subtask,
+                    base.format,
+                    files,
+                )
             )
         except BaseException:
             shutil.rmtree(incoming.directory, ignore_errors=True)  # a disk may be full of it

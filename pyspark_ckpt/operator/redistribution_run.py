@@ -199,7 +199,7 @@ def write_subtask(
     where = f"operator {first.uid!r}, subtask {first.subtask}"
     counted = _Counted(numbered(entries, states), where)
     reference = storage.write(
-        base_path(first.subtask, first.epoch), encode_changes(counted.frames())
+        base_path(first.uid, first.subtask, first.epoch), encode_changes(counted.frames())
     )
     base = BaseSnapshot(
         version=new_version(first.epoch),

@@ -57,7 +57,7 @@ def upload_steps(
             return
         note = snapshot.note()
         for name in note.missing:
-            path = snapshot_path(note.subtask, note.epoch, note.snapshot_id)
+            path = snapshot_path(note.uid, note.subtask, note.epoch, note.snapshot_id)
             is_changes = note.format == CHANGES_FORMAT
             content = _changes(snapshot) if is_changes else _content(snapshot.files / name)
             with closing(content):  # the heap that it may be read from

@@ -46,10 +46,12 @@ class Epochs:
         base = None if last is None else last.base
         segments = () if last is None else last.segments
         if epoch % 3 == 0:
-            file = self.storage.write(base_path(0, epoch), [b"base", str(epoch).encode()])
+            file = self.storage.write(base_path("count", 0, epoch), [b"base", str(epoch).encode()])
             base = BaseSnapshot(f"{epoch}-b", epoch, 1, (BaseFile("state.chg", file),))
             segments = ()
-        file = self.storage.write(segment_path(0, epoch), [b"segment", str(epoch).encode()])
+        file = self.storage.write(
+            segment_path("count", 0, epoch), [b"segment", str(epoch).encode()]
+        )
         segment = Segment(f"{epoch}-s", epoch, 1, file.size_bytes, file=file)
         handle = Handle(
             query_id=QUERY_ID, uid="count", subtask=0, parallelism=1, max_parallelism=128,

@@ -8,7 +8,6 @@ from pathlib import Path
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.layout import epoch_of, snapshot_id_of, subtask_of
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
@@ -25,21 +24,6 @@ def handles_of(path: str | Path, uid: str = "op") -> tuple[Handle, ...]:
     """The handles of an operator, by subtask."""
     (operator,) = (o for o in metadata_of(path).operators if o.uid == uid)
     return operator.handles
-
-
-def may_stay(checkpoint: str | Path, path: str) -> bool:
-    """Whether the newest checkpoint leaves a file alone that it does not need.
-
-    It may be of a snapshot that is on its way, or another attempt of an epoch may refer to it.
-    """
-    metadata = metadata_of(checkpoint)
-    name = path.rpartition("/")[2]
-    subtask, epoch = subtask_of(name), epoch_of(name)
-    return (
-        path in metadata.kept_files()
-        or snapshot_id_of(name) in metadata.pending_snapshots()
-        or (subtask is not None and epoch is not None and epoch >= metadata.kept_since()[subtask])
-    )
 
 
 def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:

@@ -23,13 +23,12 @@ from tests.query.harness import (
     OFTEN,
     Job,
     await_checkpoint,
-    completed,
     drop_local_copies,
-    files_below,
     newest_checkpoint,
 )
+from tests.query.leftovers import leftovers
 from tests.query.model import Reveal, events_of, expected
-from tests.query.stored import handles_of, may_stay, metadata_of
+from tests.query.stored import handles_of, metadata_of
 
 SOON = {
     "spark.ckpt.state.changelog.materialize.min-size": "0b",
@@ -103,14 +102,9 @@ def test_a_worker_killed_while_it_uploads_costs_nothing_but_the_upload(
     job.run()  # another run: nothing is on its way from the one before
     drop_local_copies(job.spark)
     job.feed.add(events_of(number + 8))
-    query = job.run()
+    job.run()
     assert job.result() == expected(job.feed.rows)
-    needed = {
-        Path(file.path).name for row in completed(query) for file in metadata_of(row.path).files()
-    }
-    left = {path.name for path in files_below(job.checkpoint_path / "shared")}
-    newest = newest_checkpoint(query)
-    assert {name for name in left if not may_stay(newest, f"shared/{name}")} <= needed
+    assert leftovers(job.checkpoint_path) == set()
 
 
 class Total(StatefulProcessor):

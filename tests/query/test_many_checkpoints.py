@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
+import pyspark_ckpt as ckpt
 from tests.query.harness import (
     BACKEND,
     INLINE,
@@ -27,14 +30,15 @@ from tests.query.harness import (
     drop_local_copies,
     files_below,
 )
+from tests.query.leftovers import leftovers
 from tests.query.model import Count, counted, counted_after, events_of, sequences
-from tests.query.stored import may_stay, metadata_of
 
 RETAINED = 3
 ROWS = 6
 PADDING_BYTES = 80_000  # so that base snapshots are made every few epochs
 MIB = 1 << 20
 SLACK = 20
+SEGMENTS = "spark.ckpt.state.changelog.materialize.max-segments"
 
 
 class Padded(Count):
@@ -73,7 +77,7 @@ def test_nothing_grows_with_the_checkpoints(job: Job, backend: str, checkpoints:
                 savepoint = query.triggerSavepoint()
                 digests_of_savepoint = digests(savepoints)
             use.append(files_and_bytes(job))
-            assert unneeded(job) == set()
+            assert leftovers(job.checkpoint_path) == set()
             if number % 8 == 0:
                 use[-1].update(resources(job.spark))
         retained = completed(query)
@@ -82,6 +86,49 @@ def test_nothing_grows_with_the_checkpoints(job: Job, backend: str, checkpoints:
     check_flat(use)
     assert digests(savepoints) == digests_of_savepoint
     check_sources(job, savepoint, min(retained, key=lambda row: row.epoch))
+
+
+IDLE_FROM = 2
+
+
+def busy_and_idle(job: Job) -> DataFrame:
+    """Three operators of the same input: two are busy, the third gets its last rows early."""
+    rows = job.stream()
+    early = rows.filter(F.col("v") < IDLE_FROM * ROWS)
+    results = []
+    for uid, df in {"busy": rows, "as busy": rows, "idle": early}.items():
+        keyed = ckpt.key_by(df.withColumn("k", F.concat(F.lit(f"{uid} "), "k")), "k")
+        results.append(keyed.transformWithState(Padded(), job.output, "Append", "None", uid=uid))
+    return reduce(DataFrame.union, results)
+
+
+@pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.soak)])
+def test_idle_operators_keep_no_files_of_others(job: Job, backend: str) -> None:
+    """As many files are left with an idle operator as its own and the busy ones' need."""
+    epochs = 12
+    job = job.but(plan=busy_and_idle, output="k string, n long")
+    job = job.using({BACKEND: backend, INLINE: "0b", INTERVAL: "1h", SEGMENTS: "2"})
+    counts = []
+    with job.running() as query:
+        for number in range(epochs):
+            job.feed.add(events_of(number, ROWS))
+            query.processAllAvailable()
+            assert query.triggerCheckpoint().epoch == number
+            assert leftovers(job.checkpoint_path) == set()
+            counts.append(len(data_files(job)))
+    print("data files after each epoch:", counts)
+    assert max(counts[2 * epochs // 3 :]) <= 1.3 * max(counts[epochs // 3 : 2 * epochs // 3])
+    rows = job.feed.rows
+    expected = [(f"{uid} {k}", v) for uid in ("busy", "as busy") for k, v in rows]
+    expected += [(f"idle {k}", v) for k, v in rows if v < IDLE_FROM * ROWS]
+    assert sequences(job.result()) == counted(expected)
+
+
+def data_files(job: Job) -> list[Path]:
+    """Segments and files of base snapshots; there are as many source logs as epochs."""
+    stored = [*files_below(job.checkpoint_path / "shared")]
+    stored += files_below(job.checkpoint_path / "taskowned")
+    return [file for file in stored if not file.name.startswith("source-")]
 
 
 def check_sources(job: Job, *sources: Any) -> None:
@@ -129,19 +176,6 @@ def size_of(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:  # replaced meanwhile by an upload in the background
         return 0
-
-
-def unneeded(job: Job) -> set[str]:
-    """Data files that no retained checkpoint needs and the newest one does not leave alone."""
-    checkpoints = [path.parent for path in job.checkpoint_path.glob("chk-*/_metadata")]
-    needed = {file.path for path in checkpoints for file in metadata_of(path).files()}
-    newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
-    return {
-        name
-        for directory in ("shared", "taskowned")
-        for file in files_below(job.checkpoint_path / directory)
-        if (name := f"{directory}/{file.name}") not in needed and not may_stay(newest, name)
-    }
 
 
 def jvm_of(spark: SparkSession) -> psutil.Process:

@@ -78,7 +78,7 @@ class Query:
 
     def commit(self) -> int:
         self.epoch = 0 if self.epoch is None else self.epoch + 1
-        self.segments.append(self.storage.write(segment_path(0, self.epoch), [b"segment"]))
+        self.segments.append(self.storage.write(segment_path("count", 0, self.epoch), [b"segment"]))
         return self.epoch
 
     def committed_epoch(self) -> int | None:
@@ -310,7 +310,7 @@ def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
     assert failed(runner, query).reason is AbortReason.METADATA_UNCERTAIN
     assert CompletedCheckpoints(query.storage).ids() == []
     query.storage.before = None
-    orphan = query.storage.write(segment_path(0, 0), [b"of a failed attempt"]).path
+    orphan = query.storage.write(segment_path("count", 0, 0), [b"of a failed attempt"]).path
     query.commit()
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)

@@ -16,6 +16,7 @@ from pyspark_ckpt.on_disk.layout import (
     base_path,
     native_path,
     new_snapshot_id,
+    operator_mark,
     segment_path,
     snapshot_path,
     source_log_path,
@@ -61,10 +62,10 @@ def test_old_files_that_nothing_refers_to_are_garbage(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:
     old = put_all(
-        segment_path(0, 4),
-        segment_path(1, 5),
-        base_path(0, 3),
-        base_path(1, 5),
+        segment_path("op", 0, 4),
+        segment_path("op", 1, 5),
+        base_path("op", 0, 3),
+        base_path("op", 1, 5),
         source_log_path(0, "3", "ab" * 32),
         source_log_path(1, "9.compact", "cd" * 32),
     )
@@ -72,14 +73,23 @@ def test_old_files_that_nothing_refers_to_are_garbage(
 
 
 def test_what_is_referred_to_stays(storage: Storage, put_all: Callable[..., list[str]]) -> None:
-    needed = put_all(segment_path(0, 4), base_path(0, 3), source_log_path(0, "3", "ab" * 32))
-    rest = put_all(segment_path(0, 4), base_path(0, 3), source_log_path(0, "3", "cd" * 32))
+    needed = put_all(
+        segment_path("op", 0, 4), base_path("op", 0, 3), source_log_path(0, "3", "ab" * 32)
+    )
+    rest = put_all(
+        segment_path("op", 0, 4), base_path("op", 0, 3), source_log_path(0, "3", "cd" * 32)
+    )
     assert sorted(garbage(storage, needed, 5)) == sorted(rest)
 
 
 def test_files_of_later_epochs_stay(storage: Storage, put_all: Callable[..., list[str]]) -> None:
-    put_all(segment_path(0, 6), base_path(0, 6), segment_path(0, 10), segment_path(0, 51))
-    (at_the_epoch,) = put_all(segment_path(0, 5))
+    put_all(
+        segment_path("op", 0, 6),
+        base_path("op", 0, 6),
+        segment_path("op", 0, 10),
+        segment_path("op", 0, 51),
+    )
+    (at_the_epoch,) = put_all(segment_path("op", 0, 5))
     assert garbage(storage, [], 5) == [at_the_epoch]
 
 
@@ -88,9 +98,9 @@ def test_files_of_a_pending_snapshot_stay_until_it_is_not_pending_any_more(
 ) -> None:
     """Scenario 16: what was uploaded goes once nobody waits for it."""
     pending, other = new_snapshot_id(), new_snapshot_id()
-    waited_for = put_all(*(snapshot_path(0, 5, pending) for _ in range(3)))
-    given_up = put_all(snapshot_path(0, 5, other), snapshot_path(1, 4, other))
-    later = put_all(snapshot_path(0, 8, other))
+    waited_for = put_all(*(snapshot_path("op", 0, 5, pending) for _ in range(3)))
+    given_up = put_all(snapshot_path("op", 0, 5, other), snapshot_path("op", 1, 4, other))
+    later = put_all(snapshot_path("op", 0, 8, other))
     assert sorted(garbage(storage, [], 7, {pending})) == sorted(given_up)
     picked_up = waited_for[:2]
     assert sorted(garbage(storage, picked_up, 9)) == sorted([waited_for[2], *given_up, *later])
@@ -107,7 +117,7 @@ def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
     storage: Storage,
 ) -> None:
     """Scenario 12: its files go."""
-    command = [sys.executable, "-c", _KILLED_WRITE, str(storage.root), segment_path(0, 5)]
+    command = [sys.executable, "-c", _KILLED_WRITE, str(storage.root), segment_path("op", 0, 5)]
     assert subprocess.run(command, check=False).returncode < 0
     left = [f"taskowned/{name}" for name in storage.list("taskowned")]
     assert len(left) == 1
@@ -122,11 +132,11 @@ def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
 )
 def test_what_stays_and_what_goes_is_decided_file_by_file(
     tmp_path_factory: pytest.TempPathFactory,
-    files: list[tuple[Callable[[int, int], str], int]],
+    files: list[tuple[Callable[[str, int, int], str], int]],
     data: st.DataObject,
 ) -> None:
     storage = LocalStorage(tmp_path_factory.mktemp("checkpoints"))
-    epochs = {make(0, epoch): epoch for make, epoch in files}
+    epochs = {make("op", 0, epoch): epoch for make, epoch in files}
     for path in epochs:
         _touch(storage.root / path)
     needed = data.draw(st.sets(st.sampled_from(sorted(epochs)))) if epochs else set()
@@ -153,3 +163,42 @@ def test_copies_of_sparks_state_go_with_the_last_checkpoint_that_needs_them(
 ) -> None:
     kept, gone = put_all(native_path(2, "ab" * 32), native_path(2, "cd" * 32))
     assert garbage(storage, [kept], 3) == [gone]
+
+
+def test_an_idle_operator_keeps_its_own_files_only(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    """Both operators have a subtask 0; one of them got its last row in epoch 2."""
+    since = {(operator_mark("idle"), 0): 2, (operator_mark("busy"), 0): 8}
+    put_all(segment_path("idle", 0, 2), base_path("idle", 0, 5), segment_path("busy", 0, 8))
+    gone = put_all(
+        segment_path("idle", 0, 1),
+        segment_path("busy", 0, 2),
+        base_path("busy", 0, 7),
+        snapshot_path("busy", 0, 7, new_snapshot_id()),
+        segment_path("third", 0, 9),
+    )
+    assert sorted(garbage(storage, [], 9, (), since)) == sorted(gone)
+
+
+def test_a_file_without_a_mark_stays_as_long_as_any_operator_may_need_it(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    """Version 0.1.0 wrote names without marks; those files may lie beside newer ones."""
+    since = {(operator_mark("idle"), 0): 2, (operator_mark("busy"), 0): 8}
+    pending = new_snapshot_id()
+    put_all(
+        f"taskowned/segment-0-2-{'a' * 16}.chg",
+        f"shared/base-0-7-{'b' * 16}.chg",
+        f"shared/base-0-1-{pending}-01234567.part",
+        f"taskowned/segment-1-10-{'e' * 16}.chg",
+        segment_path("busy", 0, 9),
+    )
+    gone = put_all(
+        f"taskowned/segment-0-1-{'a' * 16}.chg",
+        f"shared/base-0-1-{'c' * 16}-01234567.part",
+        f"shared/.base-0-1-{'c' * 16}-89abcdef.part.01234567.tmp",
+        f"taskowned/segment-1-9-{'d' * 16}.chg",
+        segment_path("busy", 0, 7),
+    )
+    assert sorted(garbage(storage, [], 9, {pending}, since)) == sorted(gone)

@@ -120,7 +120,7 @@ def test_times_of_files_decide_nothing(storage: LocalStorage, age_s: int) -> Non
     unpublished: list[str] = []
     for _ in range(5):
         epochs.commit()
-        unpublished.append(storage.write(segment_path(0, len(epochs.handles)), []).path)
+        unpublished.append(storage.write(segment_path("count", 0, len(epochs.handles)), []).path)
         for path in files_of(storage):
             at = time.time() - age_s
             os.utime(storage.root / path, (at, at))

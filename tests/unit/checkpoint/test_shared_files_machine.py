@@ -208,7 +208,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
         if self.waiting:
             directory = self.waiting[0]
             self.uploads.drop(directory)
-            folder, name = snapshot_path(0, self.subtask.number, directory.name).split("/")
+            folder, name = snapshot_path("u", 0, self.subtask.number, directory.name).split("/")
             torn = self.storage.root / folder / f".{name}.01234567.tmp"
             torn.write_bytes(b"half of it")
 

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from pyspark_ckpt.on_disk import layout
 
 _numbers = st.integers(0, 10**9 - 1)
+_epochs = st.integers(0, 10**18 - 1)
 FOREIGN = [
     "", "chk-", "chk-x", "chk--1", "chk-1x", "xchk-1", "chk-1/", "chk-1.tmp", "chk-1\n", "CHK-1",
     "_metadata", "notes.txt", "segment-1-2-0123456789abcdef", "segment-1-0123456789abcdef.chg",
     "base-1-2-0123456789abcdeF.chg", "base-1-2-0123456789abcde.chg",
     "xbase-1-2-0123456789abcdef.chg",
     "segment-1-2-0123456789abcdef.chg\n", "segment--1-2-0123456789abcdef.chg", "source-0-1.log",
+    "segment-1-2-0123456789abcdef-01234567.part", "base-0123456789aB-1-2-0123456789abcdef.chg",
+    "base-0123456789a-1-2-0123456789abcdef.chg", "base-0123456789ab-1-0123456789abcdef.chg",
 ]  # fmt: skip
 
 
@@ -43,27 +46,47 @@ def test_a_foreign_name_says_nothing(name: str) -> None:
     assert not layout.is_source_log(name)
 
 
-@given(_numbers, st.integers(0, 10**18 - 1))
-def test_state_files_tell_their_epoch(subtask: int, epoch: int) -> None:
-    segment, base = layout.segment_path(subtask, epoch), layout.base_path(subtask, epoch)
-    assert layout.epoch_of(name_of(segment)) == epoch
-    assert layout.epoch_of(name_of(base)) == epoch
-    assert not layout.is_source_log(name_of(segment))
+@given(st.text(), _numbers, _epochs)
+def test_state_files_tell_their_operator_subtask_and_epoch(
+    uid: str, subtask: int, epoch: int
+) -> None:
+    told = (layout.operator_mark(uid), subtask, epoch, None)
+    for path in (
+        layout.segment_path(uid, subtask, epoch),
+        layout.base_path(uid, subtask, epoch),
+    ):
+        assert layout.state_file(name_of(path)) == told
+        assert layout.state_file(f".{name_of(path)}.0a1b2c3d.tmp") == told
+        assert not layout.is_source_log(name_of(path))
 
 
-@given(_numbers, st.integers(0, 10**18 - 1))
-def test_files_of_base_snapshots_tell_their_epoch_and_snapshot(subtask: int, epoch: int) -> None:
+@given(st.text(), _numbers, _epochs)
+def test_files_of_base_snapshots_tell_their_snapshot_too(
+    uid: str, subtask: int, epoch: int
+) -> None:
     snapshot_id = layout.new_snapshot_id()
     assert layout.is_snapshot_id(snapshot_id)
-    path = layout.snapshot_path(subtask, epoch, snapshot_id)
-    assert path != layout.snapshot_path(subtask, epoch, snapshot_id)
+    path = layout.snapshot_path(uid, subtask, epoch, snapshot_id)
+    assert path != layout.snapshot_path(uid, subtask, epoch, snapshot_id)
     assert str(PurePosixPath(path).parent) == layout.SHARED
     for name in (name_of(path), f".{name_of(path)}.0a1b2c3d.tmp"):
-        assert layout.epoch_of(name) == epoch
-        assert layout.snapshot_id_of(name) == snapshot_id
+        told = (layout.operator_mark(uid), subtask, epoch, snapshot_id)
+        assert layout.state_file(name) == told
         assert not layout.is_source_log(name)
-    for other in (layout.segment_path(subtask, epoch), layout.base_path(subtask, epoch)):
-        assert layout.snapshot_id_of(name_of(other)) is None
+
+
+@given(_numbers, _epochs)
+def test_names_of_version_0_1_0_are_read_and_tell_no_operator(subtask: int, epoch: int) -> None:
+    token = "0123456789abcdef"
+    for name in (f"segment-{subtask}-{epoch}-{token}.chg", f"base-{subtask}-{epoch}-{token}.chg"):
+        assert layout.state_file(name) == (None, subtask, epoch, None)
+    part = f"base-{subtask}-{epoch}-{token}-01234567.part"
+    assert layout.state_file(part) == (None, subtask, epoch, token)
+    assert layout.state_file(f".{part}.0a1b2c3d.tmp") == (None, subtask, epoch, token)
+
+
+def test_operators_have_marks_of_their_own() -> None:
+    assert len({layout.operator_mark(f"op {n}") for n in range(1000)}) == 1000
 
 
 @pytest.mark.parametrize(
@@ -74,8 +97,8 @@ def test_other_texts_are_no_snapshot_ids(text: str) -> None:
 
 
 def test_state_files_lie_where_the_cleaner_looks_and_have_names_of_their_own() -> None:
-    segments = {layout.segment_path(1, 2) for _ in range(500)}
-    bases = {layout.base_path(1, 2) for _ in range(500)}
+    segments = {layout.segment_path("op", 1, 2) for _ in range(500)}
+    bases = {layout.base_path("op", 1, 2) for _ in range(500)}
     assert len(segments) == len(bases) == 500
     assert {str(PurePosixPath(path).parent) for path in segments} == {layout.TASK_OWNED}
     assert {str(PurePosixPath(path).parent) for path in bases} == {layout.SHARED}

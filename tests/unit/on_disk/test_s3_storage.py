@@ -147,8 +147,8 @@ def test_the_parts_of_a_killed_upload_are_garbage_once_their_epoch_is_over(
     s3_url: str, prefix: str
 ) -> None:
     storage = open_storage(s3_url)
-    running = storage.write(segment_path(0, 5), [b"x"])
-    arguments = [s3_url, segment_path(0, 5), str(LARGE)]
+    running = storage.write(segment_path("op", 0, 5), [b"x"])
+    arguments = [s3_url, segment_path("op", 0, 5), str(LARGE)]
     killed = subprocess.run([sys.executable, "-c", _KILLED_UPLOAD, *arguments], check=False)
     assert killed.returncode < 0
     assert len(uploads(prefix)) == 1

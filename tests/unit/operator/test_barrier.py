@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import FileReference, Handle, Segment
-from pyspark_ckpt.on_disk.layout import epoch_of
+from pyspark_ckpt.on_disk.layout import epoch_of, operator_mark
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
@@ -57,7 +57,8 @@ def test_larger_changes_go_into_a_file_of_the_subtask_and_epoch(
     segment = make_segment(storage, handle, [CHANGES], 7, SIZE - 1)
     assert segment.inline is None
     assert segment.file is not None
-    assert segment.file.path.startswith("taskowned/segment-3-7-")
+    mark = operator_mark(handle.uid)
+    assert segment.file.path.startswith(f"taskowned/segment-{mark}-3-7-")
     assert epoch_of(Path(segment.file.path).name) == 7
     assert segment.size_bytes == segment.file.size_bytes
     assert (segment.epoch, segment.entries) == (7, 3)
