@@ -24,7 +24,7 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
 
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400 $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
 	$(BIN)/python -m benchmarks $(ARGS)

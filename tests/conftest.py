@@ -71,12 +71,33 @@ PARALLELISM = 2
 WORKERS = Path(__file__).with_name("workers")
 
 
+TIME_LIMIT_S = 300
+"""Of a test, with its fixtures; on a busy machine the longest take a tenth of it."""
+
+OWN_JVM_TIME_LIMIT_S = 540
+SOAK_TIME_LIMIT_S = 3600
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what starts drivers of its own, as notebooks do: it takes longest."""
+    """Put first what starts drivers of its own, as notebooks do: it takes longest.
+
+    A signal ends a test beyond its limit, and the next one begins. The signal reaches a test that
+    waits for the JVM, but none that hangs in native code or while it ends. There the traceback of
+    all threads is written after `faulthandler_timeout`, and the process ends.
+    """
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_time_limit_s(item), method="signal"))
     items.sort(key=lambda item: item.get_closest_marker("own_jvm") is None)
+
+
+def _time_limit_s(item: pytest.Item) -> int:
+    if item.get_closest_marker("soak") is not None:
+        return SOAK_TIME_LIMIT_S
+    is_own_jvm = item.get_closest_marker("own_jvm") is not None
+    return OWN_JVM_TIME_LIMIT_S if is_own_jvm else TIME_LIMIT_S
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import PlanError, StateError
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import (
@@ -50,6 +50,7 @@ class Timers:
         self._has_no_clock = clock.mode is TimeMode.NONE
         self._where = where
         self._fires_from_ms: int | None = None
+        self._last_taken = b""
         self._registered_while_firing: set[bytes] = set()
 
     def register(self, time_ms: int) -> None:
@@ -85,12 +86,21 @@ class Timers:
 
         Called until it returns none; what was registered in between waits for the next epoch. As
         in PySpark, a timer that was taken fires, also if an earlier one of its key deletes it.
+
+        Raises
+        ------
+        StateError
+            If a timer that was taken before is still there: it would fire for ever.
         """
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []
+        last_taken = self._last_taken
         for stored_key, _ in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
+                if stored_key <= last_taken:
+                    self._refuse_to_fire_again(_timer(stored_key))
                 due.append(_timer(stored_key))
+                self._last_taken = stored_key
             if len(due) == most:
                 break
         return due
@@ -107,6 +117,13 @@ class Timers:
         assert current.key_group is not None  # stored_key has checked it
         time = encode_time(int(time_ms))
         return of_key, TIME_INDEX + time + current.key_group + current.key, time
+
+    def _refuse_to_fire_again(self, timer: DueTimer) -> NoReturn:
+        raise StateError(
+            f"{self._where}: the timer of {timer.time_ms} ms of the key with the stored bytes "
+            f"{timer.encoded_key.hex()} is due for the second time in one epoch; nothing of this "
+            "epoch was committed. This is a fault of the library: report it"
+        )
 
     def _refuse(self, method: str) -> NoReturn:
         raise PlanError(

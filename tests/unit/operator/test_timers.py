@@ -196,3 +196,14 @@ class TestRefusals:
         subtask_epochs.leave_key()
         with pytest.raises(StateError, match="outside a key"):
             use(timers)
+
+
+def test_a_fired_timer_that_stays_is_an_error_and_does_not_fire_for_ever(epochs: Epochs) -> None:
+    epochs.register(0, 10, 30)
+    epochs.register(1, 20)
+    first = epochs.timers.take_due(100, most=2)
+    assert [timer.time_ms for timer in first] == [10, 20]
+    epochs.subtask.to_key(1)
+    epochs.timers.delete(20)
+    with pytest.raises(StateError, match=r"timer of 10 ms .* second time in one epoch"):
+        epochs.timers.take_due(100, most=2)
