@@ -8,6 +8,7 @@ CkptError
 ├── StateError
 │   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
 │   ├── StateValueError (TypeError)          a value does not fit the state's schema
+│   ├── InputRowsError (RuntimeError)        the library could not read an epoch's rows
 │   └── ProcessorError (RuntimeError)        the user's processor raised
 ├── CheckpointError
 │   ├── CheckpointNotFoundError (FileNotFoundError)  no checkpoint or savepoint at a path
@@ -24,6 +25,20 @@ Every message says what happened, where (query, operator uid, subtask, path) and
 
 class CkptError(Exception):
     """The root of all errors that pyspark_ckpt raises."""
+
+    _has_place = False
+
+    def add_place(self, place: str) -> None:
+        """Add to the message where in the user's code it happened; the first place counts.
+
+        Parameters
+        ----------
+        place
+            Follows the message as it is.
+        """
+        if not self._has_place:
+            self.args = (f"{self}{place}", *self.args[1:])
+            self._has_place = True
 
 
 class ConfigurationError(CkptError, ValueError):
@@ -51,11 +66,20 @@ class IncompatibleStateError(StateError, ValueError):
 
 
 class StateValueError(StateError, TypeError):
-    """A value does not fit the schema of the state, key or output column."""
+    """A value does not fit the schema of the state, key or output column.
+
+    `row` is the place of an output row among those that left with it.
+    """
+
+    row: int | None = None
+
+
+class InputRowsError(StateError, RuntimeError):
+    """The library could not read an epoch's rows; the processor had no part in it."""
 
 
 class ProcessorError(StateError, RuntimeError):
-    """The user's processor raised; the message names operator, subtask and key."""
+    """The user's processor raised; the message names operator, subtask, key and line."""
 
 
 class CheckpointError(CkptError):

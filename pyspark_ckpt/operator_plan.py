@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.initial_state import InitialState, remember_initial_state
+from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_run import BatchFunction
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.declared_states import declare_states
@@ -31,6 +32,7 @@ from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.user_sources import UserSources
 from pyspark_ckpt.operator_arguments import OperatorArguments
 
 STATE_SCHEMA = "handle binary"
@@ -164,6 +166,7 @@ class OperatorPlan:
             arguments.migrations,
             self._broadcast_rows(),
             self._initial_rows(output),
+            UserSources.of(arguments.processor, _functions_of(arguments.migrations)),
         )
 
     def _streamed(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
@@ -210,6 +213,10 @@ class OperatorPlan:
             return None
         make_mode = PandasInput if self.as_frames else RowsInput
         return InitialRows(self.initial.columns, make_mode(self.initial.columns, output))
+
+
+def _functions_of(migrations: Mapping[str, Migration]) -> list[Any]:
+    return [each for one in migrations.values() for each in (one.value, one.key)]
 
 
 def _named(function: SubtaskFunction, uid: str) -> Any:

@@ -10,7 +10,8 @@ from pyspark_ckpt import errors
 from pyspark_ckpt.errors import CkptError
 
 _JAVA_FRAME = "\tat "
-_RAISED = re.compile(r"^pyspark_ckpt\.errors\.(\w+): (.*)$", re.MULTILINE)
+_RAISED = re.compile(r"^pyspark_ckpt\.errors\.(\w+): (.*(?:\n  .*)*)$", re.MULTILINE)
+"""The lines of the user's code that follow a message begin with spaces."""
 
 
 def error_text(error: Exception) -> str:

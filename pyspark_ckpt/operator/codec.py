@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.leaf_values import unwrapped
 from pyspark_ckpt.operator.message_pack_form import MESSAGE_PACK, canonical_fields
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.wire_form import (
     STATE_STYLE,
     ValueStyle,
@@ -81,7 +82,8 @@ class TupleCodec:
             checked = self._decoder.decode(data)
         except (msgspec.ValidationError, TypeError, OverflowError, AttributeError, ValueError) as e:
             raise StateValueError(
-                f"{self._what}: {values!r} does not fit the schema {self._schema.simpleString()} "
+                f"{self._what}: {shown(values)} does not fit the schema "
+                f"{self._schema.simpleString()} "
                 f"({e}); give a tuple with one value per field"
             ) from e
         if not self._is_key:

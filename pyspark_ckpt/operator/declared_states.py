@@ -19,6 +19,7 @@ from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from state_backends import Changes, StateBackend
 
 
@@ -92,12 +93,14 @@ def declare_states(
     try:
         copy.init(handle)  # type: ignore[arg-type]
         copy.close()
-    except CkptError:
+    except CkptError as exc:
+        exc.add_place(user_frames(exc))
         raise
     except Exception as exc:
         raise ProcessorError(
-            f"operator {uid!r}: init of {type(processor).__name__} raised {type(exc).__name__}: "
-            f"{exc}; it runs once on the driver when the query is built, to learn its states"
+            f"operator {uid!r}: init or close of {type(processor).__name__} raised "
+            f"{type(exc).__name__}: {shortened(str(exc))}; both run once on the "
+            f"driver when the query is built, to learn the states{user_frames(exc)}"
         ) from exc
     return DeclaredStates(handle.descriptors, dict(schemas))
 
@@ -129,3 +132,9 @@ def copy_as_sent(processor: StatefulProcessor, uid: str) -> StatefulProcessor:
             f"({type(exc).__name__}: {exc}); open connections and locks in init, not in __init__"
         ) from exc
     return copy
+
+
+def travels_by_value(module: str | None) -> bool:
+    """Tell whether Spark ships the code of a module, rather than have executors import it."""
+    registered = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
+    return module == "__main__" or module in registered

@@ -23,6 +23,7 @@ from pyspark_ckpt.operator.key_groups import key_groups_of
 from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources
 
 _INPUT_SHARE = 2
 WRITES_SHARE = 4
@@ -45,6 +46,8 @@ class OperatorFunction:
         What brings stored states to new schemas or names, by state.
     broadcast, initial
         The other sides of the input, if there are any.
+    sources
+        The text of the user's code where executors have no file of it.
     """
 
     processor: StatefulProcessor
@@ -55,6 +58,7 @@ class OperatorFunction:
     migrations: Mapping[str, Migration]
     broadcast: BroadcastRows | None
     initial: InitialRows | None
+    sources: UserSources = NO_SOURCES
 
     def processing(
         self, handle: Handle, table: StateTable, clock: EpochClock, epoch: int
@@ -71,6 +75,7 @@ class OperatorFunction:
             self.columns.decode_key,
             f"{where}, epoch {epoch}",
             self.broadcast,
+            self.sources,
         )
 
     def parts(

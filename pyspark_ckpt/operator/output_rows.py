@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyspark_ckpt.operator.json_columns import json_writer
 from pyspark_ckpt.operator.json_expressions import from_travelling, travelling_type
 from pyspark_ckpt.operator.json_form import JsonForm
 from pyspark_ckpt.operator.leaf_values import TEXTS
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.wire_form import wire_type
 
 CHUNK_ROWS = 16_384
@@ -38,6 +40,9 @@ _ARROW: dict[type[T.DataType], pa.DataType] = {
     T.TimestampType: pa.int64(),
     T.TimestampNTZType: pa.string(),
 }
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+"""What the writers of values raise for one that does not fit."""
+
 _TIMES: dict[type[T.DataType], tuple[T.DataType, Callable[[Column], Column]]] = {
     T.DateType: (T.IntegerType(), F.date_from_unix_date),
     T.TimestampType: (T.LongType(), F.timestamp_micros),
@@ -100,19 +105,24 @@ class OutputRows:
         Raises
         ------
         StateValueError
-            If a row does not fit the output schema.
+            If a row does not fit the output schema; names the column, the value and the row.
         """
         width = len(self.schema.fields)
+        for place, row in enumerate(rows):
+            if not isinstance(row, tuple):
+                raise self._misfit(f" returned {type(row).__name__}: yield pyspark.sql.Row", place)
         ordered = [self._values(row) for row in rows]
-        if any(len(values) != width for values in ordered):
-            raise StateValueError(
-                f"operator {self._uid!r} returned a row that has not the {width} columns of its "
-                f"outputStructType {self.schema.simpleString()}"
-            )
+        for place, values in enumerate(ordered):
+            if len(values) != width:
+                raise self._misfit(
+                    f" returned a row that has not the {width} columns of its outputStructType "
+                    f"{self.schema.simpleString()}: {shown(rows[place])}",
+                    place,
+                )
         columns = zip(*ordered, strict=True) if ordered else [()] * width
         return pd.DataFrame(
             {
-                f"c{index}": self._series(field, values)
+                f"c{index}": self.column(field, values)
                 for index, (field, values) in enumerate(
                     zip(self.schema.fields, columns, strict=True)
                 )
@@ -132,9 +142,19 @@ class OutputRows:
         StateValueError
             If one does not fit the column's type.
         """
-        return self._series(field, values)
+        try:
+            return _column(field.dataType, values)
+        except _MISFITS as exc:
+            place, reason = _first_misfit(
+                [partial(_column, field.dataType, [value]) for value in values], exc
+            )
+            raise self._not_of_type(field, values[place], reason, place) from reason
 
-    def numbers(self, field: T.StructField, values: np.ndarray[Any, Any]) -> pd.Series[Any]:
+    def numbers(
+        self,
+        field: T.StructField,
+        values: np.ndarray[Any, Any],
+    ) -> pd.Series[Any]:
         """Return the numbers of one output column in its sent type; NaN is null, as in pandas.
 
         Raises
@@ -142,15 +162,15 @@ class OutputRows:
         StateValueError
             If one does not fit the column's type.
         """
-        nulls = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+        arrow_type = _ARROW[type(field.dataType)]
         try:
-            array = pa.array(values, mask=nulls).cast(_ARROW[type(field.dataType)])
+            return pd.Series(_masked_array(_numbers(values, arrow_type)))
         except pa.ArrowException as exc:
-            raise StateValueError(
-                f"{self.where}: output column {field.name!r} is {field.dataType.simpleString()}, "
-                f"a returned value is not ({exc})"
-            ) from exc
-        return pd.Series(_masked_array(array))
+            place, reason = _first_misfit(
+                [partial(_numbers, values[n : n + 1], arrow_type) for n in range(len(values))], exc
+            )
+            value = values[place].item()
+            raise self._not_of_type(field, value, reason, place) from reason
 
     def _values(self, row: Any) -> Sequence[Any]:
         """Return a row's values in schema order.
@@ -158,24 +178,27 @@ class OutputRows:
         Named rows are matched by name as in PySpark: what is missing is null, what is too much is
         left out.
         """
-        if not isinstance(row, tuple):
-            raise StateValueError(
-                f"operator {self._uid!r} returned {type(row).__name__}: yield pyspark.sql.Row"
-            )
         fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
         if fields is None or fields == self.schema.names:
-            return row
+            values: Sequence[Any] = row
+            return values
         by_name = dict(zip(fields, row, strict=True))
         return [by_name.get(name) for name in self.schema.names]
 
-    def _series(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
-        try:
-            return _column(field.dataType, values)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as exc:
-            raise StateValueError(
-                f"operator {self._uid!r}: output column {field.name!r} is "
-                f"{field.dataType.simpleString()}, a returned value is not ({exc})"
-            ) from exc
+    def _not_of_type(
+        self,
+        field: T.StructField,
+        value: Any,
+        reason: Exception,
+        row: int,
+    ) -> StateValueError:
+        what = f": output column {field.name!r} is {field.dataType.simpleString()}, the returned "
+        return self._misfit(f"{what}value {shown(value)} is not ({reason})", row)
+
+    def _misfit(self, reason: str, row: int) -> StateValueError:
+        error = StateValueError(f"{self.where}{reason}")
+        error.row = row
+        return error
 
     def _check_built(self, field: T.StructField) -> None:
         try:
@@ -184,6 +207,30 @@ class OutputRows:
             raise NotBuiltYetError(
                 f"operator {self._uid!r}: output column {field.name!r}: {exc}; give it another type"
             ) from None
+
+
+def _first_misfit(
+    conversions: Sequence[Callable[[], object]], of_all: Exception
+) -> tuple[int, Exception]:
+    """Return the first value that cannot be converted by itself, and why."""
+    for place, convert in enumerate(conversions):
+        error = _error_of(convert)
+        if error is not None:
+            return place, error
+    return 0, of_all  # they do not fit together, which no type of a column asks for
+
+
+def _error_of(convert: Callable[[], object]) -> Exception | None:
+    try:
+        convert()
+    except _MISFITS as exc:
+        return exc
+    return None
+
+
+def _numbers(values: np.ndarray[Any, Any], arrow_type: pa.DataType) -> pa.Array:
+    nulls = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    return pa.array(values, mask=nulls).cast(arrow_type)
 
 
 def _is_plain(data_type: T.DataType) -> bool:

@@ -11,19 +11,38 @@ from itertools import chain
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyspark
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
 
-from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.errors import (
+    CheckpointError,
+    CkptError,
+    CrashedError,
+    InputRowsError,
+    ProcessorError,
+    StateValueError,
+)
 from pyspark_ckpt.operator import garbage_collection
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.operator_states import RawState
+from pyspark_ckpt.operator.output_origins import OutputOrigins
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.user_frames import (
+    definition,
+    shortened,
+    shown,
+    user_frames,
+)
+from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources
 from state_backends import StateBackendError
+
+_READING = "reading the input"
 
 TIMERS_AT_ONCE = 100_000
 """Due timers that are read together; bounds the memory they take."""
@@ -50,6 +69,8 @@ class EpochProcessing:
         Operator, subtask and epoch, for errors.
     broadcast
         Where the epoch's broadcast rows are, if there is a broadcast stream.
+    sources
+        The text of the processor's code where executors have no file of it.
 
     Set `completed_checkpoint_id` before :meth:`run` to have the processor told of it. `rows`,
     `keys` and `timers_fired` count what was processed.
@@ -65,7 +86,9 @@ class EpochProcessing:
         decode_key: DecodeKey,
         where: str,
         broadcast: BroadcastRows | None = None,
+        sources: UserSources = NO_SOURCES,
     ) -> None:
+        self._sources = sources
         self._broadcast = broadcast
         self._processor = processor
         self._table = table
@@ -78,6 +101,7 @@ class EpochProcessing:
         self._step = "init"
         self._key: tuple[Any, ...] | None = None
         self._output = mode.new_output()
+        self._origins = OutputOrigins()
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
@@ -114,12 +138,10 @@ class EpochProcessing:
             if initial is not None:
                 for frames in initial.parts():
                     self._handle_initial_state(initial, frames)
-            self._handle_broadcast_rows()
+            yield from self._handle_broadcast_rows()
             for frames in () if first is None else chain([first], remaining):
                 yield from self._process_part(frames)
             yield from self._fire_timers()
-            if self._output.rows:
-                yield self._output.take()
             self._end(epoch)
 
     def run_initial_state(self, initial: InitialRows, parts: Iterable[list[pd.DataFrame]]) -> None:
@@ -145,9 +167,10 @@ class EpochProcessing:
             self._step = "notifyCheckpointComplete"
             notified: Any = self._processor
             notified.notifyCheckpointComplete(self.completed_checkpoint_id)
-        self._step = "reading the input"
+        self._step = _READING
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
+        self._step = _READING
         with garbage_collection.rows_are_made():
             part = initial.mode.part(frames)
             self._table.begin_part(part.stored)
@@ -158,16 +181,20 @@ class EpochProcessing:
                 self._table.enter(position)
                 for state in part.initial_states(position):
                     self._processor.handleInitialState(key, state, self._timer_values)
-        self._leave_key("handleInputRows")
+        self._leave_key(_READING)
 
-    def _handle_broadcast_rows(self) -> None:
+    def _handle_broadcast_rows(self) -> Iterator[pd.DataFrame]:
         rows = None if self._broadcast is None else self._broadcast.rows()
         if rows is not None:
             self._step = "handleBroadcastRows"
             handler: Any = self._processor
+            self._origins.begin(self._step)
             self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
+            if self._output.rows:
+                yield self._taken()
 
     def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        self._step = _READING
         with garbage_collection.rows_are_made():
             self.rows += sum(map(len, frames))
             part = self._mode.part(frames)
@@ -185,13 +212,15 @@ class EpochProcessing:
         current = self._table.current
         if self.states.ages_in_event_time:
             current.event_time_ms = part.newest_event_time_ms(0)
+        self._origins.begin(self._step)
         self._output.extend(part.process(self._processor, 0, self._timer_values))
         current.leave()
-        if self._output.rows >= CHUNK_ROWS:
-            yield self._output.take()
+        if self._output.rows:
+            yield self._taken()
 
     def _process_keys(self, part: Part) -> Iterator[pd.DataFrame]:
-        self._step = "handleInputRows"
+        step = self._step = "handleInputRows"
+        ends = self._origins.begin(step, part.keys)
         table, output, timer_values = self._table, self._output, self._timer_values
         needs_event_time = self.states.ages_in_event_time
         for position, key in enumerate(part.keys):
@@ -200,9 +229,14 @@ class EpochProcessing:
             if needs_event_time:
                 table.current.event_time_ms = part.newest_event_time_ms(position)
             output.extend(part.process(self._processor, position, timer_values))
-            if output.rows >= CHUNK_ROWS:
-                yield output.take()
-        self._leave_key("handleInputRows")
+            rows = output.rows
+            ends.append(rows)
+            if rows >= CHUNK_ROWS:
+                yield self._taken()
+                ends = self._origins.begin(step, part.keys, position + 1)
+        if output.rows:
+            yield self._taken()
+        self._leave_key(_READING)
 
     def _fire_timers(self) -> Iterator[pd.DataFrame]:
         """Fire due timers in the order of time; those of one time in the order of stored keys."""
@@ -212,7 +246,9 @@ class EpochProcessing:
         timers = self.states.timers
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
-            self._step = "handleExpiredTimer"
+            step = self._step = "handleExpiredTimer"
+            keys: list[tuple[Any, ...]] = []
+            ends = self._origins.begin(step, keys)
             self.timers_fired += len(due)
             for position, timer in enumerate(due):
                 key = self._key = self._decode_key(timer.encoded_key)
@@ -224,9 +260,14 @@ class EpochProcessing:
                         expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
                     )
                 )
+                keys.append(key)
+                ends.append(self._output.rows)
                 timers.delete(timer.time_ms)
                 if self._output.rows >= CHUNK_ROWS:
-                    yield self._output.take()
+                    yield self._taken()
+                    ends = self._origins.begin(step, keys, position + 1)
+            if self._output.rows:
+                yield self._taken()
             self._leave_key("handleExpiredTimer")
 
     def _end(self, epoch: int) -> None:
@@ -245,14 +286,45 @@ class EpochProcessing:
         """Raise what the processor raises as an error that says where and what to do."""
         try:
             yield
-        except (CkptError, StateBackendError):
+        except (CheckpointError, CrashedError, StateBackendError):
+            raise
+        except CkptError as exc:
+            exc.add_place(f"; in {_place(self._step, self._key)}{self._lines(exc)}")
             raise
         except Exception as exc:
+            if self._step == _READING:
+                raise InputRowsError(
+                    f"{self._where}: the library could not read the epoch's rows "
+                    f"({type(exc).__name__}: {exc}), the processor had no part in it; check that "
+                    f"PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
+                    f"{pa.__version__}"
+                ) from exc
             raise ProcessorError(
-                f"{self._where}, {self._place()}: {type(self._processor).__name__} raised "
-                f"{type(exc).__name__}: {exc}; mend the processor and start the query again, "
-                "nothing of this epoch was committed"
+                f"{self._where}, {_place(self._step, self._key)}: "
+                f"{type(self._processor).__name__} raised {type(exc).__name__}: "
+                f"{shortened(str(exc))}; correct the processor and start the query again, nothing "
+                f"of this epoch was committed{self._lines(exc)}"
             ) from exc
 
-    def _place(self) -> str:
-        return self._step if self._key is None else f"{self._step}, key {tuple(self._key)!r}"
+    def _lines(self, error: Exception) -> str:
+        """Return the user's lines in an error, or else where the user's method begins."""
+        sources = self._sources.lines()
+        found = user_frames(error, sources)
+        return found or definition(self._processor, self._step, sources)
+
+    def _taken(self) -> pd.DataFrame:
+        """Return the output so far, as it leaves; name the call of a row that cannot."""
+        try:
+            return self._output.take()
+        except StateValueError as exc:
+            if exc.row is not None:
+                step = self._origins.step
+                lines = definition(self._processor, step, self._sources.lines())
+                exc.add_place(f"; by {_place(step, self._origins.key_of(exc.row))}{lines}")
+            raise
+
+
+def _place(step: str, key: tuple[Any, ...] | None) -> str:
+    if key is None:
+        return step
+    return f"{step}, key {shown(tuple(key))}"

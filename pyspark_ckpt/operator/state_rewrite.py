@@ -15,6 +15,7 @@ from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.schema_evolution import converter
 from pyspark_ckpt.operator.state_catalog import codec_of, struct_type
+from pyspark_ckpt.operator.user_frames import shortened, user_frames
 
 LISTS = ("list", "operator-list")
 MAPS = ("map", "broadcast")
@@ -89,8 +90,9 @@ class StateRewrite:
             raise
         except Exception as exc:
             raise ProcessorError(
-                f"{self._where}: the migration raised {type(exc).__name__}: {exc}; mend it and "
-                "start the query again, nothing of this epoch was committed"
+                f"{self._where}: the migration raised {type(exc).__name__}: "
+                f"{shortened(str(exc))}; correct it and start the query again, nothing of this "
+                f"epoch was committed{user_frames(exc)}"
             ) from exc
 
     def _rewritten(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:

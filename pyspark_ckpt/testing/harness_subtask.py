@@ -31,6 +31,7 @@ from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFuncti
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
 from pyspark_ckpt.testing.given_input import GivenBroadcast, GivenColumns, GivenInput
 from pyspark_ckpt.testing.given_keys import GivenKey
@@ -98,6 +99,7 @@ class HarnessSubtask:
         self._settings = settings
         self._migrations = migrations
         self._schemas = ParsedSchemas()
+        self._key: GivenKey | None = None
 
     def process(
         self,
@@ -148,9 +150,11 @@ class HarnessSubtask:
             states = self._states(attempt)
             with self._initialized(states) as processor:
                 for key, item in items:
+                    self._key = key
                     _enter(attempt.table, key)
                     work(processor, states, key, item)
                 attempt.table.current.leave()
+                self._key = None
             self.handle = self._ended(attempt, states)
 
     def look(
@@ -218,18 +222,26 @@ class HarnessSubtask:
     def _initialized(self, states: NotedStates) -> Iterator[StatefulProcessor]:
         """Yield a copy of the processor between its ``init`` and ``close``."""
         processor = copy_as_sent(self.processor, self.handle.uid)
+        self._key = None
         try:
             processor.init(states)  # type: ignore[arg-type]  # same methods, no subclass
             states.end_of_init()
             yield processor
             processor.close()
-        except (CkptError, StateBackendError):
+        except StateBackendError:
+            raise
+        except CkptError as exc:
+            exc.add_place(f"{self._place(', with ')}{user_frames(exc)}")
             raise
         except Exception as exc:
             raise ProcessorError(
-                f"{self.where}: {type(processor).__name__} raised {type(exc).__name__}: {exc}; "
-                "mend the processor, nothing was changed"
+                f"{self.where}{self._place(', ')}: {type(processor).__name__} raised "
+                f"{type(exc).__name__}: {shortened(str(exc))}; correct the processor, "
+                f"nothing was changed{user_frames(exc)}"
             ) from exc
+
+    def _place(self, before: str) -> str:
+        return "" if self._key is None else f"{before}key {shown(self._key.key)}"
 
     def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
         """Yield the parts, with the crashes before the first and after the last of them."""

@@ -21,6 +21,7 @@ TREE = {
     "CrashedError": (CkptError, RuntimeError),
     "IncompatibleStateError": (StateError, ValueError),
     "StateValueError": (StateError, TypeError),
+    "InputRowsError": (StateError, RuntimeError),
     "ProcessorError": (StateError, RuntimeError),
     "CheckpointNotFoundError": (CheckpointError, FileNotFoundError),
     "CorruptFileError": (CheckpointError, OSError),

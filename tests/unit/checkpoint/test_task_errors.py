@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.errors import PySparkException
 
 from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CorruptFileError, ProcessorError
 
 TRACEBACK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -22,6 +22,15 @@ def test_the_last_of_our_errors_is_found() -> None:
     error = task_error(PySparkException(TRACEBACK))
     assert type(error) is CorruptFileError
     assert str(error) == "shared/base: SHA-256 is a, b was written; restore"
+
+
+def test_the_lines_of_the_users_code_come_along() -> None:
+    """They are part of the message, behind its first line; Java's stack is not."""
+    lines = '  File "job.py", line 3, in f\n    return 1 // n'
+    text = f"pyspark_ckpt.errors.ProcessorError: op: raised\n{lines}\n\n\tat org.A.b(A.scala)"
+    error = task_error(PySparkException(text))
+    assert type(error) is ProcessorError
+    assert str(error) == f"op: raised\n{lines}"
 
 
 def test_the_text_of_an_error_has_no_java_stack() -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import ProcessorError, StateError, StateValueError
+from pyspark_ckpt.errors import InputRowsError, ProcessorError, StateError, StateValueError
 from pyspark_ckpt.operator import processing
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.input_columns import InputColumns
@@ -374,6 +374,15 @@ def test_errors_of_the_library_stay_what_they_are(
     with pytest.raises(error) as raised:
         subtask.run(Logged(handleInputRows=step), [[frame_of([("a", 1)])]])
     assert not isinstance(raised.value, ProcessorError)
+
+
+def test_rows_that_cannot_be_read_are_not_blamed_on_the_processor(subtask: Subtask) -> None:
+    cut = frame_of([("a", 1)]).drop(columns="c1")
+    with pytest.raises(InputRowsError, match=r"operator 'u', subtask 0, epoch 0: .*the processor"):
+        subtask.run(Logged(), [[cut]])
+    after_a_part = [[frame_of([("a", 1)])], [cut]]
+    with pytest.raises(InputRowsError, match=f"supports pandas {pd.__version__}"):
+        subtask.run(Logged(), after_a_part)
 
 
 @pytest.mark.parametrize("step", ["init", "restoreState", "snapshotState", "close"])

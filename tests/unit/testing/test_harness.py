@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -391,12 +392,20 @@ class TestAsInAQuery:
             harness.test("ada", [Row(n=1), Row(n="x")])
         assert isinstance(raised.value.__cause__, TypeError)
         assert harness.peek("count", "ada") == (1,)
+        assert re.search(r'File ".*processors.py", line \d+, in handleInputRows', str(raised.value))
+
+    def test_an_output_that_does_not_fit_has_the_key_and_the_method(self) -> None:
+        harness = ProcessorHarness(Count(), outputStructType="key string, n tinyint")
+        rows = {key: [Row(n=1)] for key in "abcdefgh"}
+        with pytest.raises(ckpt.StateValueError, match=r"by handleInputRows, key .'e',.*\n") as no:
+            harness.testMany({**rows, "e": [Row(n=1)] * 300})
+        assert re.search(r'File ".*processors.py", line \d+, in handleInputRows', str(no.value))
 
     @pytest.mark.parametrize(
         "initial", [{"initialStateRow": [("a", None)]}, {"initialStatePandas": [("a", 1)]}]
     )
     def test_an_error_in_initial_state(self, initial: dict[str, Any]) -> None:
-        with pytest.raises(ckpt.ProcessorError, match="_Echo raised AttributeError"):
+        with pytest.raises(ckpt.ProcessorError, match=r"key .'a',.: _Echo raised Attr.*\n.*File"):
             ProcessorHarness(_Echo(), **initial)
 
     def test_init_runs_when_the_harness_is_made(self) -> None:
