@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
+from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.configuration import Settings
@@ -120,6 +121,24 @@ def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
     newest = 2 if is_published else 1
     following = 3 if is_reserved else 2
     assert seen == [newest, following, following + 1, following + 2]
+
+
+def test_a_driver_that_was_stopped_between_finding_garbage_and_deleting_it_deletes_nothing(
+    tmp_path: Path,
+) -> None:
+    """Scenario 24: what it found is the next driver's to judge."""
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    first = FirstDriver(storage.url, {}, "after list taskowned", 3)
+    retained = CompletedCheckpoints(storage)
+    assert retained.ids() == [2, 3]
+    needed = {file.path for number in (2, 3) for file in retained.read(number).files()}
+    found = {path for path in files_of(storage, "shared") if path not in needed}
+    assert any("source-" in path for path in found), "there is no garbage"
+    second = Epochs(storage).runner()
+    before = files_of(storage)
+    assert first.go_on() == [{"completed": number} for number in (1, 2, 3)]
+    assert files_of(storage) == before
+    second.close()
 
 
 def test_a_driver_that_was_stopped_publishes_nothing_in_s3(

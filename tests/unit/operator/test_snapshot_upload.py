@@ -7,13 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads, upload, upload_steps
 from state_backends import BACKEND_TYPES
@@ -184,3 +186,45 @@ def test_a_killed_upload_costs_nothing_but_the_upload(
     assert missing
     upload(subtask.storage, snapshot)
     check_picked_up(subtask)
+
+
+def test_a_file_of_the_same_name_with_other_content_is_uploaded(
+    tmp_path: Path, storage: Storage, handle: Handle
+) -> None:
+    """Two executors number their SST files alike; a name says nothing about what is in a file."""
+    here, there = (
+        MaterializedSubtask(tmp_path / name, "rocksdb", storage, handle)
+        for name in ("here", "there")
+    )
+    for number in range(2):
+        here.epoch({b"%d %05d" % (number, row): b"here" * 10 for row in range(2000)}, ALWAYS)
+        there.epoch({b"%d %05d" % (number, row): b"there" * 8 for row in range(2000)}, ALWAYS)
+    for subtask in (here, there):
+        subtask.uploads.run()
+        subtask.epoch({b"a": b"1"}, NEVER)
+    base = there.handle.base
+    assert base is not None
+    # As after the subtask was there for a while: its base is kept here, beside a copy of its own.
+    with open_local_copy(here.directory, "rocksdb", storage, here.handle) as copy:
+        copy.snapshots.keep_base(base, here.handle, partial(fetch, storage, base))
+        claimed = msgspec.structs.replace(here.handle, base=base)
+        snapshot = copy.snapshots.take(copy.backend, "rocksdb", claimed, 7)
+    note = snapshot.note()
+    of_both = {name for name in note.files if name.endswith(".sst")} & {f.name for f in base.files}
+    assert of_both, "no two files have the same name"
+    assert of_both <= set(note.missing)
+    upload(storage, snapshot)
+    restored = MaterializedSubtask(
+        tmp_path / "restored",
+        "rocksdb",
+        storage,
+        msgspec.structs.replace(here.handle, base=snapshot.note().base(), segments=()),
+        state=here.state,
+    )
+    restored.check()
+
+
+def fetch(storage: Storage, base: BaseSnapshot, target: Path) -> None:
+    target.mkdir()
+    for each in base.files:
+        (target / each.name).write_bytes(storage.read(each.file.path))
