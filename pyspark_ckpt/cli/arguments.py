@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pyspark_ckpt.cli import file_commands, query_commands
+from pyspark_ckpt.cli import file_commands, query_commands, spark_commands
 from pyspark_ckpt.version import __version__
 
 LOCATION = "a query's checkpointLocation or checkpoints directory"
@@ -17,13 +17,16 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pyspark-ckpt",
         description="Checkpoints and savepoints of PySpark Structured Streaming queries.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments. No command starts Spark.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments. "
+        "Only plan and rollback start Spark, on this machine.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_query_commands(commands)
     _add_file_commands(commands)
+    _add_rename_uid(commands)
+    _add_spark_commands(commands)
     return top
 
 
@@ -90,6 +93,70 @@ def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         command.set_defaults(run=run)
 
 
+def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "rename-uid",
+        "write a savepoint in which operators have other uids",
+        "pyspark-ckpt rename-uid /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f count=totals \\\n"
+        "    --directory /data/savepoints",
+    )
+    command.add_argument("path", metavar="PATH", help=SNAPSHOT)
+    command.add_argument("uids", metavar="OLD=NEW", nargs="+", type=_renaming, help="a uid")
+    command.add_argument(
+        "--directory", required=True, help="where the new savepoint-... directory is made"
+    )
+    command.set_defaults(run=file_commands.rename_uids)
+
+
+def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plan = _command(
+        commands,
+        "plan",
+        "show what a restore would do with every operator and state, and start nothing",
+        "pyspark-ckpt plan /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f job.py:build\n"
+        "pyspark-ckpt plan /data/flights/checkpoint/pyspark_ckpt/chk-12 job.py:build \\\n"
+        "    --conf spark.sql.shuffle.partitions=16",
+    )
+    plan.add_argument("path", metavar="PATH", help=SNAPSHOT)
+    plan.add_argument(
+        "program",
+        metavar="FILE.py:FUNCTION",
+        help="a function that returns the query, a DataFrame or a writer; it gets the Spark "
+        "session if it takes a parameter",
+    )
+    plan.add_argument(
+        "--allow-non-restored-state",
+        action="store_true",
+        help="plan to drop the state of operators that the query no longer has",
+    )
+    plan.set_defaults(run=spark_commands.plan)
+    rollback = _command(
+        commands,
+        "rollback",
+        "put the location of a stopped query back to a retained checkpoint",
+        "pyspark-ckpt rollback /data/flights/checkpoint chk-12",
+    )
+    rollback.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")
+    rollback.add_argument(
+        "to", metavar="CHECKPOINT", help="chk-N, or a _before_rollback-... directory in there"
+    )
+    rollback.add_argument(
+        "--checkpoints-directory",
+        metavar="DIR",
+        help="the query's spark.ckpt.execution.checkpointing.dir, if it is set",
+    )
+    rollback.set_defaults(run=spark_commands.rollback)
+    for command in (plan, rollback):
+        command.add_argument(
+            "--conf",
+            metavar="KEY=VALUE",
+            action="append",
+            default=[],
+            help="of the Spark session, as for spark-submit; may be repeated",
+        )
+
+
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -106,6 +173,13 @@ def _command(
     )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     return command
+
+
+def _renaming(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals:
+        raise ValueError(text)
+    return old, new
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Commands that look at files only: list, history, show, verify, dispose."""
+"""Commands that need files only: list, history, show, verify, dispose, rename-uid."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
-from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.restoring import rename_uid
 
 _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
@@ -116,6 +117,22 @@ def dispose(arguments: Namespace) -> Result:
         "was_complete": gone.was_complete,
     }
     return Result(fields, text)
+
+
+def rename_uids(arguments: Namespace) -> Result:
+    """Write a savepoint in which operators have other uids."""
+    old = [before for before, _ in arguments.uids]
+    twice = sorted({uid for uid in old if old.count(uid) > 1})
+    if twice:
+        raise ConfigurationError(f"{', '.join(twice)} is renamed twice: give each uid one new name")
+    made = rename_uid(arguments.path, dict(arguments.uids), arguments.directory)
+    fields = {
+        "path": made.path,
+        "epoch": made.epoch,
+        "size_bytes": made.size_bytes,
+        "files": made.files,
+    }
+    return Result(fields, facts(fields))
 
 
 def _told_of(ancestors: pd.DataFrame) -> str:

@@ -51,4 +51,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             sys.stderr.write(printable(f"pyspark-ckpt: {exc}\n"))
         return FAILED
-    return OK
+    return OK if result.is_done else FAILED

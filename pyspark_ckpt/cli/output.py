@@ -11,10 +11,14 @@ import pandas as pd
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a command has to tell, in both forms."""
+    """The result of a command, as fields and as text.
+
+    `is_done` is false if the command ran and its answer is no: the exit code is then 1.
+    """
 
     fields: dict[str, Any]
     text: str
+    is_done: bool = True
 
 
 def as_json(fields: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from pyspark_ckpt.on_disk.storage import Storage
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
 
 COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history")
+WITH_MORE_ARGUMENTS = ("rename-uid", "plan", "rollback")
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def savepoint(storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path) ->
     return Path(made.path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *WITH_MORE_ARGUMENTS])
 def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -50,7 +51,9 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     "wrong",
     [[], ["unknown"], ["list"], ["list", "a", "b"], ["savepoint", "x", "--type", "other"],
      ["savepoint", "x", "--timeout", "0"], ["savepoint", "x", "--timeout", "soon"],
-     ["show", "--drain", "x"]],
+     ["show", "--drain", "x"], ["rename-uid", "x", "--directory", "y"],
+     ["rename-uid", "x", "count", "--directory", "y"], ["rename-uid", "x", "count=n"],
+     ["plan", "x"], ["rollback", "x"]],
 )  # fmt: skip
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -175,6 +178,23 @@ def test_dispose(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "4 files deleted" in told
     assert "note" in told
     assert [path.name for path in savepoint.iterdir()] == ["note"]
+
+
+def test_rename_uid(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = str(tmp_path / "renamed")
+    command = ["rename-uid", str(savepoint), "count=totals", "--directory", directory]
+    assert main([*command, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)["path"]
+    assert Path(made).parent == Path(directory)
+    assert main(["show", made, "--json"]) == 0
+    assert [each["uid"] for each in json.loads(capsys.readouterr().out)["operators"]] == ["totals"]
+    assert main(["verify", made]) == 0
+    assert main(["show", str(savepoint)]) == 0
+    assert "operator count" in capsys.readouterr().out
+    for wrong in (["other=x"], ["count=a", "count=b"]):
+        assert main(["rename-uid", str(savepoint), *wrong, "--directory", directory]) == 1
+        assert wrong[0].partition("=")[0] in capsys.readouterr().err
+    assert [path.name for path in Path(directory).iterdir()] == [Path(made).name]
 
 
 def test_names_in_a_file_do_not_steer_the_terminal(

@@ -1,0 +1,95 @@
+"""The small local Spark session of commands that need one, and the program that ``plan`` reads."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.writer import CheckpointedStreamWriter
+
+_MAIN_CONF: dict[str, bool | float | int | str | None] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+
+
+_RUN_NAME = "pyspark_ckpt_plan"
+"""The ``__name__`` of the user's program, so that ``if __name__ == "__main__"`` does not run."""
+
+
+@contextmanager
+def local_session(conf: Sequence[str]) -> Iterator[SparkSession]:
+    """Run a local Spark session while a command works.
+
+    Parameters
+    ----------
+    conf
+        ``KEY=VALUE`` pairs for the session, as for ``spark-submit --conf``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a pair has no ``=``.
+    """
+    builder = SparkSession.builder.master("local[2]").appName("pyspark-ckpt").config(map=_MAIN_CONF)
+    for pair in conf:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--conf {pair}: write KEY=VALUE, as for spark-submit")
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStreamWriter:
+    """Return the query that a function of the user's program builds.
+
+    Parameters
+    ----------
+    program
+        ``FILE.py:FUNCTION``. The file is run with ``__name__`` other than ``__main__``, then the
+        function is called, with the session if it takes a parameter.
+    spark
+        The session.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such file or function, or the function builds no query.
+    """
+    function = _function(program)
+    try:
+        query = function(spark) if signature(function).parameters else function()
+    except PySparkException as exc:
+        raise ConfigurationError(f"{program} cannot build its query: {exc}") from exc
+    if not isinstance(query, (DataFrame, CheckpointedStreamWriter)):
+        raise ConfigurationError(
+            f"{program} returns {type(query).__name__}: let it return the streaming DataFrame, or "
+            "pyspark_ckpt.write_stream(...) before start()"
+        )
+    return query
+
+
+def _function(program: str) -> Callable[..., Any]:
+    path, _, name = program.rpartition(":")
+    if not path or not name:
+        raise ConfigurationError(f"{program!r} is not FILE.py:FUNCTION: name a function in a file")
+    if not Path(path).is_file():
+        raise ConfigurationError(f"there is no file {path}: give the program that builds the query")
+    function: Callable[..., Any] | None = runpy.run_path(path, run_name=_RUN_NAME).get(name)
+    if not callable(function):
+        raise ConfigurationError(f"{path} has no function {name!r}: name the one that builds it")
+    return function
