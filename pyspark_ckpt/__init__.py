@@ -43,6 +43,7 @@ from pyspark_ckpt.errors import (
     RestoreError,
     StateError,
     StateValueError,
+    UnknownEpochError,
     UnsafePathError,
 )
 from pyspark_ckpt.migration import Migration
@@ -91,6 +92,7 @@ __all__ = [
     "StateError",
     "StateTtlConfig",
     "StateValueError",
+    "UnknownEpochError",
     "UnsafePathError",
     "Verification",
     "__version__",

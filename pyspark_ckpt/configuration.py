@@ -33,8 +33,12 @@ from pyspark_ckpt.setting_values import (
 from state_backends import BACKEND_TYPES
 
 PREFIX = "spark.ckpt."
-RUNTIME_KEY = "spark.ckpt.internal.runtime"
+_INTERNAL = "spark.ckpt.internal."
+RUNTIME_KEY = f"{_INTERNAL}runtime"
 """Carries the bound settings from ``start()`` to the tasks; not for users."""
+
+EPOCH_KEY = f"{_INTERNAL}epoch"
+"""Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
 
 NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
 DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
@@ -146,7 +150,7 @@ def is_ckpt_option(key: str) -> bool:
 
 
 def _is_ours(key: str) -> bool:
-    return key.startswith(PREFIX) and key != RUNTIME_KEY
+    return key.startswith(PREFIX) and not key.startswith(_INTERNAL)
 
 
 def _key(name: str, value: str) -> _Key:

@@ -4,6 +4,7 @@ CkptError
 ├── ConfigurationError (ValueError)          change a conf key or a writer option
 ├── PlanError (ValueError)                   change the query: uid, keys, columns, mode
 ├── NotBuiltYetError (NotImplementedError)   the feature is planned, not there yet
+├── UnknownEpochError (RuntimeError)         run actions inside foreachBatch, on its DataFrame
 ├── CrashedError (RuntimeError)              a test had its harness crash: call again
 ├── StateError
 │   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
@@ -51,6 +52,10 @@ class PlanError(CkptError, ValueError):
 
 class NotBuiltYetError(CkptError, NotImplementedError):
     """A feature that this version does not have; the message names it."""
+
+
+class UnknownEpochError(CkptError, RuntimeError):
+    """A task or a call does not know the epoch of the query that it belongs to."""
 
 
 class CrashedError(CkptError, RuntimeError):

@@ -28,24 +28,20 @@ class InitialState:
     rows: DataFrame
     function: OperatorFunction
 
-    def handles(self, runtime: Runtime, query_id: str) -> list[Handle]:
+    def handles(self, runtime: Runtime) -> list[Handle]:
         """Run a job that makes the state; return its handles, which refer to durable files.
 
         Parameters
         ----------
         runtime
             The settings of the query that is about to start.
-        query_id
-            Its id.
 
         Raises
         ------
         pyspark.errors.PySparkException
             If the job fails, with the processor's error in its message.
         """
-        function = InitialStateFunction(
-            self.function, runtime, query_id, time.time_ns() // 1_000_000
-        )
+        function = InitialStateFunction(self.function, runtime, time.time_ns() // 1_000_000)
         parallelism = self.function.descriptor.parallelism
         rows = (
             self.rows.repartition(parallelism, TOKEN)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -45,11 +45,14 @@ class StartOfSpark:
         For one epoch only, into the same sink.
     ends_by_itself
         Whether that trigger does.
+    announces_epochs
+        Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
     """
 
     start: Callable[[], StreamingQuery]
     start_once: Callable[[], StreamingQuery]
     ends_by_itself: bool
+    announces_epochs: bool
 
 
 class QueryStart:
@@ -89,14 +92,6 @@ class QueryStart:
         self._sink_log = sink_log
         self._table = table
         self._spark_query = spark_query
-        self._runtime = Runtime(
-            checkpoints_directory=location.checkpoints_root,
-            query_subdirectory=settings.checkpoints_directory is not None,
-            backend_type=settings.backend_type,
-            inline_threshold_bytes=settings.inline_threshold_bytes,
-            memory_limit_bytes=settings.memory_limit_bytes,
-            materialization=settings.materialization,
-        )
         self._last_epochs = LastEpochs(SparkLog(location.storage), self._run_one_epoch)
 
     def run(self) -> CheckpointedQuery:
@@ -112,7 +107,7 @@ class QueryStart:
             origin = self._read_origin()  # before Spark's query begins
             query = self._start_spark(
                 self._spark_query.start,
-                self._runtime,
+                self._runtime(location.make_query_id()),
                 ends_by_itself=self._spark_query.ends_by_itself,
             )
         return self._with_coordinator(query, origin)
@@ -131,10 +126,27 @@ class QueryStart:
 
     def _run_one_epoch(self, drained_from_ms: int | None) -> None:
         """Run the epoch that is due at the location, into the same sink, and no other."""
-        runtime = msgspec.structs.replace(self._runtime, drained_from_ms=drained_from_ms)
+        runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
         with _start_lock:
             query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
         query.awaitTermination()
+
+    def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
+        """Return what one run of Spark's query tells its tasks."""
+        settings = self._settings
+        return Runtime(
+            query_id=query_id,
+            run=secrets.token_hex(8),
+            checkpoint_location=self._location.storage.url,
+            announces_epochs=self._spark_query.announces_epochs,
+            checkpoints_directory=self._location.checkpoints_root,
+            query_subdirectory=settings.checkpoints_directory is not None,
+            backend_type=settings.backend_type,
+            inline_threshold_bytes=settings.inline_threshold_bytes,
+            memory_limit_bytes=settings.memory_limit_bytes,
+            materialization=settings.materialization,
+            drained_from_ms=drained_from_ms,
+        )
 
     def _start_spark(
         self, start: Callable[[], StreamingQuery], runtime: Runtime, *, ends_by_itself: bool

@@ -14,6 +14,9 @@ from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.table_sink import TableSink
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
+FOREACH_BATCH = "foreachBatch"
+"""Spark's name of the sink that calls a function."""
+
 _LOCATION = "checkpointLocation"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
@@ -11,7 +13,13 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
 from pyspark_ckpt.checkpoint.seeded_state import Seed
 from pyspark_ckpt.checkpoint.seeding import INITIAL_EPOCH, seed, seed_initial
-from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, clear_unfinished, finish_seeding
+from pyspark_ckpt.checkpoint.seeding_marker import (
+    QUERY_ID_NAME,
+    begin_seeding,
+    clear_unfinished,
+    finish_seeding,
+    write_query_id,
+)
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
@@ -175,7 +183,7 @@ class StartLocation:
     def start_from_initial_state(
         self,
         spark: SparkSession,
-        runtime: Runtime,
+        runtime_of: Callable[[str], Runtime],
         sources: int,
         file_sink: FileSinkLog | None,
         table: TableSink | None = None,
@@ -186,8 +194,8 @@ class StartLocation:
         ----------
         spark
             The session the query will be started from.
-        runtime
-            The settings of the query.
+        runtime_of
+            Returns the settings of the query for its id.
         sources
             At how many places it reads a source.
         file_sink
@@ -218,14 +226,28 @@ class StartLocation:
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
+        runtime = runtime_of(query_id)
         seeds = [
-            Seed(operator, [] if state is None else state.handles(runtime, query_id))
+            Seed(operator, [] if state is None else state.handles(runtime))
             for operator, state in zip(self.operators.descriptors, initial, strict=True)
         ]
         seed_initial(spark, self.storage, seeds, sources)
         if file_sink is not None:
             file_sink.fill(INITIAL_EPOCH)
         finish_seeding(self.storage, "its initial state")
+
+    def make_query_id(self) -> str:
+        """Return the id of the query, durable in the location; a fresh location gets one.
+
+        Spark would choose it as the query starts, too late to tell the tasks.
+        """
+        query_id = self._log.query_id()
+        if query_id is None:
+            with suppress(FileExistsError):  # another driver starts here at the same time
+                write_query_id(self.storage)
+            query_id = self._log.query_id()
+            assert query_id is not None  # it is written
+        return query_id
 
     def prepare_sink(self, file_sink: FileSinkLog | None) -> None:
         """Check that the file sink takes the next epochs of a location that was seeded.
@@ -283,7 +305,9 @@ class StartLocation:
     def _clear_for_seeding(self) -> None:
         if self._is_half_seeded:
             clear_unfinished(self.storage, self._checkpoints_directory)
-        elif self.storage.list():
+        elif set(self.storage.list()) <= {QUERY_ID_NAME}:  # a start that Spark refused
+            self.storage.delete([QUERY_ID_NAME])
+        else:
             raise RestoreError(
                 f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
                 "query a fresh checkpointLocation"

@@ -15,12 +15,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan
 from pyspark_ckpt.checkpoint.restore_request import plan_of_request
 from pyspark_ckpt.configuration import CLAIM_MODES, Settings, is_ckpt_option, read_settings
+from pyspark_ckpt.epoch_function import EpochFunction
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_storage
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import operators_of
 from pyspark_ckpt.query_start import QueryStart, StartOfSpark, restore_request
-from pyspark_ckpt.sink_choice import SinkChoice
+from pyspark_ckpt.sink_choice import FOREACH_BATCH, SinkChoice
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink
@@ -101,6 +102,22 @@ class CheckpointedStreamWriter(DataStreamWriter):
         """Choose the sink; as ``DataStreamWriter.format``."""
         super().format(source)
         self._sink.format = source
+        return self
+
+    def foreach(self, f: Any) -> CheckpointedStreamWriter:
+        """Process each row with a function or an object; as ``DataStreamWriter.foreach``."""
+        super().foreach(f)
+        self._sink.format = "foreach"
+        return self
+
+    def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> CheckpointedStreamWriter:
+        """Process each epoch's output with a function; as ``DataStreamWriter.foreachBatch``.
+
+        All actions on the DataFrame, also from other threads, have to end before the function
+        returns.
+        """
+        super().foreachBatch(EpochFunction(func))
+        self._sink.format = FOREACH_BATCH
         return self
 
     def queryName(self, queryName: str) -> CheckpointedStreamWriter:
@@ -207,6 +224,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
+            announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
         )
         return QueryStart(
             self._stream,

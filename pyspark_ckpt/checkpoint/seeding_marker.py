@@ -15,14 +15,28 @@ from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_storage
 
+QUERY_ID_NAME = "metadata"
+"""Spark's file with the id of the query."""
+
 logger = logging.getLogger(__name__)
 
 
 def begin_seeding(location: LocalStorage) -> str:
     """Mark an empty location as being seeded and give its query an id; both durable on return."""
     location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
+    return write_query_id(location)
+
+
+def write_query_id(location: LocalStorage) -> str:
+    """Give the query of a fresh location its id, as Spark would; durable on return.
+
+    Raises
+    ------
+    FileExistsError
+        If it has one.
+    """
     query_id = str(uuid.uuid4())
-    location.write("metadata", [json.dumps({"id": query_id}).encode()])
+    location.write(QUERY_ID_NAME, [json.dumps({"id": query_id}).encode()])
     return query_id
 
 

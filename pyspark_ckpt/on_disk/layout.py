@@ -20,7 +20,8 @@
       _in_progress                                          until it is complete: what is its own
 
 An operator's mark in a name is made of its uid. Names of files that version 0.1.0 wrote have no
-mark: ``segment-<subtask>-<epoch>-<random>.chg``.
+mark: ``segment-<subtask>-<epoch>-<random>.chg``. Their epoch is -1 where ``foreachBatch`` ran its
+actions in threads: no query can start from such files, so the cleaner may remove them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
     r"\.?(?P<kind>base|segment)-(?:(?P<operator>[0-9a-f]{12})-)?"
-    r"(?P<subtask>[0-9]{1,9})-(?P<epoch>[0-9]{1,18})-"
+    r"(?P<subtask>[0-9]{1,9})-(?P<epoch>-1|[0-9]{1,18})-"
     r"(?:[0-9a-f]{16}\.chg|(?P<snapshot>[0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
 _CANONICAL_FILE = re.compile(

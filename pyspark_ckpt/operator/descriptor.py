@@ -60,9 +60,15 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """What ``start()`` binds for the tasks of a query; travels as one local property.
 
+    `run` is a name that no other start of the query has. `announces_epochs` tells that the sink is
+    ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
     `drained_from_ms` is the true watermark in an epoch that drains the query.
     """
 
+    query_id: str
+    run: str
+    checkpoint_location: str
+    announces_epochs: bool
     checkpoints_directory: str
     query_subdirectory: bool
     backend_type: str
@@ -70,6 +76,17 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int
     materialization: Materialization
     drained_from_ms: int | None = None
+
+
+class AnnouncedEpoch(msgspec.Struct, frozen=True):
+    """The epoch that ``foreachBatch`` was called for, and the batch timestamp that Spark gave it.
+
+    The timestamp is in the plan of the epoch's DataFrame too. So an action on the DataFrame of an
+    earlier epoch shows.
+    """
+
+    epoch: int
+    timestamp_ms: int
 
 
 def encode_descriptor(descriptor: OperatorDescriptor) -> str:
@@ -93,11 +110,24 @@ def decode_runtime(text: str | None, uid: str) -> Runtime:
     Raises
     ------
     PlanError
-        If there is none: the query was started without :func:`pyspark_ckpt.write_stream`.
+        If there is none: the query was started without :func:`pyspark_ckpt.write_stream`, or an
+        action of ``foreachBatch`` does not carry the conf of the query.
     """
     if not text:
         raise PlanError(
-            f"operator {uid!r} runs in a query that was started with df.writeStream: start it "
-            "with pyspark_ckpt.write_stream(df)"
+            f"operator {uid!r}: the task does not know its query. If the query was started with "
+            "df.writeStream, start it with pyspark_ckpt.write_stream(df). In another thread than "
+            "that of the foreachBatch function, run actions of the batch DataFrame only, not of "
+            "its RDD, and combine it with DataFrames of df.sparkSession only"
         )
     return msgspec.json.decode(text, type=Runtime)
+
+
+def encode_announced(announced: AnnouncedEpoch) -> str:
+    """Return the text of the local property."""
+    return msgspec.json.encode(announced).decode()
+
+
+def decode_announced(text: str) -> AnnouncedEpoch:
+    """Read the local property that is set around each call of the ``foreachBatch`` function."""
+    return msgspec.json.decode(text, type=AnnouncedEpoch)

@@ -34,18 +34,13 @@ class InitialStateFunction:
         The operator.
     runtime
         The settings of the query that is about to start.
-    query_id
-        Its id.
     now_ms
         The processing time of the epoch that stands for the initial state.
     """
 
-    def __init__(
-        self, function: OperatorFunction, runtime: Runtime, query_id: str, now_ms: int
-    ) -> None:
+    def __init__(self, function: OperatorFunction, runtime: Runtime, now_ms: int) -> None:
         self._function = function
         self._runtime = runtime
-        self._query_id = query_id
         self._now_ms = now_ms
 
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
@@ -64,7 +59,7 @@ class InitialStateFunction:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
         initial = function.initial
         assert initial is not None  # the driver starts this for an initial state only
-        handle = function.descriptor.first_handle(self._query_id, subtask, INITIAL_EPOCH)
+        handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
         with open_backend("rocksdb", directory / "state", create=True) as backend:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
@@ -93,5 +88,5 @@ class InitialStateFunction:
     def _storage(self) -> Storage:
         storage = open_storage(self._runtime.checkpoints_directory)
         if self._runtime.query_subdirectory:
-            return storage.child(self._query_id)
+            return storage.child(self._runtime.query_id)
         return storage

@@ -41,6 +41,7 @@ from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.task_epoch import epoch_of_task
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (
@@ -144,16 +145,16 @@ class SubtaskFunction:
         assert context is not None  # Spark calls this in a task only
         uid = self._descriptor.uid
         runtime = decode_runtime(context.getLocalProperty(RUNTIME_KEY), uid)
-        query_id = context.getLocalProperty("sql.streaming.queryId") or ""
-        number = int(context.getLocalProperty("streaming.sql.batchId") or -1)
+        query_id = runtime.query_id
         subtask = subtask_tokens(self._descriptor.parallelism).index(token)
+        clock = self._clock(state, runtime)
+        where = f"operator {uid!r}, subtask {subtask}"
+        number = epoch_of_task(context.getLocalProperty, runtime, clock.processing_time_ms, where)
         storage = open_storage(runtime.checkpoints_directory)
         if runtime.query_subdirectory:
             storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
-        run_id = context.getLocalProperty("spark.jobGroup.id") or ""
-        clock = self._clock(state, runtime)
-        return _Epoch(query_id, subtask, number, runtime, storage, local, clock, run_id)
+        return _Epoch(query_id, subtask, number, runtime, storage, local, clock, runtime.run)
 
     def _clock(self, state: GroupState, runtime: Runtime) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None

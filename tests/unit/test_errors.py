@@ -18,6 +18,7 @@ TREE = {
     "ConfigurationError": (CkptError, ValueError),
     "PlanError": (CkptError, ValueError),
     "NotBuiltYetError": (CkptError, NotImplementedError),
+    "UnknownEpochError": (CkptError, RuntimeError),
     "CrashedError": (CkptError, RuntimeError),
     "IncompatibleStateError": (StateError, ValueError),
     "StateValueError": (StateError, TypeError),

@@ -165,6 +165,18 @@ def test_copies_of_sparks_state_go_with_the_last_checkpoint_that_needs_them(
     assert garbage(storage, [kept], 3) == [gone]
 
 
+def test_files_that_0_1_0_wrote_without_an_epoch_are_garbage(
+    storage: Storage, put_all: Callable[..., list[str]]
+) -> None:
+    """Tasks of threads in foreachBatch wrote them; no handle that a query accepts names them."""
+    lost = put_all(
+        "shared/base-1--1-0123456789abcdef.chg", "taskowned/segment-0--1-0123456789abcdef.chg"
+    )
+    put_all("taskowned/segment-0--2-0123456789abcdef.chg")
+    assert garbage(storage, [], 0) == lost
+    assert garbage(storage, lost[:1], 0) == lost[1:]
+
+
 def test_an_idle_operator_keeps_its_own_files_only(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:

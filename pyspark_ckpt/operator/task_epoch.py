@@ -1,0 +1,70 @@
+"""Which epoch a task belongs to: what Spark, or ``foreachBatch``, says; never a default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark_ckpt.configuration import EPOCH_KEY
+from pyspark_ckpt.errors import UnknownEpochError
+from pyspark_ckpt.operator.descriptor import Runtime, decode_announced
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+_INSIDE = (
+    "run all actions on the batch DataFrame inside the foreachBatch function, and wait for their "
+    "threads before it returns"
+)
+
+
+def epoch_of_task(
+    local_property: Callable[[str], str | None], runtime: Runtime, timestamp_ms: int, where: str
+) -> int:
+    """Return the epoch that a task computes.
+
+    Spark tells it to the tasks that its own thread of the query starts. The actions of
+    ``foreachBatch`` may come from any thread, which may even have inherited what Spark told an
+    earlier epoch. They carry what the library announces around each call of the function.
+
+    Parameters
+    ----------
+    local_property
+        Returns a local property of the task.
+    runtime
+        What the query was started with.
+    timestamp_ms
+        The batch timestamp in the plan that the task runs.
+    where
+        The operator and its subtask, for errors.
+
+    Raises
+    ------
+    UnknownEpochError
+        If nothing says it, or what is said is not of this plan.
+    """
+    where = f"query {runtime.query_id}, {where}"
+    if runtime.announces_epochs:
+        return _announced_epoch(local_property(EPOCH_KEY), timestamp_ms, where)
+    query_id, number = local_property(_QUERY_ID), local_property(_BATCH_ID)
+    if query_id != runtime.query_id or number is None:
+        raise UnknownEpochError(
+            f"{where}: Spark runs this task for query {query_id}, epoch {number}; let the query's "
+            "own sink read its DataFrame"
+        )
+    return int(number)
+
+
+def _announced_epoch(text: str | None, timestamp_ms: int, where: str) -> int:
+    if text is None:
+        raise UnknownEpochError(
+            f"{where}: the task was started outside of the foreachBatch function, so its epoch "
+            f"is unknown; {_INSIDE}"
+        )
+    announced = decode_announced(text)
+    if announced.timestamp_ms != timestamp_ms:
+        raise UnknownEpochError(
+            f"{where}: the task computes the DataFrame of another epoch (timestamp "
+            f"{timestamp_ms}) during epoch {announced.epoch} (timestamp "
+            f"{announced.timestamp_ms}); {_INSIDE}"
+        )
+    return announced.epoch

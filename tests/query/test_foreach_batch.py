@@ -1,0 +1,150 @@
+"""``foreachBatch`` whose actions come from several threads: exact, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import INLINE, Job, completed, files_below
+from tests.query.model import events_of, expected, in_order
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+class Sinks:
+    """Two sinks that get each epoch by two actions; which thread runs them depends on the epoch."""
+
+    def __init__(self, epochs_before: int = 0) -> None:
+        self.first: dict[int, list[Any]] = {}
+        self.second: dict[int, list[Any]] = {}
+        self.counts: dict[int, int] = {}
+        self.epochs_before = epochs_before
+
+    def __call__(self, df: DataFrame, epoch: int) -> None:
+        ways = [self._two_threads, self._main_then_thread, self._with_counts, self._inheriting]
+        ways[epoch % len(ways)](df, epoch)
+
+    def _two_threads(self, df: DataFrame, epoch: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.submit(df.collect), pool.submit(df.collect)
+            self.first[epoch], self.second[epoch] = first.result(), second.result()
+
+    def _main_then_thread(self, df: DataFrame, epoch: int) -> None:
+        self.first[epoch] = df.rdd.map(lambda row: row).collect()
+        with ThreadPoolExecutor(1) as pool:
+            self.second[epoch] = pool.submit(df.collect).result()
+
+    def _with_counts(self, df: DataFrame, epoch: int) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            count, rows = pool.submit(df.count), pool.submit(df.collect)
+            self.counts[epoch], self.first[epoch] = count.result(), rows.result()
+        self.second[epoch] = df.union(df.limit(0)).collect()
+
+    def _inheriting(self, df: DataFrame, epoch: int) -> None:
+        def collect(into: dict[int, list[Any]]) -> None:
+            into[epoch] = df.collect()
+
+        threads = [InheritableThread(collect, args=(sink,)) for sink in (self.first, self.second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def all(self) -> list[Any]:
+        for epoch, count in self.counts.items():
+            assert count == len(self.first[epoch])
+        assert set(self.first) == set(self.second)
+        for epoch, rows in self.first.items():
+            assert in_order(rows) == in_order(self.second[epoch])
+        return in_order([row for rows in self.first.values() for row in rows])
+
+
+def run(job: Job, sink: Callable[[DataFrame, int], None]) -> ckpt.CheckpointedQuery:
+    writer = ckpt.write_stream(job.df()).foreachBatch(sink).outputMode("append")
+    writer = writer.option("checkpointLocation", str(job.location_path)).option(INLINE, "0b")
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def run_in_pyspark(job: Job, sink: Callable[[DataFrame, int], None]) -> None:
+    conf = job.spark.conf
+    before = conf.get(PROVIDER)
+    conf.set(PROVIDER, ROCKSDB)
+    try:
+        keyed = job.feed.stream(job.spark).groupBy(*job.keys)
+        df = keyed.transformWithState(job.processor(), job.output, "Append", "None")
+        writer = df.writeStream.foreachBatch(sink).outputMode("append")
+        writer = writer.option("checkpointLocation", str(job.base / "loc-pyspark"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    finally:
+        conf.set(PROVIDER, before)
+
+
+def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
+    """From the first epoch on, in each epoch by other threads, and after a restart."""
+    job.feed.add(*map(events_of, range(5)))
+    sinks = Sinks()
+    query = run(job, sinks)
+    assert max(row.epoch for row in completed(query)) == 4
+    assert {row.status for row in query.checkpoints().collect()} == {"completed"}
+    theirs = Sinks()
+    run_in_pyspark(job, theirs)
+    assert sinks.all() == theirs.all() == expected(job.feed.rows)
+    job.feed.add(events_of(5), events_of(6))
+    assert max(row.epoch for row in completed(run(job, sinks))) == 6
+    assert sinks.all() == expected(job.feed.rows)
+    names = [path.name for path in files_below(job.checkpoint_path / "taskowned")]
+    assert names
+    assert all(re.search(r"-[0-6]-[0-9a-f]{16}\.chg$", name) for name in names)
+
+
+def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
+    """An action on the DataFrame of an epoch that is over, and an RDD action of another thread."""
+    job.feed.add(events_of(0), events_of(1))
+    kept: list[DataFrame] = []
+    got: list[Any] = []
+    messages: list[str] = []
+
+    def refused(action: Callable[[], Any]) -> None:
+        before = files_below(job.checkpoint_path)
+        with pytest.raises(PySparkException) as caught, ThreadPoolExecutor(1) as pool:
+            pool.submit(action).result()
+        messages.append(str(caught.value))
+        assert files_below(job.checkpoint_path) == before
+
+    def sink(df: DataFrame, epoch: int) -> None:
+        got.extend(df.collect())
+        refused(lambda: df.rdd.collect())
+        if kept:
+            refused(kept[0].collect)
+        kept.append(df)
+
+    run(job, sink)
+    refused(kept[1].collect)
+    assert ["does not know its query" in text for text in messages] == [True, True, False, False]
+    assert "UnknownEpochError" in messages[2]
+    assert "another epoch" in messages[2]
+    assert "outside of the foreachBatch function" in messages[3]
+    assert all("operator 'op'" in text for text in messages)
+    job.feed.add(events_of(2))
+    run(job, lambda df, _: got.extend(df.collect()))
+    assert in_order(got) == expected(job.feed.rows)
+
+
+def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
+    """The sink that is chosen last counts, as in Spark."""
+    job.feed.add(events_of(0))
+    writer = ckpt.write_stream(job.df()).foreachBatch(lambda *_: pytest.fail("called"))
+    writer = writer.format("parquet").option("checkpointLocation", str(job.location_path))
+    writer.trigger(availableNow=True).start(str(job.base / job.out)).awaitTermination()
+    assert job.result() == expected(job.feed.rows)

@@ -1,0 +1,52 @@
+"""The epoch of a task is what Spark or ``foreachBatch`` says, or an error."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.configuration import EPOCH_KEY, Materialization
+from pyspark_ckpt.errors import UnknownEpochError
+from pyspark_ckpt.operator.descriptor import AnnouncedEpoch, Runtime, encode_announced
+from pyspark_ckpt.operator.task_epoch import epoch_of_task
+
+RUNTIME = Runtime(
+    query_id="q",
+    run="r",
+    checkpoint_location="/loc",
+    announces_epochs=False,
+    checkpoints_directory="/loc/c",
+    query_subdirectory=False,
+    backend_type="rocksdb",
+    inline_threshold_bytes=0,
+    memory_limit_bytes=1,
+    materialization=Materialization(1, 1, 1),
+)
+SPARKS = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
+ANNOUNCED = {EPOCH_KEY: encode_announced(AnnouncedEpoch(8, 1000))}
+
+
+def epoch(properties: dict[str, str], *, announces: bool) -> int:
+    runtime = msgspec.structs.replace(RUNTIME, announces_epochs=announces)
+    return epoch_of_task(properties.get, runtime, 1000, "operator 'op', subtask 1")
+
+
+def test_what_is_said() -> None:
+    assert epoch(SPARKS, announces=False) == 7
+    assert epoch({**SPARKS, "sql.streaming.queryId": "another"} | ANNOUNCED, announces=True) == 8
+
+
+@pytest.mark.parametrize(
+    ("properties", "announces"),
+    [
+        ({}, False),
+        ({"sql.streaming.queryId": "q"}, False),
+        ({"streaming.sql.batchId": "7"}, False),
+        ({**SPARKS, "sql.streaming.queryId": "another"}, False),
+        (SPARKS, True),  # it may be inherited from an earlier epoch
+        ({EPOCH_KEY: encode_announced(AnnouncedEpoch(8, 999))}, True),
+    ],
+)
+def test_nothing_is_a_default(properties: dict[str, str], *, announces: bool) -> None:
+    with pytest.raises(UnknownEpochError, match="query q, operator 'op', subtask 1"):
+        epoch(properties, announces=announces)
