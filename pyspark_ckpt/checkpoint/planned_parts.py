@@ -109,6 +109,7 @@ def _plan_shape(
             ("parallelism", stored.parallelism, wanted.parallelism),
             ("maxParallelism", stored.max_parallelism, wanted.max_parallelism),
             ("backend", stored.backend, backend_type or stored.backend),
+            ("timeMode", stored.time_mode, wanted.time_mode),
         )
         if before != after
     ]
@@ -120,8 +121,28 @@ def _plan_shape(
         )
         part.refuse(wanted.uid, error)
         return
+    with_timers = _with_timers_of_another_clock(stored, wanted)
+    if with_timers:
+        part.refuse(
+            wanted.uid,
+            RestoreError(
+                f"{where}: timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} "
+                f"of its subtasks have timers. Their times mean nothing to another clock. Keep "
+                f"timeMode={stored.time_mode!r}, or restore a savepoint that has no timers: one "
+                "taken after they fired or were deleted, or by stopWithSavepoint(drain=True)"
+            ),
+        )
+        return
     why = ", ".join(changes) or _UNCHANGED
     part.rows.append(PlannedState(wanted.uid, _OPERATOR, _RESTORED, why))
+
+
+def _with_timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescriptor) -> int:
+    """Return how many subtasks have timers that would follow another time than they did."""
+    return sum(
+        handle.timeout_ms is not None and handle.time_mode != wanted.time_mode
+        for handle in stored.handles
+    )
 
 
 def _plan_states(

@@ -59,5 +59,5 @@ def adopt(
         pending=None,
         predecessors=msgspec.UNSET,
         time_mode=operator.time_mode,
-        timeout_ms=handle.timeout_ms if handle.time_mode == operator.time_mode else None,
+        timeout_ms=handle.timeout_ms,  # in the same time: the plan refuses another one
     )

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
+import pyspark_ckpt as ckpt
 from tests.query.harness import (
     BACKEND,
     OFTEN,
@@ -19,6 +20,7 @@ from tests.query.harness import (
     await_rows,
     drop_local_copies,
     newest_checkpoint,
+    refused,
 )
 from tests.query.model import in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
@@ -178,3 +180,33 @@ def test_set_while_timers_fire(job: Job) -> None:
         job.run()
         told += [TICK, *of_every_key("timer", second)]
         assert job.result() == in_order(told)
+
+
+def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
+    """With timers nothing starts and nothing is written; without, the new clock rules."""
+    job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
+    job.feed.add([(k, HOUR_MS, at(0)) for k in KEYS])
+    with job.running() as query:
+        await_rows(query, job, len(KEYS))
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
+    fork = job.but(location="loc2", out="out2")
+    for mode, watermark in (("EventTime", "ts"), ("None", None)):
+        other = fork.but(time_mode=mode, watermark=watermark)
+        plan = ckpt.plan_restore(savepoint, other.writer())
+        assert [row.outcome for row in plan.states if row.state == "(operator)"] == ["refused"]
+        words = (f"timeMode ProcessingTime -> {mode}", "drain=True")
+        with refused(ckpt.RestoreError, *words, unchanged=job.base):
+            other.start(savepoint)
+
+    job = job.but(processor=Alarm, time_mode="ProcessingTime", location="loc3", out="out3")
+    with job.running() as query:
+        await_rows(query, job, len(KEYS) * 2)  # timers of long ago have fired
+        savepoint = query.stopWithSavepoint(str(job.base / "savepoints")).path
+    fork = fork.but(processor=Alarm, time_mode="EventTime", watermark="ts")
+    assert "timeMode ProcessingTime -> EventTime" in str(
+        ckpt.plan_restore(savepoint, fork.writer())
+    )
+    job.feed.add([(k, 10, at(0)) for k in KEYS], tick(20), tick(30))
+    fork.run(savepoint)
+    told = [*of_every_key("row", 10), *of_every_key("timer", 10), TICK, TICK]
+    assert fork.result() == in_order(told)

@@ -32,6 +32,7 @@ def value(name: str, value_schema: str = N) -> StateDescriptor:
     return StateDescriptor(name, "value", value_schema)
 
 
+OPERATOR_ROW = ("count", "(operator)")
 STATES = (value("same"), value("wider"), value("left"))
 
 
@@ -124,6 +125,53 @@ def test_what_cannot_be_restored_is_refused_with_the_reason(
         made.check()
     for word in words:
         assert word in str(caught.value)
+
+
+def in_mode(source: RestoreSource, time_mode: str, *timeouts_ms: int | None) -> RestoreSource:
+    """Change what is stored of operator `count`: its time mode, and its subtasks' timeouts."""
+    first, *others = source.metadata.operators
+    handles = tuple(
+        msgspec.structs.replace(
+            first.handles[0], subtask=subtask, time_mode=time_mode, timeout_ms=timeout_ms
+        )
+        for subtask, timeout_ms in enumerate(timeouts_ms)
+    )
+    first = msgspec.structs.replace(first, time_mode=time_mode, handles=handles)
+    source.metadata = msgspec.structs.replace(source.metadata, operators=(first, *others))
+    return source
+
+
+MODES = ("None", "ProcessingTime", "EventTime")
+
+
+@pytest.mark.parametrize("parallelism", [4, 2])
+@pytest.mark.parametrize("stored", MODES[1:])
+@pytest.mark.parametrize("wanted", MODES)
+def test_timers_keep_their_clock(
+    source: RestoreSource, stored: str, wanted: str, parallelism: int
+) -> None:
+    """One subtask of three has a timer; its time must not be read by another clock."""
+    source = in_mode(source, stored, None, 7, None)
+    made = plan(source, operator(time_mode=wanted, parallelism=parallelism), allow=True)
+    if stored == wanted:
+        made.check()
+        return
+    assert [(row.operator, row.state) for row in made.refused] == [("count", "(operator)")]
+    with pytest.raises(RestoreError) as caught:
+        made.check()
+    for word in (f"timeMode {stored} -> {wanted}", "1 of its subtasks", "drain=True"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("stored", MODES)
+@pytest.mark.parametrize("wanted", MODES)
+def test_without_timers_another_clock_is_shown(
+    source: RestoreSource, stored: str, wanted: str
+) -> None:
+    made = plan(in_mode(source, stored, None, None), operator(time_mode=wanted), allow=True)
+    made.check()
+    (row,) = (each for each in made.states if (each.operator, each.state) == OPERATOR_ROW)
+    assert (f"timeMode {stored} -> {wanted}" in row.why) == (stored != wanted)
 
 
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
