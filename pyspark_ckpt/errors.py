@@ -3,13 +3,17 @@
 CkptError
 ├── ConfigurationError (ValueError)          change a conf key or a writer option
 ├── PlanError (ValueError)                   change the query: uid, keys, columns, mode
+│   ├── TimeModeError (PySparkRuntimeError, PySparkValueError)  it needs another timeMode
+│   ├── ClockError (IllegalArgumentException)       a test moves a clock back
+│   └── HarnessUseError (PySparkAssertionError)     a test names a state that is not there
 ├── NotBuiltYetError (NotImplementedError)   the feature is planned, not there yet
 ├── UnknownEpochError (RuntimeError)         run actions inside foreachBatch, on its DataFrame
 ├── CrashedError (RuntimeError)              a test had its harness crash: call again
 ├── StateError
+│   ├── StateUseError (PlanError, PySparkRuntimeError)    a state that cannot be had, or is deleted
 │   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
-│   ├── StateValueError (TypeError)          a value does not fit the state's schema
 │   ├── InputRowsError (RuntimeError)        the library could not read an epoch's rows
+│   ├── StateValueError (PySparkRuntimeError, TypeError)  a value does not fit its schema
 │   └── ProcessorError (RuntimeError)        the user's processor raised
 ├── CheckpointError
 │   ├── CheckpointNotFoundError (FileNotFoundError)  no checkpoint or savepoint at a path
@@ -21,7 +25,24 @@ CkptError
 │   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
 
 Every message says what happened, where (query, operator uid, subtask, path) and what to do next.
+What PySpark's own state API and ``TwsTester`` raise as an error of PySpark is one here too, so an
+``except PySparkRuntimeError`` in a processor still holds.
 """
+
+from __future__ import annotations
+
+from pyspark.errors import (
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+    PySparkRuntimeError,
+    PySparkValueError,
+)
+
+
+def _init_as_pyspark(error: PySparkException, message: str, condition: str | None = None) -> None:
+    """Fill in an error that is one of PySpark's too, whose constructor the builtin would hide."""
+    PySparkException.__init__(error, message, errorClass=condition)
 
 
 class CkptError(Exception):
@@ -37,9 +58,13 @@ class CkptError(Exception):
         place
             Follows the message as it is.
         """
-        if not self._has_place:
+        if self._has_place:
+            return
+        self._has_place = True
+        if isinstance(self, PySparkException):  # which shows what it has beside the arguments
+            vars(self)["_message"] += place
+        else:
             self.args = (f"{self}{place}", *self.args[1:])
-            self._has_place = True
 
 
 class ConfigurationError(CkptError, ValueError):
@@ -48,6 +73,24 @@ class ConfigurationError(CkptError, ValueError):
 
 class PlanError(CkptError, ValueError):
     """The query is built in a way that cannot be checkpointed."""
+
+
+class TimeModeError(PlanError, PySparkRuntimeError, PySparkValueError):
+    """A timer or a clock is used that the operator's ``timeMode`` does not have."""
+
+    __init__ = _init_as_pyspark
+
+
+class ClockError(PlanError, IllegalArgumentException):
+    """A test moves a clock of its harness back, or not at all."""
+
+    __init__ = _init_as_pyspark
+
+
+class HarnessUseError(PlanError, PySparkAssertionError):
+    """A test asks its harness for what is not there, such as a state that ``init`` does not."""
+
+    __init__ = _init_as_pyspark
 
 
 class NotBuiltYetError(CkptError, NotImplementedError):
@@ -66,16 +109,23 @@ class StateError(CkptError):
     """The root of errors about a subtask's state."""
 
 
+class StateUseError(StateError, PlanError, PySparkRuntimeError):
+    """A processor asks its handle for what it cannot have, or uses a state that it deleted."""
+
+    __init__ = _init_as_pyspark
+
+
 class IncompatibleStateError(StateError, ValueError):
     """The stored state and the query's operator do not fit together."""
 
 
-class StateValueError(StateError, TypeError):
+class StateValueError(StateError, PySparkRuntimeError, TypeError):
     """A value does not fit the schema of the state, key or output column.
 
     `row` is the place of an output row among those that left with it.
     """
 
+    __init__ = _init_as_pyspark
     row: int | None = None
 
 

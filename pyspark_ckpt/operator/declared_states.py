@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
+from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError, StateUseError
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
@@ -32,11 +32,22 @@ class DeclaredStates:
 
 
 class _ParsedOnDemand(dict[str, T.StructType]):
-    """Parses a DDL text at its first use; driver only."""
+    """Parses the DDL text of a state at its first use; driver only."""
 
     def __missing__(self, text: str) -> T.StructType:
-        schema = self[text] = parse_schema(text)
+        try:
+            parsed = T.DataType.fromDDL(text)
+        except Exception as exc:
+            raise StateUseError(f"schema {text!r} cannot be parsed: {exc}") from exc
+        schema = self[text] = as_state_schema(parsed)
         return schema
+
+
+def as_state_schema(data_type: T.DataType) -> T.StructType:
+    """Return the schema of a state; a bare type such as ``int`` is that of one field, ``value``."""
+    if isinstance(data_type, T.StructType):
+        return data_type
+    return T.StructType([T.StructField("value", data_type)])
 
 
 class _NoState(StateBackend):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, BinaryIO
 
-from pyspark_ckpt.errors import StateError
+from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.state_table import StateTable
@@ -61,7 +61,7 @@ class BroadcastState(MapState):
 
     def _check_outside_keys(self, method: str) -> None:
         if self._table.current.key_group is not None:
-            raise StateError(
+            raise StateUseError(
                 f"broadcast state was changed ({method}) while a key was handled: change it in "
                 "handleBroadcastRows, where all subtasks see the same rows"
             )

@@ -196,7 +196,7 @@ class OutputRows:
         return self._misfit(f"{what}value {shown(value)} is not ({reason})", row)
 
     def _misfit(self, reason: str, row: int) -> StateValueError:
-        error = StateValueError(f"{self.where}{reason}")
+        error: StateValueError = StateValueError(f"{self.where}{reason}")
         error.row = row
         return error
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import pandas as pd
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import PlanError, StateValueError
+from pyspark_ckpt.errors import StateUseError, StateValueError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
+from pyspark_ckpt.operator.deleted_state import withdraw
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import LIST
 from pyspark_ckpt.operator.list_state import ListState
@@ -45,6 +47,7 @@ from pyspark_ckpt.operator.versioned_codec import Codec
 
 Schema = T.StructType | str
 Ttl = int | StateTtlConfig | None
+State = TypeVar("State")
 
 
 class ProcessorHandle:
@@ -83,6 +86,7 @@ class ProcessorHandle:
         self._catalog = StateCatalog(stored, where)
         self._migrations = migrations or {}
         self._aging: dict[int, TimeToLive] = {}
+        self._given: dict[str, Any] = {}
         self._in_init = True
 
     def end_of_init(self) -> None:
@@ -111,12 +115,13 @@ class ProcessorHandle:
         self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None
     ) -> ValueState:
         """Return the value state of that name, made if it is new."""
-        return self._value_state("value", stateName, schema, ttlDurationMs)
+        state = self._value_state("value", stateName, schema, ttlDurationMs)
+        return self._note(stateName, state)
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
         """Return the list state of that name, made if it is new."""
         state_id, codec, aging = self._state(LIST, stateName, schema, ttl=ttlDurationMs)
-        return ListState(self.table, state_id, codec, aging)
+        return self._note(stateName, ListState(self.table, state_id, codec, aging))
 
     def getMapState(
         self,
@@ -131,15 +136,15 @@ class ProcessorHandle:
         )
         row_type = row_type_of(self._struct_type(valueSchema).names)
         key_codec = self._map_key_codec(stateName, userKeySchema)
-        return MapState(self.table, state_id, key_codec, codec, aging, row_type)
+        state = MapState(self.table, state_id, key_codec, codec, aging, row_type)
+        return self._note(stateName, state)
 
     def getReducingState(
         self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
     ) -> ReducingState:
         """Return the reducing state of that name; `reduce` merges two tuples of `schema`."""
-        return ReducingState(
-            self._value_state("reducing", stateName, schema, ttlDurationMs), reduce
-        )
+        value = self._value_state("reducing", stateName, schema, ttlDurationMs)
+        return self._note(stateName, ReducingState(value, reduce))
 
     def getAggregatingState(
         self,
@@ -150,7 +155,7 @@ class ProcessorHandle:
     ) -> AggregatingState:
         """Return the aggregating state of that name."""
         accumulator = self._value_state("aggregating", stateName, accumulatorSchema, ttlDurationMs)
-        return AggregatingState(accumulator, aggregate)
+        return self._note(stateName, AggregatingState(accumulator, aggregate))
 
     def getOperatorListState(
         self, stateName: str, schema: Schema, redistribution: str = SPLIT
@@ -166,14 +171,14 @@ class ProcessorHandle:
             all of them to every subtask.
         """
         if redistribution not in REDISTRIBUTIONS:
-            raise PlanError(
+            raise StateUseError(
                 f"{self._where}: redistribution of state {stateName!r} is {redistribution!r}, "
                 f"allowed is {', '.join(REDISTRIBUTIONS)}"
             )
         state_id, codec, _ = self._state(
             "operator-list", stateName, schema, redistribution=redistribution
         )
-        return OperatorListState(self.table, state_id, codec)
+        return self._note(stateName, OperatorListState(self.table, state_id, codec))
 
     def getBroadcastState(
         self, stateName: str, keySchema: Schema, valueSchema: Schema
@@ -182,7 +187,8 @@ class ProcessorHandle:
         state_id, codec, _ = self._state("broadcast", stateName, valueSchema, map_key=keySchema)
         row_type = row_type_of(self._struct_type(valueSchema).names)
         key_codec = self._map_key_codec(stateName, keySchema)
-        return BroadcastState(self.table, state_id, key_codec, codec, row_type=row_type)
+        state = BroadcastState(self.table, state_id, key_codec, codec, row_type=row_type)
+        return self._note(stateName, state)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer for the current key, in milliseconds of the operator's time mode."""
@@ -218,12 +224,24 @@ class ProcessorHandle:
         self._each_timer("deleteTimers", keys, expiryTimestampsMs, self.timers.delete)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state of all keys, if there is one; its entries go bit by bit."""
+        """Delete a state of all keys, if there is one; its entries go bit by bit.
+
+        What :meth:`getValueState` and the other methods returned of it raises ``StateUseError``
+        from here on.
+        """
         self._check_in_init(f"deleteIfExists({stateName!r})")
         state_id = self._catalog.find(stateName)
         if state_id is not None:
             self._catalog.delete(state_id)
             self._aging.pop(state_id, None)
+        given = self._given.pop(stateName, None)
+        if given is not None:
+            withdraw(given, stateName, self._where)
+
+    def _note(self, name: str, state: State) -> State:
+        """Remember which state was given out under a name."""
+        self._given[name] = state
+        return state
 
     def _each_timer(
         self,
@@ -313,7 +331,7 @@ class ProcessorHandle:
 
     def _check_in_init(self, what: str) -> None:
         if not self._in_init:
-            raise PlanError(
+            raise StateUseError(
                 f"{self._where}: {what} outside init: do it in init, which runs in every epoch"
             )
 
@@ -327,7 +345,7 @@ class ProcessorHandle:
         try:
             return self._schemas[schema]
         except KeyError:
-            raise PlanError(
+            raise StateUseError(
                 f"{self._where}: the schema {schema!r} was not asked for when the query was built; "
                 "give a StructType, or ask for all states in init"
             ) from None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.on_disk.stored_schema import checked_schema, not_a_schema
 from pyspark_ckpt.operator.codec import TupleCodec
@@ -46,11 +46,11 @@ class StateCatalog:
 
         Raises
         ------
-        PlanError
+        StateUseError
             If it did so before.
         """
         if name in self._given:
-            raise PlanError(f"{self._where}: init asks for the state {name!r} twice")
+            raise StateUseError(f"{self._where}: init asks for the state {name!r} twice")
         self._given.add(name)
 
     def find(self, name: str) -> int | None:
@@ -69,7 +69,7 @@ class StateCatalog:
 
         Raises
         ------
-        PlanError
+        StateUseError
             If there are too many.
         """
         for state_id, state in enumerate(self._states):
@@ -77,7 +77,7 @@ class StateCatalog:
                 self._states[state_id] = wanted
                 return state_id
         if len(self._states) >= MAX_STATES:
-            raise PlanError(f"{self._where}: more than {MAX_STATES} states, use fewer names")
+            raise StateUseError(f"{self._where}: more than {MAX_STATES} states, use fewer names")
         self._states.append(wanted)
         return len(self._states) - 1
 

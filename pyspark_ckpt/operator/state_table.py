@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark_ckpt.errors import StateError
+from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.operator.epoch_writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend
 
@@ -93,7 +93,7 @@ class StateTable:
         try:
             return self.current.key_group + state_id + self.current.key  # type: ignore[operator]
         except TypeError:
-            raise StateError(
+            raise StateUseError(
                 "keyed state was used outside a key: use it in handleInputRows, "
                 "handleExpiredTimer or handleInitialState, not in init or handleBroadcastRows"
             ) from None

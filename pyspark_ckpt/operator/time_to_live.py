@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.on_disk.handle import TtlDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.state_table import CurrentKey
@@ -59,7 +59,7 @@ class StateTtlConfig:
 
     Raises
     ------
-    PlanError
+    StateUseError
         If the duration is not above zero, or another value is none of the allowed ones.
     """
 
@@ -70,7 +70,7 @@ class StateTtlConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.duration_ms, int) or self.duration_ms <= 0:
-            raise PlanError(
+            raise StateUseError(
                 f"time to live is {self.duration_ms!r}: give milliseconds, a whole number above 0"
             )
         for name, kind in (
@@ -83,7 +83,7 @@ class StateTtlConfig:
                 object.__setattr__(self, name, kind(value).value)
             except ValueError:
                 allowed = ", ".join(one.value for one in kind)
-                raise PlanError(
+                raise StateUseError(
                     f"{name} of StateTtlConfig is {value!r}: allowed is {allowed}"
                 ) from None
 
@@ -107,7 +107,7 @@ class TimeToLive:
 
     Raises
     ------
-    PlanError
+    StateUseError
         If entries age in event time and the stream has no watermark.
     """
 
@@ -194,13 +194,13 @@ def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
 
     Raises
     ------
-    PlanError
+    StateUseError
         If it is event time and the stream has no watermark.
     """
     if time is TtlTime.PROCESSING_TIME:
         return clock.processing_time_ms
     if clock.watermark_ms is None:
-        raise PlanError(
+        raise StateUseError(
             f"{where}: its time to live is in event time, the stream has no watermark: call "
             "withWatermark before key_by"
         )

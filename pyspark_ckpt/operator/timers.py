@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from pyspark_ckpt.errors import PlanError, StateError
+from pyspark_ckpt.errors import StateError, TimeModeError
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import (
@@ -126,9 +126,10 @@ class Timers:
         )
 
     def _refuse(self, method: str) -> NoReturn:
-        raise PlanError(
+        raise TimeModeError(
             f"{self._where}: {method} needs a clock, the operator has timeMode='None': give it "
-            "'ProcessingTime' or 'EventTime'"
+            "'ProcessingTime' or 'EventTime'",
+            "UNSUPPORTED_OPERATION",
         )
 
 

@@ -8,21 +8,31 @@ import pickle
 import re
 
 import pytest
+from pyspark.errors import (
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+    PySparkRuntimeError,
+    PySparkValueError,
+)
 
 import pyspark_ckpt
 import state_backends
 from pyspark_ckpt import errors
-from pyspark_ckpt.errors import CheckpointError, CkptError, StateError
+from pyspark_ckpt.errors import CheckpointError, CkptError, PlanError, StateError
 
 TREE = {
     "ConfigurationError": (CkptError, ValueError),
-    "PlanError": (CkptError, ValueError),
+    "StateUseError": (StateError, PlanError, PySparkRuntimeError),
+    "TimeModeError": (PlanError, PySparkRuntimeError, PySparkValueError),
+    "ClockError": (PlanError, IllegalArgumentException),
+    "HarnessUseError": (PlanError, PySparkAssertionError),
     "NotBuiltYetError": (CkptError, NotImplementedError),
     "UnknownEpochError": (CkptError, RuntimeError),
     "CrashedError": (CkptError, RuntimeError),
     "IncompatibleStateError": (StateError, ValueError),
-    "StateValueError": (StateError, TypeError),
     "InputRowsError": (StateError, RuntimeError),
+    "StateValueError": (StateError, PySparkRuntimeError, TypeError),
     "ProcessorError": (StateError, RuntimeError),
     "CheckpointNotFoundError": (CheckpointError, FileNotFoundError),
     "CorruptFileError": (CheckpointError, OSError),
@@ -32,7 +42,7 @@ TREE = {
     "FailedCheckpointsError": (CheckpointError, RuntimeError),
     "RestoreError": (CheckpointError, ValueError),
 }
-"""Every error that is raised, below its group and beside the builtin that it is."""
+"""The leaves, each below its group and beside the builtin or PySpark's error that it is."""
 
 CLASSES = {
     name: error
@@ -48,8 +58,7 @@ def test_the_leaves_are_those_of_the_tree() -> None:
 
 @pytest.mark.parametrize("name", TREE)
 def test_a_leaf_is_in_its_group_and_is_the_natural_builtin(name: str) -> None:
-    group, builtin = TREE[name]
-    assert LEAVES[name].__bases__ == (group, builtin)
+    assert LEAVES[name].__bases__ == TREE[name]
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -70,15 +79,33 @@ def test_a_message_is_shown_as_it_is_and_survives_the_way_from_an_executor(name:
     assert str(copy) == str(error)
 
 
+@pytest.mark.parametrize("name", [n for n in TREE if issubclass(LEAVES[n], PySparkException)])
+def test_an_error_of_pyspark_tells_its_condition(name: str) -> None:
+    error = LEAVES[name]("what happened", "STATE_NOT_EXISTS")
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert one.getCondition() == "STATE_NOT_EXISTS"
+        assert str(one) == "[STATE_NOT_EXISTS] what happened"
+    assert LEAVES[name]("what happened").getCondition() is None
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_the_first_place_is_added_to_the_message(name: str) -> None:
+    error = LEAVES[name]("what happened")
+    for place in (", key 'a'", ", key 'b'"):
+        error.add_place(place)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "what happened, key 'a'"
+
+
 def test_the_tree_in_the_docstring_is_the_tree_in_the_code() -> None:
     drawn = {}
     levels: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"([│├└─ ]*)(\w+Error)(?: \((\w+)\))?(?=\s|$)", line)
+        match = re.match(r"([│├└─ ]*)(\w+Error)(?: \(([\w, ]+)\))?(?=\s|$)", line)
         if match is None:
             continue
         levels[len(match[1]) // 4 :] = [match[2]]
-        parents = [name for name in (*levels[-2:-1], match[3]) if name]
+        others = match[3].split(", ") if match[3] else []
+        parents = [*levels[-2:-1], *others]
         drawn[match[2]] = parents or ["Exception"]
     coded = {name: [base.__name__ for base in error.__bases__] for name, error in CLASSES.items()}
     assert drawn == coded

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError, StateUseError
 from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.list_state import ListState
@@ -221,9 +223,38 @@ def test_states_are_asked_for_and_deleted_in_init_only(
 ) -> None:
     handle = make_handle()
     handle.end_of_init()
-    with pytest.raises(PlanError, match=r"operator 'count'.*'v'.*outside init"):
+    with pytest.raises(PlanError, match=r"operator 'count'.*'v'.*outside init") as raised:
         ask(handle)
+    assert isinstance(raised.value, PySparkRuntimeError), "as PySpark's API raises it"
     assert handle.descriptors == ()
+
+
+@pytest.mark.parametrize(
+    ("ask", "use"),
+    [
+        (lambda handle: handle.getValueState("v", NUMBER), lambda state: state.exists()),
+        (lambda handle: handle.getValueState("v", NUMBER), lambda state: state.update((1,))),
+        (lambda handle: handle.getListState("v", NUMBER), lambda state: state.get()),
+        (lambda handle: handle.getMapState("v", TEXT, NUMBER), lambda state: state.keys()),
+        (lambda handle: handle.getReducingState("v", NUMBER, add), lambda state: state.get()),
+        (lambda handle: handle.getAggregatingState("v", NUMBER, None), lambda state: state.get()),
+        (lambda handle: handle.getOperatorListState("v", NUMBER), lambda state: state.clear()),
+        (lambda handle: handle.getBroadcastState("v", TEXT, NUMBER), lambda state: state.exists()),
+    ],
+)
+def test_a_state_is_not_used_after_it_was_deleted(
+    make_handle: MakeHandle,
+    ask: Callable[[ProcessorHandle], Any],
+    use: Callable[[Any], object],
+) -> None:
+    handle = make_handle()
+    state = ask(handle)
+    handle.deleteIfExists("v")
+    with pytest.raises(
+        StateUseError, match=r"^Error \w+ing .*operator 'count'.*'v' was deleted"
+    ) as raised:
+        use(state)
+    assert isinstance(raised.value, PySparkRuntimeError)
 
 
 def test_a_deleted_state_and_a_new_one_of_its_name_share_nothing(
