@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import KEY_GROUP
 from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.key_codes import Codes, codes_of_objects
+from pyspark_ckpt.operator.stored_keys import encode_key_group
 from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput
 
@@ -67,7 +69,7 @@ class GivenColumns:
 
     def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
         """Return keys as the processor sees them."""
-        return [self._keys.given(key).key for key in sent_keys]
+        return [self._keys.of_columns(key).key for key in sent_keys]
 
 
 class GivenBroadcast:
@@ -107,7 +109,7 @@ def frame_with_key_columns(
 ) -> pd.DataFrame:
     """Return a frame that has its keys in columns as one that :class:`GivenColumns` takes apart."""
     columns = [frame[name].tolist() for name in names]
-    return _with_keys(frame, [keys.given(key) for key in zip(*columns, strict=True)])
+    return _with_keys(frame, [keys.of_columns(key) for key in zip(*columns, strict=True)])
 
 
 def _with_keys(frame: pd.DataFrame, keys: Sequence[GivenKey]) -> pd.DataFrame:
@@ -129,16 +131,27 @@ class GivenInput:
         Where the epoch's output goes.
     event_time
         The test's ``eventTimeExtractor``.
+    without_rows
+        Keys that the test gave no rows, each with the empty list or frame.
     """
 
-    def __init__(self, mode: InputMode, output: KeptOutput, event_time: EventTime | None) -> None:
+    def __init__(
+        self,
+        mode: InputMode,
+        output: KeptOutput,
+        event_time: EventTime | None,
+        without_rows: Sequence[tuple[GivenKey, Any]] = (),
+    ) -> None:
         self.calls_once_per_part = mode.calls_once_per_part
         self._mode = mode
         self._output = output
         self._event_time = event_time
+        self._without_rows = without_rows
 
     def part(self, frames: list[pd.DataFrame]) -> Part:
-        """Return a part of an epoch's rows by their keys."""
+        """Return a part of an epoch's rows by their keys; without frames, of keys without rows."""
+        if not frames:
+            return PartWithoutRows(self._without_rows)
         part = self._mode.part(frames)
         return part if self._event_time is None else GivenPart(part, self._event_time)
 
@@ -170,6 +183,38 @@ class GivenPart:
         """Return the newest event time of a key's rows, ``None`` if they have none."""
         times = map(self._event_time, each_row(self._rows(position)))
         return max((time for time in times if time is not None), default=None)
+
+
+class PartWithoutRows:
+    """Keys that a test gives no rows: the processor is called all the same, as by PySpark's tester.
+
+    Parameters
+    ----------
+    given
+        Each key with its empty list or frame.
+    """
+
+    def __init__(self, given: Sequence[tuple[GivenKey, Any]]) -> None:
+        ordered = sorted(given, key=lambda one: (one[0].key_group, one[0].encoded))
+        self.stored = [(encode_key_group(key.key_group), key.encoded) for key, _ in ordered]
+        self.keys = [key.key for key, _ in ordered]
+        self._rows = [rows for _, rows in ordered]
+
+    def process(
+        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+    ) -> Iterable[Any] | None:
+        """Have the processor handle the key at a position."""
+        rows = self.initial_states(position)
+        return processor.handleInputRows(self.keys[position], rows, timer_values)
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Return the one empty frame, or no row."""
+        rows = self._rows[position]
+        return iter([rows] if isinstance(rows, pd.DataFrame) else ())
+
+    def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
+        """Return that there is none."""
+        return None
 
 
 def each_row(rows: Iterable[Row] | pd.DataFrame) -> Iterator[Any]:

@@ -42,9 +42,12 @@ class GivenKeys:
     ----------
     max_parallelism
         Number of key groups. Which one a key is in is not what Spark's hash would say.
+    columns
+        Number of key columns; with one, any value is the whole key, also a tuple.
     """
 
-    def __init__(self, max_parallelism: int) -> None:
+    def __init__(self, max_parallelism: int, columns: int = 1) -> None:
+        self.columns = columns
         self._max_parallelism = max_parallelism
         self._known: dict[bytes, Key] = {}
         self._encode = key_encoder()
@@ -59,22 +62,32 @@ class GivenKeys:
         self._known.update(known)
 
     def given(self, key: Any) -> GivenKey:
-        """Return a key from a bare value, or from the tuple of a composite key.
+        """Return a key from its value, or from the tuple of values of several key columns.
 
         Raises
         ------
         PlanError
-            If a part of it is of a type that no key column has.
+            If it is not one value per key column, or one is of a type that no key column has.
         """
-        parts = tuple(key) if isinstance(key, tuple) else (key,)
+        if self.columns == 1:
+            return self.of_columns((key,))
+        if not isinstance(key, tuple) or len(key) != self.columns:
+            raise PlanError(
+                f"key {key!r} is no tuple of {self.columns} values, one for each key column"
+            )
+        return self.of_columns(tuple(key))
+
+    def of_columns(self, parts: Key) -> GivenKey:
+        """Return a key from the values of its columns; see :meth:`given`."""
+        key = parts[0] if len(parts) == 1 else parts
         sent = tuple(_sent(part) for part in parts)
         try:
             encoded = self._encode(sent)
             hash(sent)
         except (TypeError, OverflowError) as exc:
             raise PlanError(
-                f"key {key!r} cannot be one ({exc}): give a value of an atomic type, or a tuple "
-                "of such values for several key columns"
+                f"key {key!r} cannot be one ({exc}): give a value of an atomic type, or with "
+                "keyColumns=2 or more a tuple of such values"
             ) from exc
         known = self._known.setdefault(encoded, parts)
         return GivenKey(known, sent, encoded, zlib.crc32(encoded) % self._max_parallelism)
@@ -85,6 +98,8 @@ class GivenKeys:
 
 
 def _sent(value: Any) -> Any:
+    if isinstance(value, tuple):  # a struct
+        return tuple(map(_sent, value))
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):

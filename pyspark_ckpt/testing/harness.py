@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.configuration import read_settings
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -45,7 +45,7 @@ class ProcessorHarness(StateAccess):
 
     * timers fire in the order of time, not key by key; one that is due when it is registered fires
       at the end of the same epoch, and none is refused for being in the past;
-    * a key is not called if it has no rows, or only late ones;
+    * a key is not called if all of its rows are late; one that the test gives no rows is called;
     * attributes that the processor sets are gone in the next epoch, state is not;
     * values must fit the schema of their state, and an error of the processor arrives as
       ``ProcessorError`` with the key.
@@ -72,6 +72,9 @@ class ProcessorHarness(StateAccess):
         ``heap`` or ``rocksdb``.
     maxParallelism
         Number of key groups that keys are spread over.
+    keyColumns
+        Number of key columns. With one, as in ``TwsTester``, every value is a whole key; with more,
+        a key is a tuple of that many values.
     migrations
         As for ``transformWithState``.
     outputStructType
@@ -82,7 +85,8 @@ class ProcessorHarness(StateAccess):
     Raises
     ------
     PlanError
-        If an argument is not allowed.
+        If an argument is not allowed; as ``HarnessUseError`` or ``TimeModeError``, which are the
+        errors that ``TwsTester`` raises, where it refuses the same.
     ProcessorError
         If ``init`` or ``handleInitialState`` raises.
     """
@@ -99,10 +103,15 @@ class ProcessorHarness(StateAccess):
         uid: str = "harness",
         backend: str = "heap",
         maxParallelism: int = 128,
+        keyColumns: int = 1,
         migrations: Mapping[str, Migration] | None = None,
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
     ) -> None:
+        if initialStateRow is not None and initialStatePandas is not None:
+            raise HarnessUseError(
+                f"operator {uid!r}: give initialStateRow or initialStatePandas, not both"
+            )
         schema = outputStructType
         schema = parse_schema(schema) if isinstance(schema, str) else schema
         arguments = OperatorArguments.checked(
@@ -121,14 +130,12 @@ class ProcessorHarness(StateAccess):
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
-        super().__init__(subtask, GivenKeys(chosen), clock)
+        super().__init__(subtask, GivenKeys(chosen, keyColumns), clock)
         mode: Mode = RowsInput if initialStatePandas is None else PandasInput
         if isinstance(processor, BatchProcessor):
             mode = BatchInput
         self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema, eventTimeExtractor)
-        subtask.check(clock.now())
-        if initialStateRow is not None and initialStatePandas is not None:
-            raise PlanError(f"{subtask.where}: initialStateRow or initialStatePandas, not both")
+        clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
 
     @classmethod
@@ -169,6 +176,7 @@ class ProcessorHarness(StateAccess):
             uid=snapshot.handle.uid,
             backend=backend,
             maxParallelism=snapshot.handle.max_parallelism,
+            keyColumns=snapshot.key_columns,
             migrations=migrations,
             outputStructType=outputStructType,
             conf=conf,
@@ -182,9 +190,10 @@ class ProcessorHarness(StateAccess):
         Parameters
         ----------
         key
-            A bare value, or a tuple for a composite key.
+            A value, or with ``keyColumns`` a tuple of values.
         input
-            Its rows; in ``EventTime``, those at or below the watermark are dropped.
+            Its rows; in ``EventTime``, those at or below the watermark are dropped. The processor
+            is called without rows if there are none.
 
         Returns
         -------
@@ -250,12 +259,19 @@ class ProcessorHarness(StateAccess):
         ----------
         currentTimeMs
             The new time in milliseconds; it begins at 0. Unlike in ``TwsTester``, any time mode
-            will do, since states age in processing time too.
+            will do if a state has a time to live in processing time.
 
         Returns
         -------
         list of Row or DataFrame
             The output of the timers that were due, of the kind that the last test call gave.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has no such clock.
+        ClockError
+            If the time does not move forward.
         """
         with self._clock.processing_time(currentTimeMs):
             return self._epochs.without_rows()

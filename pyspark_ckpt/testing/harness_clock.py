@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import ClockError, TimeModeError
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.testing.given_input import EventTime, each_row
 
@@ -25,18 +25,23 @@ class HarnessClock:
     where
         The operator, for errors.
 
+    `ages` tells whether a state has a time to live in processing time.
+
     Raises
     ------
-    PlanError
+    TimeModeError
         If the time mode needs event time and there is none.
     """
 
     def __init__(self, mode: TimeMode, event_time: EventTime | None, where: str) -> None:
         if mode is TimeMode.EVENT_TIME and event_time is None:
-            raise PlanError(f"{where}: timeMode='EventTime' needs an eventTimeExtractor")
+            raise TimeModeError(
+                f"{where}: timeMode='EventTime' needs an eventTimeExtractor", "ARGUMENT_REQUIRED"
+            )
         self.mode = mode
         self.processing_time_ms = 0
         self.watermark_ms = None if event_time is None else 0
+        self.ages = False
         self._event_time = event_time
         self._where = where
 
@@ -57,6 +62,12 @@ class HarnessClock:
     @contextmanager
     def processing_time(self, new_ms: int) -> Iterator[None]:
         """Move the processing time, for good if the context ends well."""
+        if self.mode is not TimeMode.PROCESSING_TIME and not self.ages:
+            raise TimeModeError(
+                f"{self._where}: setProcessingTime changes nothing in timeMode="
+                f"{self.mode.value!r}: give the harness timeMode='ProcessingTime'",
+                "UNSUPPORTED_OPERATION",
+            )
         self._check_forward("processing time", self.processing_time_ms, new_ms)
         with self.kept_if_well():
             self.processing_time_ms = new_ms
@@ -66,8 +77,10 @@ class HarnessClock:
     def watermark(self, new_ms: int) -> Iterator[None]:
         """Move the watermark, for good if the context ends well."""
         if self.watermark_ms is None:
-            raise PlanError(
-                f"{self._where}: there is no watermark: give the harness an eventTimeExtractor"
+            raise TimeModeError(
+                f"{self._where}: there is no watermark for setWatermark: give the harness an "
+                "eventTimeExtractor, and timeMode='EventTime' for timers",
+                "UNSUPPORTED_OPERATION",
             )
         self._check_forward("watermark", self.watermark_ms, new_ms)
         with self.kept_if_well():
@@ -92,7 +105,7 @@ class HarnessClock:
 
     def _check_forward(self, what: str, now_ms: int, new_ms: int) -> None:
         if new_ms <= now_ms:
-            raise PlanError(
+            raise ClockError(
                 f"{self._where}: the {what} is {now_ms} ms and cannot become {new_ms} ms: it must "
                 "move forward"
             )

@@ -23,7 +23,7 @@ from pyspark_ckpt.testing.given_input import (
     frame_of_rows,
     frame_with_key_columns,
 )
-from pyspark_ckpt.testing.given_keys import GivenKeys
+from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 from pyspark_ckpt.testing.kept_output import KeptOutput
@@ -72,12 +72,12 @@ class HarnessEpochs:
             raise PlanError(f"{where}: give all keys lists of rows, or all frames")
         if in_frames:
             self._mode = PandasInput if in_frames == {True} else RowsInput
-        given = [(self._keys.given(key), self._clock.in_time(rows)) for key, rows in input]
-        with_rows = [(key, rows) for key, rows in given if len(rows)]
-        if not with_rows:
-            return self.without_rows()
+        given = [(self._keys.given(key), rows) for key, rows in input]
+        in_time = [(key, self._clock.in_time(rows)) for key, rows in given if len(rows)]
+        with_rows = [(key, rows) for key, rows in in_time if len(rows)]
+        without_rows = [(key, rows) for key, rows in given if not len(rows)]
         frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
-        return self._epoch([frame(with_rows)])
+        return self._epoch([frame(with_rows)] if with_rows else [], without_rows=without_rows)
 
     def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
         """Process rows of any keys, which are in columns."""
@@ -92,6 +92,7 @@ class HarnessEpochs:
         rows = self._clock.in_time(input)
         if not len(rows):
             return self.without_rows()
+        self._keys.columns = len(key_names)
         return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
 
     def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
@@ -132,6 +133,7 @@ class HarnessEpochs:
         frames: list[pd.DataFrame],
         key_names: Sequence[str] = (),
         broadcast: GivenBroadcast | None = None,
+        without_rows: Sequence[tuple[GivenKey, Any]] = (),
     ) -> Any:
         crash = self._subtask.crash
         columns = GivenColumns(self._keys, key_names)
@@ -143,7 +145,9 @@ class HarnessEpochs:
             self._subtask.where,
             in_frames=self._mode is not RowsInput,
         )
-        given = GivenInput(mode, output, self._event_time)
-        parts = [frames] if frames else []
+        given = GivenInput(mode, output, self._event_time, without_rows)
+        parts: list[list[pd.DataFrame]] = [frames] if frames else []
+        if without_rows:
+            parts.append([])
         self._subtask.process(parts, columns, given, self._clock.now(), broadcast)
         return output.result()

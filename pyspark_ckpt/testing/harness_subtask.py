@@ -5,6 +5,7 @@ It does what a task of a query does, out of the same parts, without Spark around
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -183,6 +184,30 @@ class HarnessSubtask:
         """
         self.look(clock, lambda _: None)
 
+    def first_init(self, clock: EpochClock) -> bool:
+        """Run ``init`` once on what the test gave, as ``TwsTester`` does; later ones have copies.
+
+        Returns
+        -------
+        bool
+            Whether a state has a time to live in processing time.
+
+        Raises
+        ------
+        PlanError
+            If the processor cannot be sent to executors.
+        ProcessorError
+            If ``init`` raises.
+        """
+        with self._attempt(clock) as attempt:
+            states = self._states(attempt)
+            # A shallow copy: the states of this epoch are of no use to the next. A copy as it is
+            # sent comes later, because it exchanges what local classes enclose.
+            with self._initialized(states, copy.copy(self.processor)):
+                ages = any(not aging.is_in_event_time for aging in states.aging.values())
+        copy_as_sent(self.processor, self.handle.uid)  # refuses what cannot be sent
+        return ages
+
     def lose_local_copy(self) -> None:
         """Throw the backend's directory away; the next epoch builds it from durable files."""
         shutil.rmtree(self._local, ignore_errors=True)
@@ -193,16 +218,16 @@ class HarnessSubtask:
     ) -> Iterator[_Attempt]:
         handle, number = self.handle, self.handle.epoch + 1
         settings = self._settings
-        with open_local_copy(self._local, settings.backend_type, self.storage, handle) as copy:
+        with open_local_copy(self._local, settings.backend_type, self.storage, handle) as local:
             base = handle.base
             start = EpochStart(number, clock.processing_time_ms, run_id="")
-            handle = materializer(copy, self.storage, settings.materialization).advance(
+            handle = materializer(local, self.storage, settings.materialization).advance(
                 handle, start
             )
             if handle.base != base:
                 reach(CrashStep.AFTER_BASE)
-            writes = EpochWrites(settings.memory_limit_bytes // WRITES_SHARE, copy.scratch)
-            table = StateTable(copy.backend, writes=writes)
+            writes = EpochWrites(settings.memory_limit_bytes // WRITES_SHARE, local.scratch)
+            table = StateTable(local.backend, writes=writes)
             try:
                 yield _Attempt(handle, table, clock, number)
             finally:
@@ -219,9 +244,12 @@ class HarnessSubtask:
         )
 
     @contextmanager
-    def _initialized(self, states: NotedStates) -> Iterator[StatefulProcessor]:
-        """Yield a copy of the processor between its ``init`` and ``close``."""
-        processor = copy_as_sent(self.processor, self.handle.uid)
+    def _initialized(
+        self, states: NotedStates, processor: StatefulProcessor | None = None
+    ) -> Iterator[StatefulProcessor]:
+        """Yield a processor, by default a copy of its own, between its ``init`` and ``close``."""
+        if processor is None:
+            processor = copy_as_sent(self.processor, self.handle.uid)
         self._key = None
         try:
             processor.init(states)  # type: ignore[arg-type]  # same methods, no subclass

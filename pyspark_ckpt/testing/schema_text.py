@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.declared_states import as_state_schema
 
 _ATOMIC: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),
@@ -29,10 +30,10 @@ _END = ""
 
 
 class ParsedSchemas(dict[str, T.StructType]):
-    """Schemas by their text, each parsed at its first use."""
+    """Schemas of states by their text, each parsed at its first use; a bare type will do."""
 
     def __missing__(self, text: str) -> T.StructType:
-        schema = self[text] = parse_schema(text)
+        schema = self[text] = as_state_schema(_Parser(text).type_or_schema())
         return schema
 
 
@@ -63,6 +64,14 @@ class _Parser:
         if self._peek() != _END:
             raise self._error(f"{self._peek()!r} is too much")
         return schema  # type: ignore[no-any-return]
+
+    def type_or_schema(self) -> T.DataType:
+        if self._tokens[1:] and self._tokens[1] not in ("<", "("):
+            return self.schema()
+        data_type = self._type()
+        if self._peek() != _END:
+            raise self._error(f"{self._peek()!r} is too much")
+        return data_type
 
     def _split(self) -> list[str]:
         tokens, position = [], 0

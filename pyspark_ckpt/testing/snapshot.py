@@ -26,6 +26,8 @@ class Snapshot:
         The keys by their stored form.
     time_mode, processing_time_ms, watermark_ms
         The harness's clock.
+    key_columns
+        Number of key columns.
     """
 
     handle: Handle
@@ -34,6 +36,7 @@ class Snapshot:
     time_mode: str
     processing_time_ms: int
     watermark_ms: int | None
+    key_columns: int = 1
 
 
 def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snapshot:
@@ -49,6 +52,7 @@ def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snaps
         clock.mode.value,
         clock.processing_time_ms,
         clock.watermark_ms,
+        keys.columns,
     )
 
 
@@ -77,6 +81,7 @@ def put_back(
         if not subtask.storage.exists(path):
             subtask.storage.write(path, [content])
     keys.remember(snapshot.keys)
+    keys.columns = snapshot.key_columns
     with clock.kept_if_well():
         clock.set_back(snapshot.processing_time_ms, snapshot.watermark_ms)
         subtask.handle = snapshot.handle

@@ -22,10 +22,10 @@ OF_OPERATOR: Any = object()
 class StateAccess:
     """The part of :class:`ProcessorHarness` that reads and writes single states.
 
-    Keys are bare values, or tuples for composite keys. A state is read at the harness's time, so
-    expired entries are not seen, and reading changes nothing. Each update and delete is an epoch
-    of its own, without rows and timers. A state that ``init`` does not ask for, or of another
-    kind, raises ``PlanError``.
+    Keys are values, or tuples of values where the harness has several key columns. A state is
+    read at the harness's time, so expired entries are not seen, and reading changes nothing. Each
+    update and delete is an epoch of its own, without rows and timers. A state that ``init`` does
+    not ask for, or of another kind, raises ``HarnessUseError``.
     """
 
     def __init__(self, subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> None:

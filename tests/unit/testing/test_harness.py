@@ -44,16 +44,35 @@ ATOMIC = st.one_of(
 class TestKeys:
     @given(st.tuples(ATOMIC) | st.tuples(ATOMIC, ATOMIC))
     def test_a_key_comes_to_the_processor_as_it_is_given(self, key: tuple[Any, ...]) -> None:
-        harness = ProcessorHarness(_Echo(), timeMode="ProcessingTime")
-        assert harness.test(key, [Row(n=1)]) == [Row(what="rows", key=key)]
+        harness = ProcessorHarness(_Echo(), timeMode="ProcessingTime", keyColumns=len(key))
+        given = key if len(key) > 1 else key[0]
+        assert harness.test(given, [Row(n=1)]) == [Row(what="rows", key=key)]
         assert harness.setProcessingTime(1) == [Row(what="timer", key=key)]
-        assert harness.peek("n", key) == (1,)
+        assert harness.peek("n", given) == (1,)
 
-    @pytest.mark.parametrize("key", ["ada", None, 1, datetime.date(2024, 1, 1)])
-    def test_a_bare_key_is_a_tuple_of_one(self, key: Any) -> None:
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "ada",
+            None,
+            1,
+            ("ada",),
+            ("ada", 1),
+            datetime.date(2024, 1, 1),
+            (None, datetime.date(2024, 1, 1)),
+        ],
+    )
+    def test_any_value_is_a_whole_key(self, key: Any) -> None:
         harness = ProcessorHarness(Count())
         harness.test(key, [Row(n=1)])
-        assert harness.test((key,), [Row(n=1)]) == [Row(key=key, n=2)]
+        assert harness.test(key, [Row(n=1)]) == [Row(key=key, n=2)]
+
+    @pytest.mark.parametrize("key", ["ada", ("ada",), ("ada", 1, 2)])
+    def test_a_key_of_two_columns_is_a_tuple_of_two(self, key: Any) -> None:
+        harness = ProcessorHarness(Count(), keyColumns=2)
+        assert harness.test(("ada", 1), [Row(n=1)]) == [Row(key="ada", n=1)]
+        with pytest.raises(ckpt.PlanError, match="no tuple of 2 values"):
+            harness.test(key, [Row(n=1)])
 
     def test_equal_keys_are_one(self) -> None:
         harness = ProcessorHarness(Count())
@@ -70,13 +89,22 @@ class TestManyKeys:
     def test_many_keys_are_one_epoch(self) -> None:
         harness = ProcessorHarness(Count())
         output = harness.testMany({"ada": [Row(n=1), Row(n=2)], "bob": [Row(n=3)], "eve": []})
-        assert sorted(output) == [Row(key="ada", n=3), Row(key="bob", n=3)]
+        assert sorted(output) == [Row(key="ada", n=3), Row(key="bob", n=3), Row(key="eve", n=0)]
         assert harness.snapshot().handle.epoch == 0
-        assert harness.peek("count", "eve") is None
+        assert harness.peek("count", "eve") == (0,)
+
+    def test_a_key_of_late_rows_only_is_not_called(self) -> None:
+        harness = ProcessorHarness(
+            Count(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at
+        )
+        harness.setWatermark(5)
+        assert harness.testMany({"ada": [Row(n=1, at=5)], "bob": []}) == [Row(key="bob", n=0)]
 
     def test_a_key_in_two_forms_is_one(self) -> None:
         harness = ProcessorHarness(Count())
-        assert harness.testMany({1: [Row(n=1)], (1,): [Row(n=2)]}) == [Row(key=1, n=3)]
+        nan, other = float("nan"), float("nan")
+        (row,) = harness.testMany({nan: [Row(n=1)], other: [Row(n=2)]})
+        assert row.n == 3
 
     def test_with_frames(self) -> None:
         harness = ProcessorHarness(PandasCount())
@@ -194,12 +222,14 @@ class TestTime:
 
     @pytest.mark.parametrize("new_ms", [5, 4])
     def test_time_moves_forward(self, new_ms: int) -> None:
-        harness = ProcessorHarness(Count(), eventTimeExtractor=lambda row: 0)
+        harness = ProcessorHarness(
+            Count(), timeMode="ProcessingTime", eventTimeExtractor=lambda row: 0
+        )
         harness.setProcessingTime(5)
         harness.setWatermark(5)
-        with pytest.raises(ckpt.PlanError, match=f"processing time is 5 ms .* {new_ms} ms"):
+        with pytest.raises(ckpt.ClockError, match=f"processing time is 5 ms .* {new_ms} ms"):
             harness.setProcessingTime(new_ms)
-        with pytest.raises(ckpt.PlanError, match=f"watermark is 5 ms .* {new_ms} ms"):
+        with pytest.raises(ckpt.ClockError, match=f"watermark is 5 ms .* {new_ms} ms"):
             harness.setWatermark(new_ms)
 
     def test_output_of_timers_is_of_the_kind_of_the_last_call(self) -> None:
@@ -295,7 +325,7 @@ class TestStates:
         ],
     )
     def test_what_is_not_there_is_refused(self, call: Any, message: str) -> None:
-        with pytest.raises(ckpt.PlanError, match=f"operator 'harness': .*{message}"):
+        with pytest.raises(ckpt.HarnessUseError, match=f"operator 'harness': .*{message}"):
             call(ProcessorHarness(Count()))
 
     def test_keyed_state_needs_a_key(self) -> None:
@@ -315,7 +345,7 @@ class TestSnapshots:
     def test_a_snapshot_outlives_its_harness(self, before: str, after: str) -> None:
         files = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
         harness = ProcessorHarness(
-            Everything(), timeMode="ProcessingTime", backend=before, conf=files
+            Everything(), timeMode="ProcessingTime", keyColumns=2, backend=before, conf=files
         )
         day = datetime.date(2024, 2, 29)
         harness.test((day, "x"), [Row(n=8), Row(n=50)])
