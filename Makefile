@@ -8,7 +8,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test notebooks soak bench bench-peers lint format java clean
+.PHONY: help setup demo test conformance notebooks soak bench bench-peers lint format java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,6 +18,9 @@ demo: $(VENV)/.demo java ## Set up everything and run the main job on the New Yo
 
 test: $(CLASSES) ## Set up everything and run the tests, three at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
+
+conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place
+	$(BIN)/python -m pytest tests/conformance $(ARGS)
 
 notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
 	$(BIN)/python -m pytest --overwrite notebooks

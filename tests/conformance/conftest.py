@@ -1,0 +1,52 @@
+"""Runs PySpark's own tests over this library; see ``make conformance``.
+
+A listed test that passes fails the run, as does one that is not listed and fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyspark
+import pytest
+
+from tests.conformance.installed_tests import open_archive
+from tests.conformance.not_applying import entry_of
+from tests.conformance.substitution import substitute
+
+open_archive()
+_patch = pytest.MonkeyPatch()
+substitute(_patch)  # before the tests are imported, which take names with them
+
+
+def pytest_unconfigure() -> None:
+    _patch.undo()
+
+
+def pytest_report_header() -> str:
+    return f"conformance: the tests of PySpark {pyspark.__version__}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome: Any = yield
+    report = outcome.get_result()
+    assert isinstance(item.parent, pytest.Class)
+    entry = entry_of(item.name, item.parent.name)
+    if entry is None or call.when != "call" or report.skipped:
+        return
+    if report.passed:
+        report.outcome = "failed"
+        report.longrepr = f"{item.name} passes: take it off the list of those that do not apply"
+    elif re.search(entry.failure, str(report.longrepr)):
+        report.outcome = "skipped"
+        report.wasxfail = entry.reason
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    passed, listed = (len(terminalreporter.stats.get(kind, ())) for kind in ("passed", "xfailed"))
+    terminalreporter.write_line(
+        f"The tests of PySpark {pyspark.__version__}: {passed} pass, {listed} do not apply."
+    )

@@ -1,0 +1,34 @@
+"""PySpark's own tests, which every installed package carries in the archive that workers import."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pyspark
+import pytest
+
+_ARCHIVE = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
+_PACKAGES = (
+    "pyspark.sql.tests.pandas.streaming",
+    "pyspark.sql.tests.pandas",  # where PySpark 4.0 and 4.1 have them
+)
+
+
+def open_archive() -> None:
+    """Make the packages importable that the archive has and the installed directory lacks."""
+    for name in ("pyspark.sql", "pyspark.testing"):
+        package = importlib.import_module(name)
+        inside = f"{_ARCHIVE}/{name.replace('.', '/')}"
+        if inside not in package.__path__:
+            package.__path__.append(inside)
+
+
+def installed_module(name: str) -> ModuleType:
+    """Return one of PySpark's test modules; skip the module that asks if this PySpark lacks it."""
+    for package in _PACKAGES:
+        if find_spec(package) and find_spec(f"{package}.{name}"):
+            return importlib.import_module(f"{package}.{name}")
+    pytest.skip(f"PySpark {pyspark.__version__} has no {name}", allow_module_level=True)

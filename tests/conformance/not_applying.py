@@ -1,0 +1,72 @@
+"""PySpark's tests that do not apply to this library: which, why, and what they fail with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+
+@dataclass(frozen=True)
+class NotApplying:
+    """Tests that must fail, and only in the way that is named.
+
+    Parameters
+    ----------
+    tests
+        Names of test methods, in whichever class, or patterns of ``class::method``.
+    reason
+        Why the library does not do what they check.
+    failure
+        A regular expression that what they fail with matches.
+    """
+
+    tests: tuple[str, ...]
+    reason: str
+    failure: str
+
+
+NOT_APPLYING = (
+    NotApplying(
+        (
+            "test_clear_nonexistent_list_state",
+            "test_clear_nonexistent_map_state",
+            "test_clear_nonexistent_value_state",
+            "test_delete_if_exists_nonexistent",
+            "test_delete_timer_raises_error_in_none_mode",
+            "test_list_timers_raises_error_in_none_mode",
+            "test_timer_cannot_be_registered_in_past",
+            "test_timer_registration_in_none_mode_raises_error",
+            "test_timer_registration_raises_error_in_none_mode",
+        ),
+        "They use the handle of TwsTester between its calls. A harness has a handle in an epoch "
+        "only, as a query has; tests/unit/testing checks what they check from within a processor.",
+        "'ProcessorHarness' object has no attribute 'handle'",
+    ),
+    NotApplying(
+        ("test_transform_with_state_query_restarts",),
+        "It ends with Spark's own metrics of state variables; the library's are in "
+        "recentOperatorProgress.",
+        "KeyError: 'numValueStateVars'",
+    ),
+    NotApplying(
+        (
+            "test_transform_with_map_state_metadata",
+            "test_transform_with_map_state_metadata_with_init_state",
+            "test_transform_with_list_state_metadata",
+            "test_transform_with_value_state_metadata",
+            "test_transform_with_state_restart_with_multiple_rows_init_state",
+            "*StateVariable*::test_transform_with_state_with_timers_single_partition",
+        ),
+        "They read state through Spark's sources `state-metadata` and `statestore`. Spark stores a "
+        "handle for each subtask; state is read from a savepoint instead.",
+        "TODO",
+    ),
+)
+
+
+def entry_of(test: str, of: str) -> NotApplying | None:
+    """Return the entry of a test method of a class, if it is listed."""
+    for entry in NOT_APPLYING:
+        if test in entry.tests or any(fnmatch(f"{of}::{test}", each) for each in entry.tests):
+            return entry
+    return None
