@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyspark.sql import SparkSession
 
@@ -39,10 +39,23 @@ def committed_handles(
     CorruptFileError
         If Spark's entry of the epoch's offsets cannot be read.
     """
-    operator = query.operators.ours[operator_id]
     handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
         spark, query.checkpoint_location, epoch, operator_id
     )
+    return checked_handles(query, epoch, operator_id, handles)
+
+
+def checked_handles(
+    query: QueryFiles, epoch: int, operator_id: int, handles: Sequence[Handle]
+) -> tuple[Handle, ...]:
+    """Return what Spark holds for an operator, if it is one handle per subtask of the operator.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If it is not.
+    """
+    operator = query.operators.ours[operator_id]
     subtasks = [handle.subtask for handle in handles]
     fitting = all(
         handle.query_id == query.query_id

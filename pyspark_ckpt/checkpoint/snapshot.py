@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -14,7 +16,7 @@ from pyspark_ckpt.checkpoint.native_state import keep_native_state
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.spark_log import SourceLogFile
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.handle import FileReference, Handle
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.on_disk.storage import Storage
@@ -23,10 +25,37 @@ from pyspark_ckpt.version import __version__
 
 
 def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> CheckpointMetadata:
+    """Gather a committed epoch of a running query, as :func:`gather` does.
+
+    Raises
+    ------
+    CheckpointAbortedError, CorruptFileError
+        If the epoch cannot be had complete.
+    """
+    return gather(query, epoch, spark.version, partial(committed_handles, spark, query, epoch))
+
+
+def gather(
+    query: QueryFiles,
+    epoch: int,
+    spark_version: str,
+    handles_of: Callable[[int], tuple[Handle, ...]],
+) -> CheckpointMetadata:
     """Gather a committed epoch and check that every file it refers to is there.
 
     Source logs are copied into ``shared/`` of the query's checkpoints directory, durably. The
     result is a checkpoint's metadata with no id yet.
+
+    Parameters
+    ----------
+    query
+        Its directories and operators.
+    epoch
+        The epoch.
+    spark_version
+        The version of Spark that runs the query.
+    handles_of
+        Returns the handles that Spark committed for an operator, by its id.
 
     Raises
     ------
@@ -35,7 +64,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
     """
     phases = PhaseTimes()
     triggered_at_ms = _now_ms()
-    operators = _operators(spark, query, epoch)
+    operators = _operators(query, handles_of)
     phases.end("handles")
     offsets = query.spark_log.offsets_entry(epoch)
     metadata = CheckpointMetadata(
@@ -46,7 +75,7 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
         query_id=query.query_id,
         query_name=query.query_name,
         parent=_parent(query.storage),
-        spark_version=spark.version,
+        spark_version=spark_version,
         library_version=__version__,
         triggered_at_ms=triggered_at_ms,
         completed_at_ms=_now_ms(),
@@ -71,7 +100,9 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
     return msgspec.structs.replace(metadata, completed_at_ms=_now_ms(), phases_ms=phases.ended_ms)
 
 
-def _operators(spark: SparkSession, query: QueryFiles, epoch: int) -> tuple[OperatorMetadata, ...]:
+def _operators(
+    query: QueryFiles, handles_of: Callable[[int], tuple[Handle, ...]]
+) -> tuple[OperatorMetadata, ...]:
     return tuple(
         OperatorMetadata(
             operator_id=operator_id,
@@ -81,7 +112,7 @@ def _operators(spark: SparkSession, query: QueryFiles, epoch: int) -> tuple[Oper
             key_schema=operator.key_schema,
             backend=query.backend_type,
             time_mode=operator.time_mode,
-            handles=committed_handles(spark, query, epoch, operator_id),
+            handles=handles_of(operator_id),
             processor=operator.processor,
             code_sha256=operator.code_sha256,
             schema_sha256=schema_fingerprint(operator.key_schema, operator.states),

@@ -1,8 +1,8 @@
-"""A driver in a process of its own that stops itself at one operation of its second checkpoint.
+"""A driver in a process of its own that stops itself at one operation.
 
-``python driver_program.py URL SETTINGS OPERATION OCCURRENCE``: it stops before that operation has
-happened for that time (``before OPERATION``) or after it (``after OPERATION``), and says what
-became of its checkpoints, one JSON line each.
+``python driver_program.py URL SETTINGS CHECKPOINTS OPERATION OCCURRENCE``: takes so many
+checkpoints. It stops before that operation has happened for that time (``before OPERATION``) or
+after it (``after OPERATION``), and says what became of its checkpoints, one JSON line each.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class StoppingStorage(FaultyStorage):
         sys.stdin.readline()
 
 
-def main(url: str, settings: str, stop_at: str, occurrence: str) -> None:
+def main(url: str, settings: str, checkpoints: str, stop_at: str, occurrence: str) -> None:
     storage = StoppingStorage(open_storage(url), stop_at, int(occurrence))
     epochs = Epochs(storage)
     runner = epochs.runner(**json.loads(settings))
-    for _ in range(3):
+    for _ in range(int(checkpoints)):
         epochs.commit()
         try:
             taken = runner.take(epochs.committed_epoch, periodic=False)

@@ -1,43 +1,71 @@
-"""A query without Spark, on any storage: commits epochs and tells what each consists of."""
+"""A query without Spark, on any storage: commits epochs and has them gathered as a driver does.
+
+What a real query leaves to Spark is written here as Spark writes it: the logs of a
+``checkpointLocation``, the log of a file source, and the state of an operator of Spark's own. The
+handles, which Spark's state store would hold, are in memory. Everything that reads, copies, checks
+and cleans is the library's.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
+from pyspark_ckpt.checkpoint.committed_handles import checked_handles
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.snapshot import gather
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.on_disk.handle import (
-    BaseFile,
-    BaseSnapshot,
-    FileReference,
-    Handle,
-    Segment,
-    following,
-)
-from pyspark_ckpt.on_disk.layout import base_path, segment_path, source_log_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment, following
+from pyspark_ckpt.on_disk.layout import base_path, segment_path
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 QUERY_ID = "0123456789"
 NUM_RETAINED = 2
-_SUBTASKS = frozenset({Subtask("count", 0)})
+COUNT = OperatorDescriptor(uid="count", parallelism=1, max_parallelism=128, key_schema="{}")
+RARE = OperatorDescriptor(uid="rare", parallelism=1, max_parallelism=128, key_schema="{}")
+OPERATORS = StatefulOperators((COUNT, RARE, NativeOperator("dedupe")))
+_SUBTASKS = frozenset({Subtask("count", 0), Subtask("rare", 0)})
+_NATIVE_ID = 2
 
 
 class Epochs:
-    """One subtask that writes a segment in every epoch and a base snapshot in every third.
+    """A query of two operators, one of which has rows in its first epoch only.
+
+    The other one writes a segment in every epoch and a base snapshot in every third.
 
     Parameters
     ----------
     storage
         Where the tasks write.
+    location
+        The ``checkpointLocation`` with Spark's files, by default one that goes with this object.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, location: Path | None = None) -> None:
         self.storage = storage
+        self._own = None if location is not None else tempfile.TemporaryDirectory()
+        self.location = Path(self._own.name) if location is None else location
         self.handles: list[Handle] = []
+        self.rare: Handle | None = None
+        self._put("metadata", json.dumps({"id": QUERY_ID}))
+        name = {"operatorInfo": {"operatorId": _NATIVE_ID, "operatorName": "dedupe"}}
+        stored = json.dumps({**name, "stateStoreInfo": []})
+        self._put(f"state/{_NATIVE_ID}/_metadata/metadata", f"v1\n{stored}")
+
+    def continued_on(self, storage: Storage, location: Path) -> Epochs:
+        """Return the same query where its files are now."""
+        other = Epochs(storage, location)
+        other.handles, other.rare = self.handles, self.rare
+        return other
 
     def commit(self) -> int:
         """Run an epoch; its files are durable."""
@@ -49,14 +77,11 @@ class Epochs:
             file = self.storage.write(base_path("count", 0, epoch), [b"base", str(epoch).encode()])
             base = BaseSnapshot(f"{epoch}-b", epoch, 1, (BaseFile("state.chg", file),))
             segments = ()
-        file = self.storage.write(
-            segment_path("count", 0, epoch), [b"segment", str(epoch).encode()]
-        )
-        segment = Segment(f"{epoch}-s", epoch, 1, file.size_bytes, file=file)
-        handle = Handle(
-            query_id=QUERY_ID, uid="count", subtask=0, parallelism=1, max_parallelism=128,
-            epoch=epoch, key_schema="{}", base=base, segments=(*segments, segment),
-        )  # fmt: skip
+        segments = (*segments, self._segment("count", epoch))
+        handle = _handle("count", epoch, base, segments)
+        if self.rare is None:
+            self.rare = _handle("rare", epoch, None, (self._segment("rare", epoch),))
+        self._commit_in_spark(epoch)
         self.handles.append(following(handle, last))
         return epoch
 
@@ -72,35 +97,66 @@ class Epochs:
             "tolerable_failed_checkpoints": 1000,
             **changed,
         }
+        files = self.files(storage)
         return CheckpointRunner(
             QUERY_ID,
             _SUBTASKS,
             storage,
             Settings(**settings),
-            lambda epoch: self.snapshot(epoch, storage),
+            lambda epoch: self.snapshot(epoch, files),
         )
 
-    def snapshot(self, epoch: int, storage: Storage) -> CheckpointMetadata:
-        """Gather an epoch as a driver does: its source log is copied beside the state."""
-        content = f"log of {epoch}".encode()
-        sha256 = hashlib.sha256(content).hexdigest()
-        log = FileReference(source_log_path(0, "0", sha256), len(content), sha256)
-        if not storage.exists(log.path):
-            storage.write(log.path, [content])
-        handle = self.handles[epoch]
-        operator = OperatorMetadata(
-            operator_id=0, uid="count", parallelism=1, max_parallelism=128, key_schema="{}",
-            backend="heap", handles=(handle,),
-        )  # fmt: skip
-        metadata = CheckpointMetadata(
-            checkpoint_id=None, kind="checkpoint", root="..", epoch=epoch, query_id=QUERY_ID,
-            query_name=None, parent=None, spark_version="4.3.0", library_version="0.1.0",
-            triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="v1\n{}\n-",
-            commits_entry="v1\n{}", source_logs=(SourceLog(0, "0", log),), operators=(operator,),
-        )  # fmt: skip
-        for reference in metadata.files():
-            storage.verify_size(reference)
-        return metadata
+    def files(self, storage: Storage) -> QueryFiles:
+        """Return the query's files as one start of its driver knows them."""
+        return QueryFiles(
+            checkpoint_location=str(self.location),
+            spark_log=SparkLog(LocalStorage(self.location)),
+            storage=storage,
+            query_id=QUERY_ID,
+            query_name=None,
+            backend_type="heap",
+            operators=OPERATORS,
+            source_ids=(0,),
+        )
+
+    def snapshot(self, epoch: int, files: QueryFiles) -> CheckpointMetadata:
+        """Gather an epoch as a driver does."""
+
+        def handles_of(operator_id: int) -> tuple[Handle, ...]:
+            assert self.rare is not None
+            held = [self.handles[epoch]] if operator_id == 0 else [self.rare]
+            return checked_handles(files, epoch, operator_id, held)
+
+        return gather(files, epoch, "4.3.0", handles_of)
+
+    def _segment(self, uid: str, epoch: int) -> Segment:
+        path = segment_path(uid, 0, epoch)
+        file = self.storage.write(path, [b"segment", str(epoch).encode()])
+        return Segment(f"{epoch}-s", epoch, 1, file.size_bytes, file=file)
+
+    def _commit_in_spark(self, epoch: int) -> None:
+        """Write what Spark writes in an epoch."""
+        conf = {"spark.sql.shuffle.partitions": "1"}
+        times = {"batchWatermarkMs": 3, "batchTimestampMs": 1}
+        offset = json.dumps({"logOffset": epoch})
+        self._put(f"offsets/{epoch}", f"v1\n{json.dumps({**times, 'conf': conf})}\n{offset}")
+        self._put(f"sources/0/{epoch}", f"v1\nfile {epoch}")
+        self._put(f"state/{_NATIVE_ID}/0/{epoch + 1}.delta", f"state of {epoch}")
+        self._put(f"commits/{epoch}", 'v1\n{"nextBatchWatermarkMs":3}')
+
+    def _put(self, path: str, text: str) -> None:
+        file = self.location / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _handle(
+    uid: str, epoch: int, base: BaseSnapshot | None, segments: tuple[Segment, ...]
+) -> Handle:
+    return Handle(
+        query_id=QUERY_ID, uid=uid, subtask=0, parallelism=1, max_parallelism=128, epoch=epoch,
+        key_schema="{}", base=base, segments=segments,
+    )  # fmt: skip
 
 
 def restored_epoch(store: CompletedCheckpointStore, storage: Storage, checkpoint_id: int) -> int:

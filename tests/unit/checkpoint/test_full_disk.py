@@ -71,7 +71,8 @@ def checkpoints(disk: Path) -> None:
         assert str(storage.root) in str(failed)
         new = {path.partition("-")[0] for path in files_of(storage) - before}
         is_uncertain = failed.reason is AbortReason.METADATA_UNCERTAIN
-        assert new <= {"chk", "shared/source"} if is_uncertain else {"chk"}, "the rest is freed"
+        may_stay = {"chk", "shared/source", "shared/native"} if is_uncertain else {"chk"}
+        assert new <= may_stay, "the rest is freed"
         left.append(new)
     assert isinstance(failed, CompletedCheckpoint)
     assert set(reasons) == {AbortReason.STORAGE_FAILED, AbortReason.METADATA_UNCERTAIN}

@@ -38,9 +38,9 @@ def take(runner: CheckpointRunner, epochs: Epochs) -> Taken:
     return taken
 
 
-def two_checkpoints(storage: Storage) -> Epochs:
+def two_checkpoints(storage: Storage, location: Path | None = None) -> Epochs:
     """A query that has two checkpoints and an epoch after them."""
-    epochs = Epochs(storage)
+    epochs = Epochs(storage, location)
     runner = epochs.runner()
     for _ in range(2):
         epochs.commit()
@@ -117,10 +117,11 @@ def disks(tmp_path: Path) -> Iterator[Path]:
 def test_each_single_operation_of_a_local_disk_fails_in_turn(disks: Path) -> None:
     """Scenario 1: create, write, fsync, link, list, delete, read and mkdir of one checkpoint."""
     kinds: set[str] = set()
+    read: set[str] = set()
     index, was_hit = 0, True
     while was_hit:
         root = disks / str(index)
-        epochs = two_checkpoints(LocalStorage(root))
+        epochs = two_checkpoints(LocalStorage(root / "pyspark_ckpt"), root)
         disk = Disk(root)
         disk.fails_at = index
         with disk.watched():
@@ -129,12 +130,16 @@ def test_each_single_operation_of_a_local_disk_fails_in_turn(disks: Path) -> Non
         was_hit = len(disk.done) > index
         if was_hit:
             print(f"fault {index}: {disk.done[index]} -> {taken}")
-            kinds.add(disk.done[index].partition(" ")[0])
+            kind, _, path = disk.done[index].partition(" ")
+            kinds.add(kind)
+            read |= {path} if kind == "read" else set()
         if taken is not None:
             check_after(epochs.storage, epochs, taken)
         index += 1
     assert isinstance(taken, CompletedCheckpoint), "without a fault"
     assert kinds >= {"open", "fsync", "link", "unlink", "mkdir", "listdir", "read"}
+    of_spark = {path.split("/")[0] for path in read if not path.startswith("pyspark_ckpt")}
+    assert of_spark >= {"offsets", "commits", "sources", "state"}
 
 
 def _started(epochs: Epochs) -> CheckpointRunner | None:
@@ -144,30 +149,36 @@ def _started(epochs: Epochs) -> CheckpointRunner | None:
         return None  # the driver's claim failed: nothing has begun
 
 
-def taken_with_a_fault(storage: Storage, fault: str, index: int) -> tuple[Taken, str | None]:
-    """Take the third checkpoint with a fault in its n-th operation; return which that was."""
+def taken_with_a_fault(storage: Storage, fault: str, index: int | None) -> tuple[Taken, list[str]]:
+    """Take the third checkpoint with a fault in its n-th operation; return all operations too."""
     epochs, plan = two_checkpoints(storage), Plan()
     runner = epochs.runner(FaultyStorage(storage, plan))
     started = len(plan.done)
-    plan.index, plan.fault = started + index, fault
+    plan.index, plan.fault = None if index is None else started + index, fault
     taken = take(runner, epochs)
-    hit = plan.done[plan.index] if plan.was_hit else None
-    print(f"fault {fault} {index}: {hit} -> {taken}")
+    done = plan.done[started:]
+    print(f"fault {fault} {index}: {'' if index is None else done[index]} -> {taken}")
     check_after(storage, epochs, taken)
-    return taken, hit
+    return taken, done
+
+
+CHANGING = ("write", "delete", "delete_directory", "make_directory")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_single_operation_of_an_object_store_fails_in_turn(fault: str) -> None:
     """Scenarios 1, 2 and 5: not done, done with the answer lost, or cut."""
-    above, index = f"memory://{secrets.token_hex(8)}", 0
-    while True:
-        taken, hit = taken_with_a_fault(open_storage(f"{above}/{index}"), fault, index)
-        index += 1
-        if hit is None:
-            break
-    assert index > 20
+    above = f"memory://{secrets.token_hex(8)}"
+    taken, operations = taken_with_a_fault(open_storage(f"{above}/none"), fault, None)
     assert isinstance(taken, CompletedCheckpoint), "without a fault"
+    kinds = {name.partition(" ")[0] for name in operations}
+    assert kinds >= {"write", "delete", "list", "read", "exists", "size_bytes"}
+    # What only reads fails alike whether it is done or not, and only a write is cut.
+    concerned = {"before": tuple(kinds), "after": CHANGING, "truncate": ("write",)}[fault]
+    for index, name in enumerate(operations):
+        if name.partition(" ")[0] in concerned:
+            _, done = taken_with_a_fault(open_storage(f"{above}/{index}"), fault, index)
+            assert done[index].partition("-")[0] == name.partition("-")[0]
 
 
 def test_a_publication_to_s3_whose_answer_is_lost_is_decided_by_reading(s3_url: str) -> None:
@@ -194,7 +205,7 @@ def test_power_is_lost_at_each_operation_of_a_checkpoint(disks: Path, seed: int)
     index, was_hit = 0, True
     while was_hit:
         root, after = disks / f"{index}", disks / f"{index}-after"
-        epochs = two_checkpoints(LocalStorage(root))
+        epochs = two_checkpoints(LocalStorage(root / "pyspark_ckpt"), root)
         disk = Disk(root)
         disk.power_fails_at = index
         with disk.watched():
@@ -202,7 +213,7 @@ def test_power_is_lost_at_each_operation_of_a_checkpoint(disks: Path, seed: int)
             taken = None if runner is None else take(runner, epochs)
             disk.after_power_loss(after, chance)
         was_hit = len(disk.done) > index
-        storage = LocalStorage(after)
+        storage = LocalStorage(after / "pyspark_ckpt")
         store = CompletedCheckpoints(storage)
         newest = store.ids()[-1]
         found.add(newest)
@@ -210,8 +221,7 @@ def test_power_is_lost_at_each_operation_of_a_checkpoint(disks: Path, seed: int)
         assert restored_epoch(store, storage, newest) == newest - 1
         if isinstance(taken, CompletedCheckpoint):
             assert newest == 3, "it was told to be complete"
-        revived = Epochs(storage)
-        revived.handles = epochs.handles
+        revived = epochs.continued_on(storage, after)
         runner = revived.runner()
         revived.commit()
         following = take(runner, revived)
