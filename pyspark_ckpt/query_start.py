@@ -98,8 +98,10 @@ class QueryStart:
         """Start the query; on an error nothing was started or deleted."""
         location = self._location
         location.check_not_half_rolled_back()
+        location.check_owner()
         location.check_parallelism(self._spark)
         location.check_states(self._spark)
+        location.claim_directory()
         self._last_epochs.finish_interrupted()
         with _start_lock:
             self._fill_location()

@@ -15,6 +15,7 @@ from pyspark_ckpt.checkpoint.exchange import (
     exchange,
     finish_exchange,
 )
+from pyspark_ckpt.checkpoint.location_owner import claim_directory
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
@@ -145,6 +146,8 @@ def _stage(
     operators = _operators(source.metadata)
     new_id = begin_seeding(staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
+    if root is not None:
+        claim_directory(staged, new_checkpoints, place=location)
     conf = {key: value for key, value in source.spark_conf.items() if key.startswith(_OWN_CONF)}
     with session_conf(spark, conf):
         seed(spark, staged, new_checkpoints, source, operators, RestoreRequest(source.path))

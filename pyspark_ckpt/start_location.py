@@ -8,6 +8,8 @@ from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.location_behind import check_not_behind
+from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
@@ -26,7 +28,12 @@ from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
-from pyspark_ckpt.on_disk.layout import CHECKPOINTS_DIRECTORY, ROLLBACK_MARKER, SEEDING_MARKER
+from pyspark_ckpt.on_disk.layout import (
+    CHECKPOINTS_DIRECTORY,
+    IDENTITY_NAME,
+    ROLLBACK_MARKER,
+    SEEDING_MARKER,
+)
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.table_sink import TableSink
@@ -70,6 +77,32 @@ class StartLocation:
         """Return the query's checkpoints directory."""
         root = open_storage(self.checkpoints_root)
         return root if self._checkpoints_directory is None else root.child(query_id)
+
+    def check_owner(self) -> None:
+        """Check that a checkpoints directory elsewhere is this location's; nothing is written.
+
+        Raises
+        ------
+        RestoreError
+            If another location owns it, or its checkpoints are of epochs that this one has not.
+        """
+        query_id = self._log.query_id()
+        if query_id is not None and self._checkpoints_directory is not None:
+            checkpoints = self.checkpoints(query_id)
+            check_owner(self.storage, checkpoints)
+            check_not_behind(self.storage, self._committed_epoch, checkpoints)
+
+    def claim_directory(self) -> None:
+        """Make the location the owner of a checkpoints directory elsewhere, if it has a query.
+
+        Raises
+        ------
+        RestoreError
+            If another location owns it.
+        """
+        query_id = self._log.query_id()
+        if query_id is not None and self._checkpoints_directory is not None:
+            claim_directory(self.storage, self.checkpoints(query_id))
 
     def check_parallelism(self, spark: SparkSession) -> None:
         """Check that the query's parallelism is the session's and the location's.
@@ -173,6 +206,7 @@ class StartLocation:
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
+        self.claim_directory()
         checkpoints = self.checkpoints(query_id)
         seed(spark, self.storage, checkpoints, source, self.operators, request)
         if file_sink is not None:
@@ -226,6 +260,7 @@ class StartLocation:
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
+        self.claim_directory()
         runtime = runtime_of(query_id)
         seeds = [
             Seed(operator, [] if state is None else state.handles(runtime))
@@ -247,6 +282,7 @@ class StartLocation:
                 write_query_id(self.storage)
             query_id = self._log.query_id()
             assert query_id is not None  # it is written
+            self.claim_directory()
         return query_id
 
     def prepare_sink(self, file_sink: FileSinkLog | None) -> None:
@@ -303,10 +339,8 @@ class StartLocation:
         return None if self._is_half_seeded else self._log.committed_epoch()
 
     def _clear_for_seeding(self) -> None:
-        if self._is_half_seeded:
+        if self._is_half_seeded or set(self.storage.list()) <= {QUERY_ID_NAME, IDENTITY_NAME}:
             clear_unfinished(self.storage, self._checkpoints_directory)
-        elif set(self.storage.list()) <= {QUERY_ID_NAME}:  # a start that Spark refused
-            self.storage.delete([QUERY_ID_NAME])
         else:
             raise RestoreError(
                 f"{self.storage.root} is neither empty nor has it a committed epoch: give the "

@@ -8,6 +8,7 @@
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       shared/native-<operator id>-<digest>.bin              files of Spark's own operators
       taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
+      owners/<number>                                       which checkpointLocation owns this
       drivers/<term>                                        one driver, by a number that only grows
       stores/<number>                                       which store knows what is complete
       chk-<id>/_author                                      whose checkpoint it is, or was to be
@@ -52,6 +53,10 @@ SEEDING_MARKER = "_seeding"
 ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges what is in a checkpointLocation."""
 
+IDENTITY_NAME = "_identity.json"
+"""In a checkpointLocation: what its checkpoints directory elsewhere knows it by."""
+
+OWNERS = "owners"
 _DRIVERS = "drivers"
 _STORES = "stores"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
@@ -90,6 +95,11 @@ def term_path(term: int) -> str:
     return f"{_DRIVERS}/{term}"
 
 
+def owner_path(number: int) -> str:
+    """Return the path of a note on which location owns the checkpoints directory."""
+    return f"{OWNERS}/{number}"
+
+
 def store_note_path(number: int) -> str:
     """Return the path of a note on which store keeps the completed checkpoints."""
     return f"{_STORES}/{number}"
@@ -98,7 +108,8 @@ def store_note_path(number: int) -> str:
 def is_metadata(path: str) -> bool:
     """Tell whether a path is of what says that a checkpoint is there, not of its state."""
     directory, _, name = path.rpartition("/")
-    return name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME) or directory in (_DRIVERS, _STORES)
+    is_note = directory in (OWNERS, _DRIVERS, _STORES)
+    return is_note or name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME)
 
 
 def savepoint_name(query_id: str) -> str:

@@ -1,0 +1,61 @@
+"""A location that was put back while its checkpoints directory went on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
+from pyspark_ckpt.checkpoint.open_store import find_store
+from pyspark_ckpt.errors import CkptError, RestoreError
+from pyspark_ckpt.on_disk.layout import checkpoint_name
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+
+
+def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:
+    """Check that no checkpoint is of an epoch that the location has not committed.
+
+    The next checkpoints would take the place of those, and their files would be removed.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation``.
+    committed
+        Its newest committed epoch, ``None`` before the first.
+    checkpoints
+        The query's checkpoints directory.
+
+    Raises
+    ------
+    RestoreError
+        If there is one.
+    """
+    newest = _newest(checkpoints)
+    if newest is None or (committed is not None and newest[1] <= committed):
+        return
+    name, epoch = newest
+    raise RestoreError(
+        f"{location.root} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
+        f"{epoch}, the location has committed "
+        f"{'none' if committed is None else f'epochs up to {committed}'}. It may have been put "
+        f"back from a backup. Call pyspark_ckpt.rollback({str(location.root)!r}, {name!r}, "
+        f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, or "
+        f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
+    )
+
+
+def _newest(checkpoints: Storage) -> tuple[str, int] | None:
+    """Return name and epoch of the newest checkpoint that can be read."""
+    with closing(find_store(checkpoints)) as store:
+        for number in sorted(store.ids(), reverse=True):
+            epoch = _epoch(store, number)
+            if epoch is not None:
+                return checkpoint_name(number), epoch
+    return None
+
+
+def _epoch(store: CompletedCheckpointStore, number: int) -> int | None:
+    try:
+        return store.read(number).epoch
+    except CkptError:
+        return None

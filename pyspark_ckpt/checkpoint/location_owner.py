@@ -1,0 +1,141 @@
+"""Which ``checkpointLocation`` owns a checkpoints directory that does not lie in it.
+
+The directory is found by the query's id, and a copy of a location has the same id. So a location
+has a random token, and its directory says which token owns it. A copy has the same token too: the
+directory also says where the owner's token lies, by path and by file. One of the two may change,
+as it does when a location is moved, or put back at its path; then the next number says where it is
+now. No record is ever replaced, so of two starts at once one gets the number, and the other looks
+again (docs/design/0020-identity.md).
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+
+import msgspec
+
+from pyspark_ckpt.checkpoint.numbered_files import highest_number
+from pyspark_ckpt.errors import CorruptFileError, RestoreError
+from pyspark_ckpt.on_disk.layout import IDENTITY_NAME, OWNERS, owner_path
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+
+_MAX_BYTES = 64 << 10
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """A location: its token, and where the token lies, by path and by file."""
+
+    token: str
+    location: str
+    file: str
+
+
+class _Token(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+
+
+def check_owner(location: LocalStorage, checkpoints: Storage) -> None:
+    """Check that a location may use a checkpoints directory; nothing is written.
+
+    Raises
+    ------
+    RestoreError
+        If another location owns the directory, such as the one that this is a copy of.
+    CorruptFileError
+        If a file that tells it was changed.
+    """
+    owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+    if owner is not None:
+        _check(location, _token(location), owner, checkpoints, str(location.root.resolve()))
+
+
+def claim_directory(
+    location: LocalStorage, checkpoints: Storage, place: LocalStorage | None = None
+) -> None:
+    """Make a location the owner of a checkpoints directory, unless it is; durable on return.
+
+    Parameters
+    ----------
+    location
+        Where the token lies, or is put.
+    checkpoints
+        The query's directory below ``spark.ckpt.execution.checkpointing.dir``.
+    place
+        Where `location` will be moved to, if it is made elsewhere.
+
+    Raises
+    ------
+    RestoreError
+        If another location owns the directory.
+    CorruptFileError
+        If a file that tells it was changed.
+    """
+    path = str((place or location).root.resolve())
+    while True:
+        number = highest_number(checkpoints, owner_path)
+        owner = _owner(checkpoints, number)
+        if owner is not None:
+            _check(location, _token(location), owner, checkpoints, path)
+        token = _token(location) or _write_token(location)
+        claimed = Owner(token=token, location=path, file=_file(location))
+        if claimed == owner:
+            return
+        with suppress(FileExistsError):  # of another start at the same time: look again
+            checkpoints.write(owner_path(number + 1), [msgspec.json.encode(claimed)])
+            return
+
+
+def _check(
+    location: LocalStorage, token: str | None, owner: Owner, checkpoints: Storage, path: str
+) -> None:
+    if token == owner.token and (path == owner.location or _file(location) == owner.file):
+        return
+    raise RestoreError(
+        f"{location.root} does not own the checkpoints in {checkpoints.url}: the location "
+        f"{owner.location} does, and this one may be a copy of it. To use the state, start the "
+        f"query at a fresh checkpointLocation with restoreFrom({checkpoints.url}/chk-N). If "
+        f"{owner.location} no longer exists and this location takes its place, delete "
+        f"{checkpoints.url_of(OWNERS)} first"
+    )
+
+
+def _token(location: LocalStorage) -> str | None:
+    if not location.exists(IDENTITY_NAME):
+        return None
+    try:
+        content = location.read(IDENTITY_NAME)[:_MAX_BYTES]
+        return msgspec.json.decode(content, type=_Token).token
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise CorruptFileError(
+            f"{location.url_of(IDENTITY_NAME)}, by which the checkpoints know the location, was "
+            f"changed ({exc}): start the query at a fresh checkpointLocation with restoreFrom"
+        ) from exc
+
+
+def _write_token(location: LocalStorage) -> str:
+    with suppress(FileExistsError):  # of another start at the same time
+        token = _Token(token=secrets.token_hex(16))
+        location.write(IDENTITY_NAME, [msgspec.json.encode(token)])
+    written = _token(location)
+    assert written is not None  # it is there
+    return written
+
+
+def _file(location: LocalStorage) -> str:
+    """Name the token's file as no copy of it is called, wherever it is moved to."""
+    status = location.path(IDENTITY_NAME).stat()
+    return f"{status.st_ino}-{status.st_mtime_ns}"
+
+
+def _owner(checkpoints: Storage, number: int) -> Owner | None:
+    if number == 0:
+        return None
+    path = owner_path(number)
+    try:
+        return msgspec.json.decode(checkpoints.read(path)[:_MAX_BYTES], type=Owner)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise CorruptFileError(
+            f"{checkpoints.url_of(path)}, which says which location owns the checkpoints, was "
+            f"changed ({exc}): delete it, if no other location uses them"
+        ) from exc

@@ -1,0 +1,30 @@
+"""Files whose names are numbers without gaps, found by name and never by a listing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+
+
+def highest_number(storage: CoordinatorStorage, path_of: Callable[[int], str]) -> int:
+    """Return the highest number that has a file, 0 if there is none.
+
+    Parameters
+    ----------
+    storage
+        Where the files are.
+    path_of
+        Returns the path of the file of a number; the first number is 1.
+    """
+    missing = 1
+    while storage.exists(path_of(missing)):
+        missing *= 2
+    there = missing // 2
+    while missing - there > 1:
+        middle = (there + missing) // 2
+        if storage.exists(path_of(middle)):
+            there = middle
+        else:
+            missing = middle
+    return there

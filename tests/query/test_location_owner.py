@@ -1,0 +1,145 @@
+"""A checkpoints directory elsewhere: its own location's, never that of a copy or of an old one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from tests.query.harness import (
+    CHECKPOINT_DIR,
+    INLINE,
+    RETAINED,
+    Job,
+    drop_local_copies,
+    newest_checkpoint,
+    refused,
+)
+from tests.query.model import events_of, expected, expected_after, in_order
+
+MANY_BASES = {
+    "spark.ckpt.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+}
+
+
+def elsewhere(job: Job) -> Job:
+    """The job with its checkpoints outside of its location, as with an object store."""
+    return job.using({CHECKPOINT_DIR: job.base / "checkpoints", INLINE: "0b", **MANY_BASES})
+
+
+def copied(job: Job, location: str, out: str) -> Job:
+    """A copy of the job's location as ``cp -a`` makes it, which writes to a sink of its own."""
+    shutil.copytree(job.location_path, job.base / location)
+    return job.but(location=location, out=out)
+
+
+def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
+    """Refused from the first start on, also before the original went on; the advice works."""
+    job = elsewhere(job)
+    job.feed.add(events_of(0))
+    query = job.run()
+    before = job.result()
+    copy = copied(job, "staging", "staging-out")
+    directory = job.base / "checkpoints" / query.id
+    with refused(
+        ckpt.RestoreError, directory, job.location_path, "restoreFrom", unchanged=job.base
+    ):
+        copy.run()
+    fork = job.but(location="fork", out="fork-out")
+    job.feed.add(events_of(1))
+    fork.run(restore=newest_checkpoint(query))
+    assert in_order([*before, *fork.result()]) == expected(job.feed.rows)
+    job.location_path.rename(job.base / "moved")
+    moved = job.but(location="moved")
+    drop_local_copies(job.spark)
+    moved.run()
+    assert moved.result() == expected(job.feed.rows)
+    copy = copied(moved, job.location, "no-out")
+    with refused(ckpt.RestoreError, "moved", unchanged=job.base):
+        copy.run()
+
+
+def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
+    """It has no identity: the one that starts first owns the checkpoints, the other is refused."""
+    job = elsewhere(job)
+    job.feed.add(events_of(0))
+    query = job.run()
+    (job.location_path / "_identity.json").unlink()
+    shutil.rmtree(job.base / "checkpoints" / query.id / "owners")
+    copy = copied(job, "staging", "staging-out")
+    job.feed.add(events_of(1))
+    job.run()
+    with refused(ckpt.RestoreError, query.id, unchanged=job.base):
+        copy.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) -> None:
+    """Its checkpoints are of later epochs: refused, and both ways that the message names work."""
+    job = elsewhere(job).using({RETAINED: 1})
+    job.feed.add(events_of(0))
+    job.run()
+    shutil.copytree(job.location_path, job.base / "backup")
+    job.feed.add(events_of(1))
+    newest = newest_checkpoint(job.run())
+    before = job.result()
+    shutil.rmtree(job.location_path)
+    shutil.copytree(job.base / "backup", job.location_path)
+    job.feed.add(events_of(2))
+    with refused(
+        ckpt.RestoreError, "behind", newest, "rollback", "restoreFrom", unchanged=job.base
+    ):
+        job.run()
+    fork = job.but(location="fork", out="fork-out")
+    fork.run(restore=newest)
+    ckpt.rollback(str(job.location_path), Path(newest).name, str(job.base / "checkpoints"))
+    again = job.but(out="out2")
+    again.run()
+    for way in (fork, again):
+        assert in_order([*before, *way.result()]) == expected(job.feed.rows)
+
+
+def test_a_rollback_gives_the_location_another_directory_and_back(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is cut off in the middle; a copy of either state of it is refused."""
+    job = elsewhere(job).using({RETAINED: 5})
+    job.feed.add(events_of(0))
+    first = newest_checkpoint(job.run())
+    job.feed.add(events_of(1))
+    job.run()
+    old_copy = copied(job, "old-copy", "old-out")
+    root = str(job.base / "checkpoints")
+    with monkeypatch.context() as cut_off:
+        moves: list[str] = []
+        move = LocalStorage.move
+
+        def move_some(storage: LocalStorage, relative: str, target: str) -> None:
+            if len(moves) == 4:
+                raise KeyboardInterrupt
+            moves.append(relative)
+            move(storage, relative, target)
+
+        cut_off.setattr(LocalStorage, "move", move_some)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.rollback(str(job.location_path), Path(first).name, root)
+    with refused(ckpt.RestoreError, "rollback", unchanged=job.base):
+        job.run()
+    rolled = ckpt.rollback(str(job.location_path), Path(first).name, root)
+    new_copy = copied(job, "new-copy", "new-out")
+    with refused(ckpt.RestoreError, "new-copy", unchanged=job.base):
+        new_copy.run()
+    again = job.but(out="out2")
+    again.run()
+    assert again.result() == expected_after(job.feed.rows, 20)
+    ckpt.rollback(str(job.location_path), Path(rolled.kept).name, root)
+    with refused(ckpt.RestoreError, "old-copy", unchanged=job.base):
+        old_copy.run()
+    job.feed.add(events_of(2))
+    drop_local_copies(job.spark)
+    job.run()
+    assert job.result() == expected(job.feed.rows)

@@ -1,0 +1,174 @@
+"""Who owns a checkpoints directory: one location, wherever it is moved to, and no copy of it."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
+from pyspark_ckpt.errors import CorruptFileError, RestoreError
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """The query's directory below a checkpoints directory, on each storage."""
+    if request.param == "s3":
+        return open_storage(f"{request.getfixturevalue('s3_url')}/query")
+    if request.param == "memory":
+        return open_storage(f"memory://{tmp_path.name}/query")
+    return LocalStorage(tmp_path / "checkpoints" / "query")
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> LocalStorage:
+    (tmp_path / "loc").mkdir()
+    return LocalStorage(tmp_path / "loc")
+
+
+def copy_of(location: LocalStorage, name: str) -> LocalStorage:
+    """Copy a location as ``cp -a`` does, times included."""
+    copy = location.root.with_name(name)
+    shutil.copytree(location.root, copy)
+    return LocalStorage(copy)
+
+
+def owns(location: LocalStorage, directory: Storage) -> bool:
+    """Tell whether a location may start, by the look at it and by the claim."""
+    before = sorted(location.list()), directory.list("owners")
+    try:
+        check_owner(location, directory)
+    except RestoreError as exc:
+        message = str(exc)
+    else:
+        claim_directory(location, directory)
+        return True
+    assert directory.url in message
+    assert "restoreFrom" in message
+    with pytest.raises(RestoreError):
+        claim_directory(location, directory)
+    assert (sorted(location.list()), directory.list("owners")) == before
+    return False
+
+
+def test_a_copy_does_not_own_the_directory(original: LocalStorage, directory: Storage) -> None:
+    check_owner(original, directory)
+    assert not original.list()
+    assert owns(original, directory)
+    copy = copy_of(original, "copy")
+    assert not owns(copy, directory)
+    assert owns(original, directory)
+    assert directory.list("owners") == ["1"]
+
+
+def test_of_copies_without_an_identity_the_first_owns_it(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """As version 0.1.0 left them; the second is not even given an identity."""
+    second = copy_of(original, "second")
+    assert owns(original, directory)
+    assert not owns(second, directory)
+    assert not second.list()
+
+
+def test_of_starts_at_once_one_owns_it(original: LocalStorage, directory: Storage) -> None:
+    copies = [original, *(copy_of(original, f"copy{number}") for number in range(3))]
+
+    def claim(location: LocalStorage) -> bool:
+        try:
+            claim_directory(location, directory)
+        except RestoreError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        claimed = list(pool.map(claim, copies))
+    assert claimed.count(True) == 1
+    assert [owns(location, directory) for location in copies] == claimed
+
+
+def test_two_starts_of_one_location_both_own_it(original: LocalStorage, directory: Storage) -> None:
+    """Which of the drivers is fenced is decided by their terms."""
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: claim_directory(original, directory), range(4)))
+    assert owns(original, directory)
+
+
+def test_a_crash_between_the_two_writes(original: LocalStorage, directory: Storage) -> None:
+    claim_directory(original, directory)
+    identity = original.read("_identity.json")
+    directory.delete(["owners/1"])
+    assert owns(original, directory)
+    assert original.read("_identity.json") == identity
+
+
+def test_a_location_that_is_moved_takes_its_directory_along(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """What comes to lie at its old path does not own it, nor does it at its new one."""
+    claim_directory(original, directory)
+    moved = LocalStorage(original.root.with_name("moved"))
+    original.root.rename(moved.root)
+    assert owns(moved, directory)
+    assert not owns(copy_of(moved, original.root.name), directory)
+    assert owns(moved, directory)
+
+
+def test_a_location_that_is_put_back_at_its_path_takes_the_directory(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """From a backup, say; the one that was moved aside for it does not own it any more."""
+    claim_directory(original, directory)
+    aside = LocalStorage(original.root.with_name("aside"))
+    original.root.rename(aside.root)
+    put_back = copy_of(aside, original.root.name)
+    assert owns(put_back, directory)
+    assert not owns(aside, directory)
+    assert owns(put_back, directory)
+
+
+def test_another_location_at_the_same_path(original: LocalStorage, directory: Storage) -> None:
+    claim_directory(original, directory)
+    original.delete(["_identity.json"])
+    assert not owns(original, directory)
+
+
+def test_the_way_out_of_a_location_that_was_moved_to_another_disk(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """As the message says: the owner is gone, and what names it is deleted by hand."""
+    claim_directory(original, directory)
+    copy = copy_of(original, "copy")
+    shutil.rmtree(original.root)
+    with pytest.raises(RestoreError, match="delete"):
+        claim_directory(copy, directory)
+    directory.delete_directory("owners")
+    assert owns(copy, directory)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"token": 1}', b"\xff\xfe"])
+def test_changed_files_are_errors(original: LocalStorage, directory: Storage, text: bytes) -> None:
+    claim_directory(original, directory)
+    directory.write("owners/2", [text])
+    with pytest.raises(CorruptFileError, match="owners"):
+        check_owner(original, directory)
+    directory.delete(["owners/2"])
+    (original.root / "_identity.json").write_bytes(text)
+    with pytest.raises(CorruptFileError, match=r"_identity\.json"):
+        check_owner(original, directory)
+
+
+def test_many_records(original: LocalStorage, directory: Storage) -> None:
+    """The newest counts, also where each start makes one: file numbers change on some mounts."""
+    copies = [copy_of(original, f"loc{number}") for number in range(2)]
+    claim_directory(copies[0], directory)
+    for _ in range(9):
+        content = copies[0].read("_identity.json")
+        (copies[0].root / "new").write_bytes(content)
+        (copies[0].root / "new").replace(copies[0].root / "_identity.json")
+        assert owns(copies[0], directory)
+    assert len(directory.list("owners")) == 10
+    assert not owns(copies[1], directory)
