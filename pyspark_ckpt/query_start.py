@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,15 +23,17 @@ from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
+from pyspark_ckpt.own_session import start_with_conf
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import source_ids
-from pyspark_ckpt.session_conf import conf_of_start, session_conf
+from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink
 
-_start_lock = threading.Lock()
-"""The settings travel through the session's conf, which one start at a time may use."""
+_starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_starts_guard = threading.Lock()
+"""By location: two starts of one query take turns, others do not wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,10 @@ class QueryStart:
 
     def run(self) -> CheckpointedQuery:
         """Start the query; on an error nothing was started or deleted."""
+        with _turn_of(str(self._location.storage.root)):
+            return self._run()
+
+    def _run(self) -> CheckpointedQuery:
         location = self._location
         location.check_not_half_rolled_back()
         location.check_owner()
@@ -103,15 +110,14 @@ class QueryStart:
         location.check_states(self._spark)
         location.claim_directory()
         self._last_epochs.finish_interrupted()
-        with _start_lock:
-            self._fill_location()
-            location.prepare_sink(self._sink_log)
-            origin = self._read_origin()  # before Spark's query begins
-            query = self._start_spark(
-                self._spark_query.start,
-                self._runtime(location.make_query_id()),
-                ends_by_itself=self._spark_query.ends_by_itself,
-            )
+        self._fill_location()
+        location.prepare_sink(self._sink_log)
+        origin = self._read_origin()  # before Spark's query begins
+        query = self._start_spark(
+            self._spark_query.start,
+            self._runtime(location.make_query_id()),
+            ends_by_itself=self._spark_query.ends_by_itself,
+        )
         return self._with_coordinator(query, origin)
 
     def _fill_location(self) -> None:
@@ -129,8 +135,7 @@ class QueryStart:
     def _run_one_epoch(self, drained_from_ms: int | None) -> None:
         """Run the epoch that is due at the location, into the same sink, and no other."""
         runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
-        with _start_lock:
-            query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
+        query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
         query.awaitTermination()
 
     def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
@@ -153,7 +158,7 @@ class QueryStart:
     def _start_spark(
         self, start: Callable[[], StreamingQuery], runtime: Runtime, *, ends_by_itself: bool
     ) -> StreamingQuery:
-        """Start Spark's query with the settings in the session's conf, which it copies."""
+        """Start Spark's query with the settings in its own session's conf."""
         operators = self._location.operators
         conf = conf_of_start(
             operators.descriptors,
@@ -161,8 +166,7 @@ class QueryStart:
             one_watermark=operators.have_one_watermark,
         )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
-        with session_conf(self._spark, conf):
-            return start()
+        return start_with_conf(self._spark, self._location.storage, conf, start)
 
     def _read_origin(self) -> Origin | None:
         """Return what a location that is continued was restored from; refuse a damaged note."""
@@ -197,6 +201,11 @@ class QueryStart:
         coordinator.start()
         restore = None if origin is None else Restore.of(origin)
         return CheckpointedQuery(self._spark, query, coordinator, restore)
+
+
+def _turn_of(location: str) -> threading.Lock:
+    with _starts_guard:
+        return _starts.setdefault(location, threading.Lock())
 
 
 def restore_request(

@@ -33,8 +33,8 @@ from pyspark_ckpt.on_disk.layout import (
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.own_session import own_session
 from pyspark_ckpt.query_plan import is_active
-from pyspark_ckpt.session_conf import session_conf
 from pyspark_ckpt.spark_paths import qualified_path
 
 logger = logging.getLogger(__name__)
@@ -149,8 +149,8 @@ def _stage(
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
     conf = {key: value for key, value in source.spark_conf.items() if key.startswith(_OWN_CONF)}
-    with session_conf(spark, conf):
-        seed(spark, staged, new_checkpoints, source, operators, RestoreRequest(source.path))
+    session = own_session(spark, conf)
+    seed(session, staged, new_checkpoints, source, operators, RestoreRequest(source.path))
     # Ids only grow: the newest directory, complete or not, tells the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()

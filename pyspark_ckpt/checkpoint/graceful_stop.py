@@ -31,14 +31,25 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
     """
     if query.isActive:
         try:
-            state = query._jsq.streamingQuery().state()
-            state.set(_terminated(spark, state.get()))
+            end_after_epoch(spark, query)
         except Py4JError:
             logger.warning("query %s: its last epoch is interrupted", query.id, exc_info=True)
         deadline = time.monotonic() + timeout_ms / 1000
         while query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
     query.stop()
+
+
+def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
+    """Have a query begin no other epoch; returns at once.
+
+    Raises
+    ------
+    py4j.protocol.Py4JError
+        If Spark keeps its state in another way.
+    """
+    state = query._jsq.streamingQuery().state()
+    state.set(_terminated(spark, state.get()))
 
 
 def _terminated(spark: SparkSession, state: Any) -> Any:

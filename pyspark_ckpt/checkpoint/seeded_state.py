@@ -30,7 +30,8 @@ from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.subtask import set_timeout
 from pyspark_ckpt.operator_plan import STATE_SCHEMA, TIMEOUTS
-from pyspark_ckpt.session_conf import conf_of_start, session_conf
+from pyspark_ckpt.own_session import own_session
+from pyspark_ckpt.session_conf import conf_of_start
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}
@@ -51,7 +52,8 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
     Parameters
     ----------
     spark
-        The session that the query will be started from, with its state store settings.
+        The session that the query will be started from, with its state store settings; it is left
+        as it is.
     scratch
         An empty directory.
     seeds
@@ -62,22 +64,22 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
     SparkLog
         Spark's files of a query whose epoch 0 wrote them.
     """
+    conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
+    session = own_session(spark, {**conf, **_WHOLE_VERSIONS})
     branches = []
     for number, seed in enumerate(seeds):
         directory = scratch.path(f"handles/{number}")
         _write_handles(directory, seed)
-        branches.append(_seeding_stream(spark, directory, seed.operator))
+        branches.append(_seeding_stream(session, directory, seed.operator))
     log = SparkLog(scratch.child("location"))
-    conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
-    with session_conf(spark, {**conf, **_WHOLE_VERSIONS}):
-        query = (
-            reduce(DataFrame.union, branches)
-            .writeStream.format("noop")
-            .queryName(f"pyspark_ckpt: seeding {scratch.parent().name}")
-            .option("checkpointLocation", str(log.storage.root))
-            .trigger(availableNow=True)
-            .start()
-        )
+    query = (
+        reduce(DataFrame.union, branches)
+        .writeStream.format("noop")
+        .queryName(f"pyspark_ckpt: seeding {scratch.parent().name}")
+        .option("checkpointLocation", str(log.storage.root))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     if log.committed_epoch() != 0:
         raise RestoreError(

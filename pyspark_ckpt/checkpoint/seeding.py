@@ -29,7 +29,7 @@ from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.session_conf import session_conf
+from pyspark_ckpt.own_session import own_session
 
 INITIAL_EPOCH = 0
 """The epoch that initial states count as the end of."""
@@ -73,8 +73,8 @@ def seed(
     ids, entries = tuple(operators.ours), _entries_of(source, request.source_ids)
     if operators.native:
         place_native_state(source, location, operators)
-        with session_conf(spark, store_conf(source)):
-            _place(spark, location, seeds, ids, replace(entries, conf=source.spark_conf))
+        session = own_session(spark, store_conf(source))
+        _place(session, location, seeds, ids, replace(entries, conf=source.spark_conf))
     else:
         _place(spark, location, seeds, ids, entries)
     for source_log in source.metadata.source_logs:

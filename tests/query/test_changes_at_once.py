@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import BACKEND, INLINE, Feed, Job, digests
+from tests.query.session_conf import session_conf
 from tests.query.stored import metadata_of
 
 KEYS = [f"k{i}" for i in range(12)]

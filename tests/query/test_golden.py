@@ -17,11 +17,11 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.session_conf import session_conf
 from tests.golden import comparing, program
 from tests.golden.make import write_input
 from tests.golden.program import Sink
 from tests.query.harness import BACKEND, BACKENDS, digests
+from tests.query.session_conf import session_conf
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))

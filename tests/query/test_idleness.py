@@ -10,9 +10,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.checkpoint.idleness import idle_ms
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import DEADLINE, Feed, until
 from tests.query.model import events_of
+from tests.query.session_conf import session_conf
 
 NO_DATA_INTERVAL = "spark.sql.streaming.noDataProgressEventInterval"
 

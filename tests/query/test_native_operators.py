@@ -18,9 +18,9 @@ from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.query_plan import operators_of
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import Feed, Job, digests, newest_checkpoint, refused
 from tests.query.model import Event, in_order
+from tests.query.session_conf import session_conf
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 HDFS: dict[str, str] = {}

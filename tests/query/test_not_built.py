@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import Job, refused
 from tests.query.model import Count
+from tests.query.session_conf import session_conf
 
 OUTPUT = "k string, n long"
 

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import BACKEND, OFTEN, Feed, Job, drop_local_copies
+from tests.query.session_conf import session_conf
 
 PARALLELISM = 4
 OUTPUT = "what string, subtask int, v long, rules string, seen string, epochs long"

@@ -12,7 +12,6 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import (
     BACKEND,
     INLINE,
@@ -25,6 +24,7 @@ from tests.query.harness import (
     refused,
 )
 from tests.query.model import in_order
+from tests.query.session_conf import session_conf
 from tests.query.stored import handles_of
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import (
     INLINE,
     RETAINED,
@@ -23,6 +22,7 @@ from tests.query.harness import (
     refused,
 )
 from tests.query.model import in_order
+from tests.query.session_conf import session_conf
 from tests.query.test_schema_change import (
     KEYS,
     MIGRATIONS,

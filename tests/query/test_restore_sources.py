@@ -16,9 +16,9 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
-from pyspark_ckpt.session_conf import session_conf
 from tests.query.harness import Job, await_rows
 from tests.query.model import Count, counted_after, events_of, sequences
+from tests.query.session_conf import session_conf
 
 PARTITIONS = ("0", "1")
 

@@ -1,0 +1,209 @@
+"""Conf that one query needs, in sessions of its own; the user's session never has it.
+
+The one module that reaches into how Spark starts a query. Beyond its API it relies on this
+(PySpark 4.0 to 4.3, classic session):
+
+* ``SparkSession.cloneSession()`` copies conf, temporary views and functions.
+* A query clones its session when it is made. Of that clone, ``sparkSessionForStream``, it reads
+  no conf before all listeners of the session have returned from ``QueryStartedEvent``. Spark posts
+  that event in the query's own thread, with the query in ``streams``, before ``start()`` returns.
+* ``StreamExecution.resolvedCheckpointRoot()`` is the query's location.
+* ``MicroBatchExecution.watermarkPropagator``, which tells each operator its watermark, is made with
+  the query, by the conf of the user's session, and is not used before that event is over. Its
+  companion makes another one by the query's own conf.
+* ``SQLConf.withExistingConf`` has the calling thread, and no other, check a plan by another conf.
+  It needs Py4J's pinned threads, PySpark's default.
+
+Where a version of Spark does otherwise, the start fails with an error that says so, and the query
+is stopped (docs/design/0019-a-session-of-its-own.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from py4j.clientserver import ClientServer
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.graceful_stop import end_after_epoch
+from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage
+from pyspark_ckpt.session_conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
+
+_MICRO_BATCHES = "MicroBatchExecution"
+
+
+def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """Return a copy of a session, with its conf, views and functions, and with this conf."""
+    session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    for key, value in conf.items():
+        session.conf.set(key, value)
+    return session
+
+
+def start_with_conf(
+    spark: SparkSession,
+    location: LocalStorage,
+    conf: Mapping[str, str],
+    start: Callable[[], StreamingQuery],
+) -> StreamingQuery:
+    """Start Spark's query with conf of its own.
+
+    Parameters
+    ----------
+    spark
+        The session that `start` starts it from; its conf stays as it is.
+    location
+        The query's ``checkpointLocation``.
+    conf
+        What the query has beside, or in place of, the session's conf.
+    start
+        Calls Spark's start.
+
+    Returns
+    -------
+    StreamingQuery
+        As `start` returned it.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If this version of Spark starts queries in another way; the query was stopped.
+    ConfigurationError
+        If the conf has to reach Spark's check of the plan, and cannot.
+    """
+    check_conf = {key: value for key, value in conf.items() if key in READ_BY_PLAN_CHECK}
+    held = _ConfAtStart(spark, location, conf)
+    spark.streams.addListener(held)
+    try:
+        query = _checked_by(spark, check_conf, start) if check_conf else start()
+    finally:
+        spark.streams.removeListener(held)
+    if not held.is_set:
+        query.stop()
+        raise NotBuiltYetError(
+            f"query {query.id}: PySpark {spark.version} starts queries in another way than PySpark "
+            f"4.0 to 4.3, and the query's settings did not reach it ({held.error or 'no event'}): "
+            "use one of these versions"
+        ) from held.error
+    return query
+
+
+class _ConfAtStart(StreamingQueryListener):
+    """Sets the conf of one query's own session before the query reads it."""
+
+    def __init__(
+        self, spark: SparkSession, location: LocalStorage, conf: Mapping[str, str]
+    ) -> None:
+        self._spark = spark
+        self._location = location
+        self._conf = conf
+        self.is_set = False
+        self.error: Exception | None = None
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Called in the thread of the query that starts, whichever query of the session it is."""
+        try:
+            query = self._spark.streams.get(str(event.id))
+            if query is not None and self._is_at_location(query):
+                self._set_conf(query)
+        except Exception as exc:  # Spark would only log it
+            self.error = exc
+
+    def _is_at_location(self, query: StreamingQuery) -> bool:
+        root = str(_execution(query).resolvedCheckpointRoot())
+        try:
+            return open_local_storage(root).root.samefile(self._location.root)
+        except (NotBuiltYetError, FileNotFoundError):  # another query's, on another file system
+            return False
+
+    def _set_conf(self, query: StreamingQuery) -> None:
+        try:
+            own = _execution(query).sparkSessionForStream()
+            for key, value in self._conf.items():
+                own.conf().set(key, value)
+            if WATERMARK_PER_OPERATOR in self._conf:
+                _propagate_watermarks(self._spark, _execution(query), own.sessionState().conf())
+        except Exception:
+            end_after_epoch(self._spark, query)  # before its first one
+            raise
+        self.is_set = True
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Nothing to do."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Nothing to do."""
+
+
+def _execution(query: StreamingQuery) -> Any:
+    return query._jsq.streamingQuery()
+
+
+def _propagate_watermarks(spark: SparkSession, execution: Any, conf: Any) -> None:
+    """Have a query that was just made propagate watermarks as its own conf says."""
+    java: Any = spark._jvm
+    owner = execution.getClass()
+    while owner.getSimpleName() != _MICRO_BATCHES:  # a kind of it keeps progress in background
+        owner = owner.getSuperclass()
+    field = owner.getDeclaredField("watermarkPropagator")
+    kind = field.getType()
+    companion = java.java.lang.Class.forName(f"{kind.getName()}$", True, kind.getClassLoader())  # noqa: FBT003
+    field.setAccessible(True)
+    field.set(execution, companion.getField("MODULE$").get(None).apply(conf))
+
+
+def _checked_by(
+    spark: SparkSession, conf: Mapping[str, str], start: Callable[[], StreamingQuery]
+) -> StreamingQuery:
+    """Call `start` while Spark checks plans of this thread by another conf."""
+    if not isinstance(spark.sparkContext._gateway, ClientServer):
+        raise ConfigurationError(
+            f"the query needs {', '.join(conf)} while Spark checks its plan, which takes Py4J's "
+            "pinned threads: unset PYSPARK_PIN_THREAD, or set it to true"
+        )
+    java: Any = spark._jvm
+    own = spark._jsparkSession.sessionState().conf().clone()
+    for key, value in conf.items():
+        own.setConfString(key, value)
+    call = _Call(start)
+    java.org.apache.spark.sql.internal.SQLConf.withExistingConf(own, call)
+    return call.outcome()
+
+
+class _Call:
+    """A function that the JVM calls back in the same thread."""
+
+    def __init__(self, start: Callable[[], StreamingQuery]) -> None:
+        self._start = start
+        self._query: StreamingQuery | None = None
+        self._error: BaseException | None = None
+
+    def apply(self) -> None:
+        """Call it, and keep what came of it: a Python error would not survive the way back."""
+        try:
+            self._query = self._start()
+        except BaseException as exc:  # raised again by `outcome`
+            self._error = exc
+
+    def outcome(self) -> StreamingQuery:
+        """Return or raise what the function did."""
+        if self._error is not None:
+            raise self._error
+        assert self._query is not None
+        return self._query
+
+    class Java:  # Py4J asks for it
+        implements = ("scala.Function0",)
