@@ -34,6 +34,7 @@ from pyspark_ckpt.on_disk.layout import (
     ROLLBACK_MARKER,
     SEEDING_MARKER,
 )
+from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.table_sink import TableSink
@@ -192,9 +193,7 @@ class StartLocation:
             If there is no good checkpoint or savepoint at the path.
         """
         if self._committed_epoch is not None:
-            logger.info(
-                "%s has committed epochs: not restored from %s", self.storage.root, request.path
-            )
+            self._say_not_restored(request.path)
             return
         source = open_source(request.path, falls_back=request.falls_back)
         plan = request.plan(source, self.operators)
@@ -213,6 +212,23 @@ class StartLocation:
             file_sink.fill(source.metadata.epoch)
         finish_seeding(self.storage, source.path)
         logger.info("%s is no longer needed by query %s: all is copied", source.path, query_id)
+
+    def _say_not_restored(self, path: str) -> None:
+        """Warn that a path is ignored, unless the location was restored from it."""
+        query_id = self._log.query_id()
+        origin = None if query_id is None else read_origin(self.checkpoints(query_id))
+        if origin is not None and _is_or_replaces(origin, path):
+            logger.info("%s has committed epochs: not restored from %s", self.storage.root, path)
+            return
+        before = "was never restored" if origin is None else f"was restored from {origin.path}"
+        logger.warning(
+            "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
+            "%s); to start from that path, give a fresh checkpointLocation or call "
+            "pyspark_ckpt.rollback",
+            path,
+            self.storage.root,
+            before,
+        )
 
     def start_from_initial_state(
         self,
@@ -346,3 +362,13 @@ class StartLocation:
                 f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
                 "query a fresh checkpointLocation"
             )
+
+
+def _is_or_replaces(origin: Origin, path: str) -> bool:
+    """Tell whether a location was restored from a path, or from a checkpoint in its place."""
+    url = open_storage(path).url
+    if origin.path == url:
+        return True
+    return bool(origin.skipped) and open_storage(path).parent().url == (
+        open_storage(origin.path).parent().url
+    )
