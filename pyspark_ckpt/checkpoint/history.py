@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -57,14 +58,14 @@ def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
     return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
 
 
-def as_frame(entries: list[HistoryEntry]) -> pd.DataFrame:
-    """Return entries as a DataFrame."""
+def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Return entries as a DataFrame of some columns."""
     rows = [msgspec.structs.asdict(entry) for entry in entries]
     fields = [field.name for field in msgspec.structs.fields(HistoryEntry)]
     frame = pd.DataFrame(rows, columns=fields)
     frame["triggered_at"] = pd.to_datetime(frame["triggered_at_ms"], unit="ms", utc=True)
     types: dict[str, Any] = dict.fromkeys(_NUMBERS, "Int64")
-    return frame.astype(types)[list(COLUMNS)]
+    return frame.astype(types)[list(columns)]
 
 
 def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError:

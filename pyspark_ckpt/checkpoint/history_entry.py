@@ -21,7 +21,8 @@ _MAX_REASON = 8 << 10
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint or savepoint that is there, or one that was begun or given up.
 
-    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``.
+    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``. `format`
+    is a savepoint's.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int | None = None
     phases_ms: dict[str, int] | None = None
     run: str | None = None
+    format: str | None = None
     last_id: int = 0
     """The highest id of a checkpoint when it was noted."""
 
@@ -84,6 +86,7 @@ def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
         size_bytes=savepoint.size_bytes,
         files=savepoint.files,
         path=savepoint.path,
+        format=savepoint.format,
         last_id=last_id,
     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
-from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.handle import CANONICAL_FORMAT, FileReference, Handle
 from pyspark_ckpt.on_disk.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
 from pyspark_ckpt.on_disk.layout import (
     IN_PROGRESS_NAME,
@@ -23,6 +23,9 @@ from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+
+SAVEPOINT = "savepoint"
+"""What the metadata of a savepoint says that it is."""
 
 
 class SavepointFormat(str, Enum):
@@ -60,6 +63,18 @@ class Savepoint:
     size_bytes: int
     files: int
     format: str = SavepointFormat.CANONICAL.value
+
+
+def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:
+    """Return the format that a savepoint's files have, ``None`` for a checkpoint."""
+    if metadata.kind != SAVEPOINT:
+        return None
+    handles = [handle for operator in metadata.operators for handle in operator.handles]
+    is_canonical = all(
+        handle.base is not None and handle.base.format == CANONICAL_FORMAT and not handle.segments
+        for handle in handles
+    )
+    return SavepointFormat.CANONICAL if is_canonical else SavepointFormat.NATIVE
 
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
@@ -140,7 +155,7 @@ class NewSavepoint:
         completed = msgspec.structs.replace(
             snapshot,
             checkpoint_id=None,
-            kind="savepoint",
+            kind=SAVEPOINT,
             root=".",
             completed_at_ms=time.time_ns() // 1_000_000,
             operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
@@ -156,7 +171,7 @@ class NewSavepoint:
             completed_at_ms=completed.completed_at_ms,
             size_bytes=sum(file.size_bytes for file in files.values()) + last.size_bytes,
             files=len(files) + 1,
-            format=savepoint_format.value,
+            format=(format_of(completed) or savepoint_format).value,
         )
 
     def _copies(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
+from pyspark_ckpt.checkpoint.savepoint import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import is_savepoint_name
@@ -40,4 +41,5 @@ def _entry(place: Storage) -> HistoryEntry:
         size_bytes=size_on_disk_bytes(place, metadata),
         files=len({reference.path for reference in metadata.files()}) + 1,
         path=place.url,
+        format=None if (found := format_of(metadata)) is None else found.value,
     )

@@ -15,6 +15,7 @@ from pyspark_ckpt.checkpoint.history_entry import BEGUN
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.origin import read_origin
+from pyspark_ckpt.checkpoint.savepoint import format_of
 from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
@@ -28,7 +29,9 @@ _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
     "path",
 ]  # fmt: skip
-_OF_A_SAVEPOINT = ["status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files", "path"]
+_OF_A_SAVEPOINT = [
+    "status", "epoch", "format", "triggered_at", "duration_ms", "size_bytes", "files", "path",
+]  # fmt: skip
 _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 
 
@@ -36,7 +39,7 @@ def list_checkpoints(arguments: Namespace) -> Result:
     """List the checkpoints of a query, or the savepoints in a directory, that are there."""
     savepoints = savepoint_entries(open_storage(arguments.path))
     if savepoints:
-        frame = as_frame(savepoints)[_OF_A_SAVEPOINT]
+        frame = as_frame(savepoints, _OF_A_SAVEPOINT)
         text = table(frame, "")
         if BEGUN in set(frame.status):
             text += f"{BEGUN}: not complete; still being taken, or the driver ended before\n"
@@ -76,6 +79,7 @@ def show(arguments: Namespace) -> Result:
     fields = _described(metadata)
     if metadata.kind == "savepoint":  # of a checkpoint: what `list` and `history` have
         fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
+        fields["format"] = None if (found := format_of(metadata)) is None else found.value
     ancestors = lineage(arguments.path).iloc[1:]
     text = facts(_readable(fields))
     for operator in fields["operators"]:

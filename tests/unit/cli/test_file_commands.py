@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pyspark_ckpt import rename_uid
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
@@ -138,6 +139,38 @@ def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[s
         told = json.loads(capsys.readouterr().out)
         assert told["operators"][0]["parallelism"] == 4
         assert told["ancestors"] == []
+
+
+@pytest.mark.parametrize("kind", list(SavepointFormat))
+def test_the_format_of_a_savepoint_is_told_also_of_a_renamed_one(
+    kind: SavepointFormat,
+    storage: Storage,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    operators = tuple(
+        msgspec.structs.replace(
+            operator,
+            handles=tuple(
+                msgspec.structs.replace(handle, base=None, segments=(), pending=None)
+                for handle in operator.handles
+            ),
+        )
+        for operator in snapshot.operators
+    )
+    empty = msgspec.structs.replace(snapshot, operators=operators)
+    made = write_savepoint(empty, storage, str(tmp_path / "made"), kind)
+    renamed = rename_uid(made.path, {"count": "counted"}, str(tmp_path / "renamed"))
+    assert (made.format, renamed.format) == (kind.value, kind.value)
+    for savepoint in (made, renamed):
+        assert main(["list", str(Path(savepoint.path).parent), "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["savepoints"]
+        assert row["format"] == kind.value
+        assert main(["show", savepoint.path, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["format"] == kind.value
+        assert main(["list", str(Path(savepoint.path).parent)]) == 0
+        assert kind.value in capsys.readouterr().out
 
 
 def test_show_names_operators_of_sparks_own(
