@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.declared_states import parse_schema
+from pyspark_ckpt.operator.descriptor import DEFAULT_UID
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 
 _OUTPUT_MODES = {"append": "append", "update": "update"}
@@ -28,6 +29,7 @@ class OperatorArguments:
     uid: str
     migrations: Mapping[str, Migration]
     event_time_column: str
+    has_default_uid: bool = False
 
     @classmethod
     def checked(
@@ -36,7 +38,7 @@ class OperatorArguments:
         output_struct_type: T.StructType | str,
         output_mode: str,
         time_mode: str,
-        uid: str,
+        uid: str | None,
         migrations: Mapping[str, Migration] | None,
         event_time_column: str = "",
     ) -> OperatorArguments:
@@ -47,6 +49,8 @@ class OperatorArguments:
         PlanError
             If one is not allowed; names it and what is.
         """
+        has_default_uid = uid is None
+        uid = DEFAULT_UID if uid is None else uid
         if not isinstance(uid, str) or not uid.strip():
             raise PlanError(f"uid is {uid!r}: give every operator a stable name")
         mode = _OUTPUT_MODES.get(str(output_mode).lower())
@@ -70,7 +74,16 @@ class OperatorArguments:
                     f"{type(migration).__name__}: give a pyspark_ckpt.Migration"
                 )
         _check_event_time(schema, event_time_column, uid)
-        return cls(processor, schema, mode, time, uid, dict(migrations or {}), event_time_column)
+        return cls(
+            processor,
+            schema,
+            mode,
+            time,
+            uid,
+            dict(migrations or {}),
+            event_time_column,
+            has_default_uid,
+        )
 
 
 def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:

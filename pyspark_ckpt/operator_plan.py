@@ -145,6 +145,7 @@ class OperatorPlan:
         )
         descriptor = OperatorDescriptor(
             uid=arguments.uid,
+            has_default_uid=arguments.has_default_uid,
             parallelism=self.keyed.parallelism,
             max_parallelism=self.keyed.max_parallelism,
             key_schema=self.keyed.columns.key_schema.json(),

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor, decode_descriptor
+from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator_plan import DESCRIPTOR_METADATA
 
@@ -128,7 +128,15 @@ def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
     if not ours:
         raise PlanError(
             "the query has no operator of this library: build it with "
-            "key_by(df, ...).transformWithState(..., uid=...), or start it with df.writeStream"
+            "key_by(df, ...).transformWithState(...), or start it with df.writeStream"
+        )
+    unnamed = [operator for operator in ours if operator.has_default_uid]
+    if unnamed and len(ours) > 1:
+        processors = ", ".join(operator.processor for operator in unnamed)
+        raise PlanError(
+            f"the query has {len(ours)} operators and no uid for {processors}: give each operator "
+            f"a uid; state that the query's only operator has stored without one is found by "
+            f"uid={DEFAULT_UID!r}"
         )
     uids = [operator.uid for operator in ours]
     for uid in uids:

@@ -9,8 +9,11 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.grouping_columns import grouping_columns
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.declared_states import no_instance
+from pyspark_ckpt.operator.descriptor import DEFAULT_UID
 from pyspark_ckpt.operator.input_columns import InputColumns
 from pyspark_ckpt.operator.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.pandas_input import PandasInput
@@ -31,7 +34,8 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
         A streaming DataFrame; over a batch DataFrame the processor runs once, and its state is
         thrown away.
     columns
-        One or more of its columns.
+        Names or expressions, one or more, as ``groupBy`` takes them; keys have the names that it
+        gives them. The processor's rows have the columns of `df`, without the expressions.
     maxParallelism
         Number of key groups, fixed for the life of the state; by default a power of two from 128
         up, derived from ``spark.sql.shuffle.partitions`` as Flink does.
@@ -39,7 +43,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     Raises
     ------
     PlanError
-        If a key column is missing, ambiguous or not one of `df`, or `maxParallelism` cannot be.
+        If a key column is missing or ambiguous, or `maxParallelism` cannot be.
     NotBuiltYetError
         If `df` has a column of a type that is not built yet.
     """
@@ -49,9 +53,10 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     parallelism = int(conf.get("spark.sql.shuffle.partitions") or 200)
     time_zone = str(conf.get("spark.sql.session.timeZone"))
     chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
+    grouping = grouping_columns(df, columns)
     keyed = KeyedInput(
-        df,
-        InputColumns(df.schema, _key_names(df, columns), time_zone),
+        grouping.df,
+        InputColumns(grouping.df.schema, grouping.names, time_zone, grouping.derived),
         parallelism,
         check_max_parallelism(chosen, parallelism),
     )
@@ -97,7 +102,7 @@ class KeyedStream:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
         *,
-        uid: str,
+        uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
     ) -> DataFrame:
         """Run a processor over the stream, rows in and rows out.
@@ -121,7 +126,8 @@ class KeyedStream:
         eventTimeColumnName
             The output column that is event time for a stateful operator that follows.
         uid
-            The operator's stable name: its state is found by it on every restart and restore.
+            The operator's stable name: its state is found by it on every restart and restore. The
+            only operator of a query may do without, its uid is ``operator`` then.
         migrations
             How stored states become the ones the processor asks for, by the new state's name;
             needed only where a schema changed in a way that values cannot follow by themselves.
@@ -153,7 +159,7 @@ class KeyedStream:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
         *,
-        uid: str,
+        uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
     ) -> DataFrame:
         """Run a processor over the stream, pandas frames in and frames out.
@@ -182,7 +188,7 @@ class KeyedStream:
         initialState: GroupedData | None = None,
         eventTimeColumnName: str = "",
         *,
-        uid: str,
+        uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
     ) -> DataFrame:
         """Run a processor over the stream, all keys of an epoch at once, as columns.
@@ -193,8 +199,7 @@ class KeyedStream:
         """
         if not isinstance(statefulProcessor, BatchProcessor):
             raise PlanError(
-                f"operator {uid!r}: {type(statefulProcessor).__name__} is no BatchProcessor: "
-                "subclass pyspark_ckpt.BatchProcessor and implement handleInputBatch"
+                f"operator {uid or DEFAULT_UID!r}: {no_instance(statefulProcessor, BatchProcessor)}"
             )
         arguments = OperatorArguments.checked(
             statefulProcessor,
@@ -233,6 +238,11 @@ class KeyedStream:
             )
         df = initial_state._df  # noqa: SLF001  # PySpark has no other way to it
         names = initial_state.count().columns[:-1]
+        if not set(names) <= set(df.columns):
+            raise PlanError(
+                f"operator {uid!r}: initialState is grouped by {names}, which are not all columns "
+                f"of its DataFrame {df.columns}: make them columns with withColumn first"
+            )
         if df.isStreaming:
             raise PlanError(f"operator {uid!r}: initialState is a stream: give a batch DataFrame")
         own = self._keyed
@@ -244,23 +254,3 @@ class KeyedStream:
                 f" the stream by {own.columns.key_schema.simpleString()}: cast the columns"
             )
         return KeyedInput(df, columns, own.parallelism, own.max_parallelism)
-
-
-def _key_names(df: DataFrame, columns: tuple[str | Column, ...]) -> list[str]:
-    if not columns:
-        raise PlanError("key_by needs at least one key column")
-    duplicated = {name for name in df.columns if df.columns.count(name) > 1}
-    if duplicated:
-        raise PlanError(f"columns {sorted(duplicated)} appear more than once: rename them first")
-    names = [
-        column if isinstance(column, str) else df.select(column).columns[0] for column in columns
-    ]
-    for name in names:
-        if name not in df.columns:
-            raise PlanError(
-                f"key column {name!r} is not a column of the stream, which has {df.columns}: "
-                "make it one with withColumn first"
-            )
-    if len(set(names)) != len(names):
-        raise PlanError(f"key_by got a column twice: {names}")
-    return names

@@ -67,7 +67,7 @@ class RestorePlan:
 
     def __repr__(self) -> str:
         rows = [(row.operator, row.state, row.outcome, row.why) for row in self.states]
-        verdict = f"refused: {len(self.refused)} rows" if self.errors else "can start"
+        verdict = _refusal(len(self.refused)) if self.errors else "can start"
         return (
             f"restore from {self.path}, epoch {self.epoch}: {verdict}\n"
             f"{text_table(_HEADER, rows, _CELL_WIDTH)}"
@@ -126,3 +126,7 @@ def plan_of(
     rows = tuple(row for part in parts for row in part.rows)
     errors = tuple(error for part in parts for error in part.errors)
     return RestorePlan(source.path, source.metadata.epoch, rows, errors)
+
+
+def _refusal(rows: int) -> str:
+    return "refused: 1 row" if rows == 1 else f"refused: {rows} rows"

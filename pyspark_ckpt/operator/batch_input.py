@@ -11,6 +11,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import InputColumns
+from pyspark_ckpt.operator.keyed_rows import KeyedRows
 from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_input import PandasPart
 from pyspark_ckpt.operator.pandas_output import PandasOutput
@@ -55,6 +56,10 @@ class BatchProcessor(StatefulProcessor):
 class BatchPart(PandasPart):
     """A part of an epoch that the processor gets in one call."""
 
+    def _keep_keys(self, keyed: KeyedRows) -> None:
+        first_rows = keyed.frame.iloc[self._bounds[:-1]].reset_index(drop=True)
+        self._key_columns = self._columns.pandas_keys(first_rows)
+
     def process(
         self,
         processor: Any,
@@ -64,9 +69,8 @@ class BatchPart(PandasPart):
         """Have the processor handle all keys of the part, whatever the position."""
         rows = self._frame
         rows.index = pd.Index(np.repeat(np.arange(len(self.keys)), np.diff(self._bounds)))
-        first_rows = rows[list(self._columns.key_names)].iloc[self._bounds[:-1]]
-        keys = first_rows.reset_index(drop=True)
-        output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
+        output: Iterable[Any] | None
+        output = processor.handleInputBatch(self._key_columns, rows, timer_values)
         return output
 
     def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002

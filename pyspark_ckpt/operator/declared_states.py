@@ -93,10 +93,7 @@ def declare_states(
         If it asks for what is not built yet.
     """
     if not isinstance(processor, StatefulProcessor):
-        raise PlanError(
-            f"operator {uid!r}: {type(processor).__name__} is no StatefulProcessor: subclass "
-            "pyspark.sql.streaming.StatefulProcessor"
-        )
+        raise PlanError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
     schemas = _ParsedOnDemand()
     clock = EpochClock(time_mode, 0, 0 if has_watermark else None)
     handle = ProcessorHandle(StateTable(_NoState()), clock, f"operator {uid!r}", (), schemas)
@@ -114,6 +111,21 @@ def declare_states(
             f"driver when the query is built, to learn the states{user_frames(exc)}"
         ) from exc
     return DeclaredStates(handle.descriptors, dict(schemas))
+
+
+def no_instance(processor: object, wanted: type) -> str:
+    """Say why an object is no processor of a class, and what to give."""
+    if isinstance(processor, type) and issubclass(processor, wanted):
+        name = processor.__name__
+        return f"the class {name} was given for an instance: give {name}()"
+    return (
+        f"{type(processor).__name__} is no {wanted.__name__}: subclass "
+        f"{_PUBLIC.get(wanted.__name__, 'pyspark_ckpt')}.{wanted.__name__}"
+    )
+
+
+_PUBLIC = {"StatefulProcessor": "pyspark.sql.streaming"}
+"""The package that users import a class from."""
 
 
 def parse_schema(text: str) -> T.StructType:

@@ -9,6 +9,9 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 
+DEFAULT_UID = "operator"
+"""Uid of an operator that was given none, as the only one of a query may; states are stored so."""
+
 
 class MigrationDescriptor(msgspec.Struct, frozen=True):
     """What a user's migration has, without its functions."""
@@ -33,6 +36,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     uid: str
+    has_default_uid: bool = False
     parallelism: int
     max_parallelism: int
     key_schema: str

@@ -8,9 +8,10 @@ integers; :class:`InputColumns` builds that in the plan and takes it apart on th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -51,6 +52,8 @@ from pyspark_ckpt.operator.travelling_types import (
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
 
+NO_DERIVED_KEYS: Mapping[str, str] = MappingProxyType({})
+
 _NAN = float("nan")
 
 
@@ -65,6 +68,9 @@ class InputColumns:
         Its key columns, in the order given to ``key_by``.
     time_zone
         The session's time zone, which timestamps of rows and keys carry.
+    derived_keys
+        Key columns that the user's DataFrame has not, the last of the schema, by name: the names
+        that the user sees. Rows do not have them.
 
     Raises
     ------
@@ -75,10 +81,20 @@ class InputColumns:
     """
 
     def __init__(
-        self, schema: T.StructType, key_names: Sequence[str], time_zone: str = "UTC"
+        self,
+        schema: T.StructType,
+        key_names: Sequence[str],
+        time_zone: str = "UTC",
+        derived_keys: Mapping[str, str] = NO_DERIVED_KEYS,
     ) -> None:
         self.schema = schema
-        self.key_names = tuple(key_names)
+        self.key_names = tuple(derived_keys.get(name, name) for name in key_names)
+        self._key_fields = [
+            schema[name] if shown == name else T.StructField(shown, schema[name].dataType)
+            for name, shown in zip(key_names, self.key_names, strict=True)
+        ]
+        self._sent_keys = tuple(key_names)
+        self._shown = len(schema.fields) - len(derived_keys)
         self.time_zone = time_zone
         self._transports = [transport_of(field, time_zone) for field in schema.fields]
         self._masks = NullMasks(
@@ -90,8 +106,8 @@ class InputColumns:
         )
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self.event_time_index = event_time_index(schema)
-        for name in key_names:
-            check_key(schema[name])
+        for field in self._key_fields:
+            check_key(field)
         self._json_keys = {
             index: JsonKey(schema.fields[index], time_zone)
             for index in self._key_indexes
@@ -108,12 +124,12 @@ class InputColumns:
     @property
     def key_schema(self) -> T.StructType:
         """The schema of a key tuple."""
-        return T.StructType([self.schema[name] for name in self.key_names])
+        return T.StructType(self._key_fields)
 
     def key_columns(self) -> list[Column]:
         """Return the key columns in the form that is hashed."""
         return [
-            canonical_column(_quoted(name), self.schema[name].dataType) for name in self.key_names
+            canonical_column(_quoted(name), self.schema[name].dataType) for name in self._sent_keys
         ]
 
     def columns(self) -> list[Column]:
@@ -148,8 +164,8 @@ class InputColumns:
         """What turns a stored key into the key that the processor sees."""
         row_type = row_type_of(list(self.key_names))
         types = [
-            Decimal | None if isinstance(self.schema[name].dataType, T.DecimalType) else Any
-            for name in self.key_names
+            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
+            for field in self._key_fields
         ]
         decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
         # PySpark shows the key of a fired timer as a Row.
@@ -165,8 +181,8 @@ class InputColumns:
         Rows that are made late are gone early: holding those of an epoch took as long as using
         them.
         """
-        columns = self._received_values(self._sent_values(frame))
-        make_row, row_type = tuple.__new__, row_type_of(self.schema.names)
+        columns = self._received_values(self._sent_values(frame, range(self._shown)))
+        make_row, row_type = tuple.__new__, row_type_of(self.schema.names[: self._shown])
 
         def rows(start: int, stop: int) -> Iterator[Row]:
             values = zip(*[column[start:stop] for column in columns], strict=True)
@@ -187,17 +203,22 @@ class InputColumns:
     def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives."""
         nulls = self._masks.flags(frame)
-        columns = {
-            field.name: pandas_column(
-                field.dataType,
-                frame[f"c{index}"],
-                nulls.get(index),
-                self._transports[index],
-                self.time_zone,
-            )
-            for index, field in enumerate(self.schema.fields)
-        }
-        return pd.DataFrame(columns)
+        return pd.DataFrame(
+            {
+                self.schema.names[index]: self._pandas_column(index, frame, nulls)
+                for index in range(self._shown)
+            }
+        )
+
+    def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
+        nulls = self._masks.flags(frame)
+        return pd.DataFrame(
+            {
+                name: self._pandas_column(index, frame, nulls)
+                for name, index in zip(self.key_names, self._key_indexes, strict=True)
+            }
+        )
 
     def newest_event_time_ms(self, rows: pd.DataFrame) -> int | None:
         """Return the newest event time in a frame of :meth:`pandas_frame`."""
@@ -229,6 +250,17 @@ class InputColumns:
             if index in self._json_keys
             else received(self._transports[index], value)
             for index, value in zip(self._key_indexes, sent_key, strict=True)
+        )
+
+    def _pandas_column(
+        self, index: int, frame: pd.DataFrame, nulls: Mapping[int, np.ndarray[Any, Any]]
+    ) -> pd.Series[Any]:
+        return pandas_column(
+            self.schema.fields[index].dataType,
+            frame[f"c{index}"],
+            nulls.get(index),
+            self._transports[index],
+            self.time_zone,
         )
 
     def _codes(self, index: int, frame: pd.DataFrame, nulls: np.ndarray[Any, Any] | None) -> Codes:
@@ -271,7 +303,7 @@ class InputColumns:
     def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
         return [
             all_received(transport, values)
-            for transport, values in zip(self._transports, sent, strict=True)
+            for transport, values in zip(self._transports, sent[: self._shown], strict=False)
         ]
 
     def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:

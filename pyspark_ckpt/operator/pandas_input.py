@@ -9,7 +9,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.keyed_rows import keyed_rows
+from pyspark_ckpt.operator.keyed_rows import KeyedRows, keyed_rows
 from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_output import PandasOutput
 
@@ -35,6 +35,10 @@ class PandasPart:
         self._bounds = keyed.bounds
         self._columns = columns
         self._frame = columns.pandas_frame(keyed.frame)
+        self._keep_keys(keyed)
+
+    def _keep_keys(self, keyed: KeyedRows) -> None:
+        """Take what is needed of the keys as columns: nothing, key by key."""
 
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues

@@ -67,6 +67,10 @@ class GivenColumns:
         """Return rows in the columns that were given."""
         return frame.drop(columns=[_KEY, KEY_GROUP]).reset_index(drop=True)
 
+    def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return the key columns of rows."""
+        return frame[list(self.key_names)]
+
     def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
         """Return keys as the processor sees them."""
         return [self._keys.of_columns(key).key for key in sent_keys]

@@ -21,7 +21,7 @@ from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage
-from pyspark_ckpt.operator.declared_states import copy_as_sent
+from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.epoch_end import end_epoch
@@ -87,10 +87,7 @@ class HarnessSubtask:
     ) -> None:
         self.where = f"operator {descriptor.uid!r}"
         if not isinstance(processor, StatefulProcessor):
-            raise PlanError(
-                f"{self.where}: {type(processor).__name__} is no StatefulProcessor: subclass "
-                "pyspark.sql.streaming.StatefulProcessor"
-            )
+            raise PlanError(f"{self.where}: {no_instance(processor, StatefulProcessor)}")
         self.handle = descriptor.first_handle(_QUERY_ID, _SUBTASK, _BEFORE_THE_FIRST_EPOCH)
         self.storage = LocalStorage(root / "checkpoints")
         self.crash = PlannedCrash(self.where)

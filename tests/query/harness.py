@@ -77,7 +77,7 @@ class Job:
     feed: Feed
     processor: Callable[[], StatefulProcessor] = Reveal
     output: str = OUTPUT
-    uid: str = "op"
+    uid: str | None = "op"
     keys: tuple[str, ...] = ("k",)
     location: str = "loc"
     out: str = "out"

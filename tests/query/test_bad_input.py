@@ -148,7 +148,7 @@ def test_two_operators_with_one_uid(job: Job) -> None:
         writer.start()
 
 
-@pytest.mark.parametrize("uid", ["", " ", 7, None])
+@pytest.mark.parametrize("uid", ["", " ", 7])
 def test_uid_that_cannot_be(job: Job, uid: Any) -> None:
     """A uid that is no name is refused when the query is built."""
     with refused(ckpt.PlanError, "uid", unchanged=job.base):
