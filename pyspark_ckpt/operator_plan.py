@@ -34,6 +34,7 @@ from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator.user_sources import UserSources
 from pyspark_ckpt.operator_arguments import OperatorArguments
+from pyspark_ckpt.output_mode import in_any_mode
 
 STATE_SCHEMA = "handle binary"
 """What Spark's own state store keeps for a subtask."""
@@ -176,7 +177,7 @@ class OperatorPlan:
             initial = InitialState(self.initial.with_tokens(), function)
             descriptor = remember_initial_state(descriptor, initial)
         metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
-        return (
+        return in_any_mode(
             self._rows(function)
             .withMetadata(TOKEN, metadata)
             .groupBy(TOKEN)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,6 +24,7 @@ from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
+from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import source_ids
@@ -166,7 +168,13 @@ class QueryStart:
             one_watermark=operators.have_one_watermark,
         )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
-        return start_with_conf(self._spark, self._location.storage, conf, start)
+        try:
+            return start_with_conf(self._spark, self._location.storage, conf, start)
+        except AnalysisException as exc:
+            error = plan_error(exc)
+            if error is None:
+                raise
+            raise error from None  # the whole plan, with columns that nobody named
 
     def _read_origin(self) -> Origin | None:
         """Return what a location that is continued was restored from; refuse a damaged note."""

@@ -117,7 +117,7 @@ class KeyedStream:
         outputStructType
             Schema of the rows that the processor yields.
         outputMode
-            ``Append`` or ``Update``, the mode that the query is started with.
+            ``Append`` or ``Update``. The query may have the other of the two.
         timeMode
             ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
         initialState
