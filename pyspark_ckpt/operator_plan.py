@@ -23,6 +23,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.fingerprint import code_fingerprint, processor_name
+from pyspark_ckpt.operator.frame_limits import FrameLimits
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.input_mode import InputMode
@@ -47,6 +48,8 @@ TIMEOUTS = {
     TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
     TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
 }
+
+_COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
 MakeInputMode = Callable[[InputColumns, OutputRows], InputMode]
 
@@ -106,7 +109,11 @@ class OperatorPlan:
             If the operator cannot be run as it is.
         """
         self._check()
-        output = OutputRows(self.arguments.output_schema, self.arguments.uid)
+        get = self.keyed.df.sparkSession.conf.get
+        coerces = str(get(_COERCION, "false")).lower() == "true"
+        output = OutputRows(
+            self.arguments.output_schema, self.arguments.uid, coerces_integers=coerces
+        )
         function = self._function(output)
         processed = (
             self._streamed(function, output)
@@ -163,7 +170,7 @@ class OperatorPlan:
             arguments.processor,
             descriptor,
             self.keyed.columns,
-            self.make_mode(self.keyed.columns, output),
+            self._mode(self.make_mode, self.keyed.columns, output),
             declared.schemas,
             arguments.migrations,
             self._broadcast_rows(),
@@ -214,7 +221,16 @@ class OperatorPlan:
         if self.initial is None:
             return None
         make_mode = PandasInput if self.as_frames else RowsInput
-        return InitialRows(self.initial.columns, make_mode(self.initial.columns, output))
+        columns = self.initial.columns
+        return InitialRows(columns, self._mode(make_mode, columns, output))
+
+    def _mode(
+        self, make_mode: MakeInputMode, columns: InputColumns, output: OutputRows
+    ) -> InputMode:
+        if make_mode is not PandasInput:
+            return make_mode(columns, output)
+        limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
+        return PandasInput(columns, output, limits)
 
 
 def _functions_of(migrations: Mapping[str, Migration]) -> list[Any]:

@@ -60,6 +60,9 @@ class OutputRows:
         The user's ``outputStructType``.
     uid
         The operator, for errors.
+    coerces_integers
+        Whether pandas integers may become decimals that have no room for all of their kind, as
+        ``spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled`` says.
 
     Raises
     ------
@@ -67,8 +70,9 @@ class OutputRows:
         If a column has a type that is not built yet; names column and type.
     """
 
-    def __init__(self, schema: T.StructType, uid: str) -> None:
+    def __init__(self, schema: T.StructType, uid: str, *, coerces_integers: bool = False) -> None:
         self.schema = schema
+        self.coerces_integers = coerces_integers
         self._uid = uid
         for field in schema.fields:
             if not _is_plain(field.dataType):
@@ -194,6 +198,35 @@ class OutputRows:
     ) -> StateValueError:
         what = f": output column {field.name!r} is {field.dataType.simpleString()}, the returned "
         return self._misfit(f"{what}value {shown(value)} is not ({reason})", row)
+
+    def check_room(self, field: T.StructField, digits: int, value: object) -> None:
+        """Refuse pandas integers for a decimal without room for all of them, as PySpark does.
+
+        Parameters
+        ----------
+        field
+            The output column, a decimal.
+        digits
+            How many digits integers of their kind can have.
+        value
+            One of them, for the error.
+
+        Raises
+        ------
+        StateValueError
+            If the decimal has less room, and the session did not ask to coerce integers.
+        """
+        data_type = field.dataType
+        assert isinstance(data_type, T.DecimalType)
+        if self.coerces_integers or data_type.precision - data_type.scale >= digits:
+            return
+        raise self._misfit(
+            f": Failed to convert the value {shown(value)} of output column {field.name!r} to "
+            f"{data_type.simpleString()}, which has no room for all integers of the column's "
+            "dtype; yield decimal.Decimal, or set "
+            "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled to true",
+            0,
+        )
 
     def _misfit(self, reason: str, row: int) -> StateValueError:
         error: StateValueError = StateValueError(f"{self.where}{reason}")

@@ -122,6 +122,10 @@ class PandasOutput:
         is_float = isinstance(field.dataType, _FLOATS)
         if (kind in "iu" and (is_integer or is_float)) or (kind == "f" and is_float):
             return self._schema.numbers(field, column.to_numpy())
+        if isinstance(field.dataType, T.DecimalType) and column.dtype.kind in "iu" and len(column):
+            size_bytes: int = getattr(column.dtype, "itemsize", 8)
+            digits = len(str(np.iinfo(f"{column.dtype.kind}{size_bytes}").max))
+            self._schema.check_room(field, digits, column.tolist()[0])
         values = [_plain(value) for value in column.tolist()]
         if is_integer:  # pandas made floats of integers beside nulls
             values = [

@@ -55,11 +55,24 @@ NOT_APPLYING = (
             "test_transform_with_list_state_metadata",
             "test_transform_with_value_state_metadata",
             "test_transform_with_state_restart_with_multiple_rows_init_state",
-            "*StateVariable*::test_transform_with_state_with_timers_single_partition",
         ),
         "They read state through Spark's sources `state-metadata` and `statestore`. Spark stores a "
         "handle for each subtask; state is read from a savepoint instead.",
-        "TODO",
+        r"json\.loads\(|STDS_INVALID_OPTION_VALUE|assert set\(\n",
+    ),
+    NotApplying(
+        (
+            "test_transform_with_state_init_state",
+            "test_transform_with_state_init_state_with_extra_transformation",
+            "test_transform_with_state_init_state_with_timers",
+            "TransformWithStateInPandasTests::test_transform_with_state_with_bytes_limit",
+            "TransformWithStateInPandasTests::test_transform_with_state_with_records_limit",
+            "*StateVariable*::test_transform_with_state_with_timers_single_partition",
+        ),
+        "They expect the first rows in epoch 0. Here the initial state is epoch 0, made before the "
+        "first rows, so that it is checkpointed as all state is; rows begin with epoch 1. The "
+        "limits of frames, which two of them are about, hold: tests/query/test_frames.py.",
+        r"in check_results(.|\n)*\nE +AssertionError",
     ),
 )
 

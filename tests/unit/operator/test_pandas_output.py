@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
@@ -73,3 +74,27 @@ def test_texts_beside_numbers() -> None:
     output = output_of(T.LongType(), T.StringType())
     frames = [pd.DataFrame({"a": [1], "b": ["x"]}), pd.DataFrame({"a": [2], "b": [None]})]
     assert taken(output, *frames) == [[1, 2], ["x", None]]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "Int64", "int32", "uint8"])
+def test_integers_are_no_decimals_without_room_for_all_of_their_kind(dtype: str) -> None:
+    """PyArrow's own rule, which PySpark's output goes by, is asked for each type."""
+    frame = pd.DataFrame({"a": pd.Series([7], dtype=dtype)})
+    whole = pa.array([7], pa.type_for_alias(dtype.lower()))
+    for precision, scale in [(38, 0), (21, 2), (20, 2), (19, 0), (12, 2), (11, 2), (5, 2), (4, 2)]:
+        output = output_of(T.DecimalType(precision, scale))
+        try:
+            whole.cast(pa.decimal128(precision, scale))
+        except pa.ArrowInvalid:
+            with pytest.raises(
+                StateValueError, match=r"Failed to convert the value 7 .* column .a"
+            ):
+                taken(output, frame)
+        else:
+            assert taken(output, frame) == [[7]]
+
+
+def test_integers_are_coerced_to_decimals_if_the_session_says_so() -> None:
+    schema = T.StructType([T.StructField("a", T.DecimalType(3, 2))])
+    output = PandasOutput(OutputRows(schema, "an_operator", coerces_integers=True))
+    assert taken(output, pd.DataFrame({"a": [7]})) == [[7]]

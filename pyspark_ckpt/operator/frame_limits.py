@@ -1,0 +1,54 @@
+"""How large the frames are that a pandas processor gets: Spark's own two settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from pyspark_ckpt.operator.spilled_frames import to_table
+
+_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_BYTES = 2**31 - 1
+"""Spark's default, by which it knows that there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """Limits of one frame; the defaults are Spark's.
+
+    Parameters
+    ----------
+    rows
+        Rows of a frame at most; 0 or less stands for no limit.
+    size_bytes
+        A frame ends with the row that reaches this size, each row taken as large as all rows of
+        the part are on average.
+    """
+
+    rows: int = 10_000
+    size_bytes: int = _NO_BYTES
+
+    @classmethod
+    def of_session(cls, get: Callable[[str, str], Any]) -> FrameLimits:
+        """Return the limits that a session's conf sets.
+
+        Parameters
+        ----------
+        get
+            Returns the value of a key, or the default that is given with it.
+        """
+        return cls(int(get(_ROWS_KEY, "10000")), int(get(_BYTES_KEY, str(_NO_BYTES))))
+
+    def rows_of_frames(self, sent: pd.DataFrame, schema: pa.Schema) -> int:
+        """Return how many rows of a sent frame make one frame."""
+        rows = self.rows if self.rows > 0 else len(sent)
+        if self.size_bytes >= _NO_BYTES or not len(sent):  # measuring takes as long as the work
+            return max(rows, 1)
+        row_bytes: float = max(to_table(sent, schema).nbytes / len(sent), 1)
+        return max(min(rows, math.ceil(self.size_bytes / row_bytes)), 1)

@@ -1,0 +1,44 @@
+"""How many rows make a frame, by Spark's settings."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from pyspark_ckpt.operator.frame_limits import FrameLimits
+
+SCHEMA = pa.schema([("x", pa.int64()), ("y", pa.int64())])
+ROWS = pd.DataFrame({"x": range(100), "y": range(100)})  # 16 bytes each
+
+
+@pytest.mark.parametrize(
+    ("rows", "size_bytes", "wanted"),
+    [
+        ("10000", 2**31 - 1, 10_000),
+        ("7", 2**31 - 1, 7),
+        ("0", 2**31 - 1, 100),
+        ("-1", 2**31 - 1, 100),
+        ("10000", 1, 1),
+        ("10000", 16, 1),
+        ("10000", 17, 2),
+        ("10000", 160, 10),
+        ("3", 160, 3),
+        ("-1", 160, 10),
+    ],
+)
+def test_the_smaller_limit_counts(rows: str, size_bytes: int, wanted: int) -> None:
+    conf = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": rows,
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(size_bytes),
+    }
+    limits = FrameLimits.of_session(lambda key, default: conf.get(key, default))
+    assert limits.rows_of_frames(ROWS, SCHEMA) == wanted
+
+
+def test_defaults_are_sparks() -> None:
+    assert FrameLimits.of_session(lambda _, default: default) == FrameLimits()
+
+
+def test_no_rows() -> None:
+    assert FrameLimits(-1, 16).rows_of_frames(ROWS.iloc[:0], SCHEMA) == 1
