@@ -84,7 +84,8 @@ def open_local_copy(
     CorruptFileError
         If a durable file that is needed is missing or changed.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    # Spark's own directory may be open to every user of the host.
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _claimed(directory) as claimed:
         place = claimed / backend_type
         snapshots = LocalSnapshots(claimed)

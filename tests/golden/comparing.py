@@ -62,3 +62,14 @@ def _compare(found: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str,
 
 def _text(line: Mapping[str, Any]) -> str:
     return json.dumps([line[name] for name in ("what", "k", "subtask", "told")], sort_keys=True)
+
+
+def check_timers(sink: Sink, waiting: Sequence[tuple[int, str]]) -> None:
+    """Check that the query told of these timers only, in the order of time in each subtask."""
+    lines = [line for line in _lines(sink) if line["what"] == "timer"]
+    assert sorted((line["told"]["at"], line["k"]) for line in lines) == sorted(waiting)
+    for subtask in {line["subtask"] for line in lines}:
+        fired = [line["told"] for line in lines if line["subtask"] == subtask]
+        in_order = sorted(fired, key=lambda told: told["number"])
+        assert [told["at"] for told in in_order] == sorted(told["at"] for told in fired)
+        assert len({told["number"] for told in fired}) == len(fired)

@@ -266,3 +266,10 @@ def test_copies_lie_in_the_temporary_directory_if_spark_gave_no_disks(
     if value is not None:
         monkeypatch.setenv("SPARK_LOCAL_DIRS", value)
     assert executor_local_root(0) == Path(tempfile.gettempdir())
+
+
+def test_a_copy_is_for_its_user_only(tmp_path: Path, storage: Storage, backend_type: str) -> None:
+    """Scenario 45: also where everybody may read Spark's own directory."""
+    directory = subtask_directory(tmp_path, "query", "op", 3)
+    with open_local_copy(directory, backend_type, storage, None):
+        assert directory.stat().st_mode & 0o777 == 0o700
