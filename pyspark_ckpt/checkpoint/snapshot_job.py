@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.lost_attributes_notice import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
@@ -27,13 +28,17 @@ class SnapshotJob:
         self._spark = spark
         self._files = files
         self._jobs: SparkJobs | None = None
+        self._notice = LostAttributesNotice(files.query_id)
 
     def take(self, epoch: int) -> CheckpointMetadata:
         """Gather a committed epoch; as :func:`take_snapshot`."""
         what = f"handles of epoch {epoch}, query {self._files.query_id}"
         self._jobs = SparkJobs(self._spark.sparkContext, what)
         with self._jobs.running():
-            return take_snapshot(self._spark, self._files, epoch)
+            snapshot = take_snapshot(self._spark, self._files, epoch)
+        for operator in snapshot.operators:
+            self._notice.look_at(operator.uid, operator.handles)
+        return snapshot
 
     def cancel(self) -> None:
         """Cancel the Spark jobs of the newest :meth:`take`, from another thread."""

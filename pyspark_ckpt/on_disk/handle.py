@@ -143,8 +143,8 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     `reads` are the state entries that the processor asked for; `cache_hits` of them had been read
     ahead or were written in the epoch. `writes` are the entries of the epoch's segment, `expired`
     those removed since their time to live was over or their state was deleted. `rebuilds` is 1 if
-    the local copy was built anew. `process_ms` includes the wait for input and for Spark to take
-    the output.
+    the local copy was built anew. `lost_attributes` of the processor were changed outside of state.
+    `process_ms` includes the wait for input and for Spark to take the output.
     """
 
     rows: int = 0
@@ -158,6 +158,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     open_ms: int = 0
     process_ms: int = 0
     barrier_ms: int = 0
+    lost_attributes: tuple[str, ...] = ()
 
 
 class Handle(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, Part
+from pyspark_ckpt.operator.lost_attributes import LostAttributes
 from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_origins import OutputOrigins
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
@@ -73,7 +74,8 @@ class EpochProcessing:
         The text of the processor's code where executors have no file of it.
 
     Set `completed_checkpoint_id` before :meth:`run` to have the processor told of it. `rows`,
-    `keys` and `timers_fired` count what was processed.
+    `keys` and `timers_fired` count what was processed. `lost_attributes` of the processor are gone
+    in the next epoch.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class EpochProcessing:
         self.rows = 0
         self.keys = 0
         self.timers_fired = 0
+        self.lost_attributes: tuple[str, ...] = ()
 
     def run(
         self,
@@ -159,6 +162,7 @@ class EpochProcessing:
             self._end(epoch=0)
 
     def _begin(self) -> None:
+        attributes = LostAttributes(self._processor)
         self._processor.init(self.states)  # type: ignore[arg-type]  # same methods, no subclass
         self.states.end_of_init()
         self._step = "restoreState"
@@ -167,6 +171,8 @@ class EpochProcessing:
             self._step = "notifyCheckpointComplete"
             notified: Any = self._processor
             notified.notifyCheckpointComplete(self.completed_checkpoint_id)
+        attributes.end_of_init()
+        self._attributes = attributes
         self._step = _READING
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
@@ -272,6 +278,7 @@ class EpochProcessing:
 
     def _end(self, epoch: int) -> None:
         self._leave_key("snapshotState")
+        self.lost_attributes = self._attributes.names()
         self._raw.snapshot_of(self._processor, epoch)
         self._step = "close"
         self._processor.close()

@@ -130,6 +130,7 @@ class SubtaskFunction:
                         cache_hits=table.cache_hits,
                         timers_fired=processing.timers_fired,
                         rebuilds=int(copy.is_rebuilt),
+                        lost_attributes=processing.lost_attributes,
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
                     ),

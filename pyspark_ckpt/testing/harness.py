@@ -81,6 +81,9 @@ class ProcessorHarness(StateAccess):
         Output is checked against this schema if it is given, and returned as yielded in any case.
     conf
         Settings of a query, such as ``spark.ckpt.execution.memory-limit``.
+    failOnLostAttributes
+        Whether an epoch is an error in which the processor changes attributes outside of ``init``:
+        a query warns of them once.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class ProcessorHarness(StateAccess):
         migrations: Mapping[str, Migration] | None = None,
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
+        failOnLostAttributes: bool = False,
     ) -> None:
         if initialStateRow is not None and initialStatePandas is not None:
             raise HarnessUseError(
@@ -129,6 +133,7 @@ class ProcessorHarness(StateAccess):
             time_mode=arguments.time_mode.value,
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
+        subtask.fails_on_lost_attributes = failOnLostAttributes
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
         super().__init__(subtask, GivenKeys(chosen, keyColumns), clock)
         mode: Mode = RowsInput if initialStatePandas is None else PandasInput

@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.operator import lost_attributes
 from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
@@ -74,7 +75,8 @@ class HarnessSubtask:
     migrations
         By the name of the wanted state.
 
-    `handle` names the state as the last epoch left it.
+    `handle` names the state as the last epoch left it. With `fails_on_lost_attributes` an epoch
+    that changes attributes outside of state is an error.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class HarnessSubtask:
         migrations: Mapping[str, Migration],
     ) -> None:
         self.where = f"operator {descriptor.uid!r}"
+        self.fails_on_lost_attributes = False
         if not isinstance(processor, StatefulProcessor):
             raise PlanError(f"{self.where}: {no_instance(processor, StatefulProcessor)}")
         self.handle = descriptor.first_handle(_QUERY_ID, _SUBTASK, _BEFORE_THE_FIRST_EPOCH)
@@ -131,6 +134,10 @@ class HarnessSubtask:
             processing = function.processing(attempt.handle, attempt.table, clock, attempt.number)
             for _ in processing.run(self._crashing(parts), attempt.number):
                 pass  # the mode keeps the output
+            if self.fails_on_lost_attributes and processing.lost_attributes:
+                raise ProcessorError(
+                    lost_attributes.warning(self.where, processing.lost_attributes)
+                )
             self.crash.reach(CrashStep.AFTER_TIMERS)
             self.crash.reach(CrashStep.BEFORE_SEGMENT)
             handle = self._ended(attempt, processing.states)

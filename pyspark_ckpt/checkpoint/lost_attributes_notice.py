@@ -1,0 +1,41 @@
+"""Warns once in a run of attributes that an operator's processor changes outside of state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.operator.lost_attributes import warning
+
+logger = logging.getLogger(__name__)
+
+
+class LostAttributesNotice:
+    """The warnings of one run of a query; on the driver.
+
+    Parameters
+    ----------
+    query_id
+        The query.
+    """
+
+    def __init__(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._warned: set[str] = set()
+
+    def look_at(self, uid: str, handles: Iterable[Handle]) -> None:
+        """Warn of what the handles of an operator tell, unless it was warned of already."""
+        if uid in self._warned:
+            return
+        names = {
+            name
+            for handle in handles
+            if handle.metrics is not None
+            for name in handle.metrics.lost_attributes
+        }
+        if names:
+            self._warned.add(uid)
+            logger.warning(
+                "%s", warning(f"query {self._query_id}, operator {uid!r}", sorted(names))
+            )
