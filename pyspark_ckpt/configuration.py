@@ -69,7 +69,7 @@ class Settings:
     min_pause_ms: int = 0
     timeout_ms: int = 600_000
     max_concurrent_checkpoints: int = 1
-    tolerable_failed_checkpoints: int = 0
+    tolerable_failed_checkpoints: int = 3
     retention: str = RETAIN_ON_CANCELLATION
     checkpoints_directory: str | None = None
     savepoints_directory: str | None = None

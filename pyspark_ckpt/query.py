@@ -14,6 +14,7 @@ from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.entries_frame import as_spark_frame
+from pyspark_ckpt.query_failure import library_error, library_errors
 from pyspark_ckpt.spark_paths import qualified_path
 
 
@@ -36,6 +37,7 @@ class CheckpointedQuery(StreamingQuery):
         self._spark = spark
         self._restore = restore
         self._coordinator = coordinator
+        self._is_failure_raised = False
 
     @property
     def lastRestore(self) -> Restore | None:
@@ -177,13 +179,18 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         FailedCheckpointsError
-            If the query was stopped since too many checkpoints failed.
+            If the query was stopped because it could not be checkpointed, if its last checkpoint
+            failed, or if it was stopped for a savepoint that was not made.
+        StreamingQueryException
+            If the query failed. It is also an error of this library, such as
+            :class:`ProcessorError`, where one made the query fail.
         """
-        try:
-            ended = super().awaitTermination(timeout)
-        except StreamingQueryException:
-            self._coordinator.join()  # its checkpoints may have to go
-            raise
+        with library_errors():
+            try:
+                ended = super().awaitTermination(timeout)
+            except StreamingQueryException:
+                self._coordinator.join()  # its checkpoints may have to go
+                raise
         if timeout is None or ended:
             self._coordinator.join()
             self._raise_failure()
@@ -194,26 +201,37 @@ class CheckpointedQuery(StreamingQuery):
 
         Raises
         ------
-        FailedCheckpointsError
-            If the query was stopped since too many checkpoints failed.
+        FailedCheckpointsError, StreamingQueryException
+            As :meth:`awaitTermination`.
         """
-        super().processAllAvailable()
+        with library_errors():
+            super().processAllAvailable()
         self._raise_failure()
 
     def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
         """Return what ended the query; as ``StreamingQuery``, or a ``FailedCheckpointsError``."""
-        return self._coordinator.failure or super().exception()
+        return self._coordinator.failure or library_error(super().exception())
 
     def stop(self) -> None:
         """Stop the query and wait for its last checkpoint.
 
         With ``externalized-checkpoint-retention`` other than ``RETAIN_ON_CANCELLATION`` its
-        checkpoints are deleted instead; the query goes on from its ``checkpointLocation`` all the
-        same.
+        checkpoints are deleted instead; the query continues from its ``checkpointLocation`` all the
+        same. The wait ends after ``spark.ckpt.execution.checkpointing.timeout`` for each step that
+        hangs.
+
+        Raises
+        ------
+        FailedCheckpointsError
+            As :meth:`awaitTermination`, unless it has been raised before.
         """
-        super().stop()
+        with library_errors():
+            super().stop()
         self._coordinator.join()
+        if not self._is_failure_raised:
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self._coordinator.failure is not None:
+            self._is_failure_raised = True
             raise self._coordinator.failure

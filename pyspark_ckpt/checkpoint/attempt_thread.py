@@ -58,6 +58,22 @@ class Attempt:
         return self.outcome
 
 
+@dataclass(slots=True)
+class Work:
+    """Other work of that thread; `error` is what it raised, `ended` is set when it is over."""
+
+    call: Callable[[], None]
+    error: Exception | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self.call()
+        except Exception as exc:
+            self.error = exc
+
+
 class AttemptThread:
     """Runs the steps of attempts, in the order in which they began.
 
@@ -92,30 +108,45 @@ class AttemptThread:
         self._files = files
         self._snapshot = snapshot
         self._note = note
-        self._attempts: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
+        self._attempts: queue.SimpleQueue[Attempt | Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def begin(self, attempt: Attempt) -> None:
         """Have its steps run as soon as those before it are over."""
-        if self._thread is None:
+        self._put(attempt)
+
+    def do(self, work: Work) -> None:
+        """Have other work done behind the attempts; an attempt that follows waits for it."""
+        self._put(work)
+
+    def _put(self, work: Attempt | Work) -> None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name=f"pyspark_ckpt checkpoints {self._query_id}", daemon=True
             )
             self._thread.start()
-        self._attempts.put(attempt)
+        self._attempts.put(work)
 
     def close(self) -> None:
         """End the thread after the attempts that have begun."""
         self._attempts.put(None)
 
     def _run(self) -> None:
-        while (attempt := self._attempts.get()) is not None:
+        while (work := self._attempts.get()) is not None:
             try:
-                self._run_steps(attempt)
-            except Exception as exc:
-                logger.debug("chk-%s failed", attempt.checkpoint_id, exc_info=True)
-                self._fail(attempt, exc)
-            attempt.ended.set()
+                if isinstance(work, Attempt):
+                    self._run_attempt(work)
+                else:
+                    work.run()
+            finally:
+                work.ended.set()
+
+    def _run_attempt(self, attempt: Attempt) -> None:
+        try:
+            self._run_steps(attempt)
+        except Exception as exc:
+            logger.debug("chk-%s failed", attempt.checkpoint_id, exc_info=True)
+            self._fail(attempt, exc)
 
     def _run_steps(self, attempt: Attempt) -> None:
         with self._guard:
@@ -171,12 +202,11 @@ class AttemptThread:
 
     def _complete(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
         checkpoint_id = attempt.checkpoint_id
+        # Made first: once the machine knows that it is complete, nothing may fail.
+        completed = CompletedCheckpoint.of(checkpoint_id, self._store.path(checkpoint_id), metadata)
         with self._guard:
             if self._machine.published(checkpoint_id) is None:
                 return  # it expired: the next start decides
-            completed = CompletedCheckpoint.of(
-                checkpoint_id, self._store.path(checkpoint_id), metadata
-            )
             attempt.outcome = completed
         self._note(completed)
         logger.info(

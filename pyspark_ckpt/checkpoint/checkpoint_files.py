@@ -52,8 +52,8 @@ class CheckpointFiles:
         """Remove what is neither retained nor uncertain, then the files that nobody needs.
 
         Called while no checkpoint is under way. Only directories older than the newest completed
-        checkpoint are removed, so that the highest id is never forgotten. What fails is logged
-        and done the next time.
+        checkpoint are removed, so that the highest id is never forgotten. What fails is done the
+        next time.
 
         Parameters
         ----------
@@ -63,15 +63,19 @@ class CheckpointFiles:
             Those that may have been completed; what they need stays.
         retained_from
             Complete ones with lower ids are beyond retention, whoever made them.
+
+        Raises
+        ------
+        FencedError
+            If another driver has taken the query over.
+        OSError, CkptError
+            If not everything could be removed.
         """
         if not completed:
             return
-        try:
-            self.store.check()
-            self._remove_old({*completed, *uncertain}, completed[-1], retained_from)
-            self._delete_garbage(completed, uncertain)
-        except (OSError, CkptError) as exc:
-            logger.warning("not all old checkpoints could be cleaned up: %s", exc)
+        self.store.check()
+        self._remove_old({*completed, *uncertain}, completed[-1], retained_from)
+        self._delete_garbage(completed, uncertain)
 
     def discard_all(self) -> None:
         """Remove all checkpoints and the files that only they need; not the state."""

@@ -199,6 +199,10 @@ class CheckpointMachine:
             self._released |= acknowledgement.files
         return reception
 
+    def note_failure(self) -> None:
+        """Count a checkpoint that could not even be begun."""
+        self.consecutive_failures += 1
+
     def missing(self, checkpoint_id: int) -> list[Subtask]:
         """Return which subtasks have yet to acknowledge a checkpoint."""
         checkpoint = self._checkpoints.get(checkpoint_id)

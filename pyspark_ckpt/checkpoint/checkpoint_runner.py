@@ -11,19 +11,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
-from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, monotonic_ms
+from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work, monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
+from pyspark_ckpt.checkpoint.in_time import expired, in_time
 from pyspark_ckpt.checkpoint.listener import Listeners
 from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
 from pyspark_ckpt.configuration import Settings
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.retrying_storage import retried
 from pyspark_ckpt.on_disk.storage import Storage
 
 ABORTED_KEPT = 1000
@@ -69,9 +73,11 @@ class CheckpointRunner:
         self.exclusive = threading.Lock()
         self.hold = CleaningHold()
         self.listeners = Listeners()
-        self._query_id = query_id
+        self.query_id = query_id
         self._subtasks = subtasks
         self._cancel = cancel
+        self._timeout_ms = settings.timeout_ms
+        self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
         self._store = claim_store(storage, settings, query_id)
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
@@ -103,6 +109,20 @@ class CheckpointRunner:
             If one has.
         """
         self._store.check()
+
+    def take_over(self) -> None:
+        """Take back the fence from a driver that was started later.
+
+        Raises
+        ------
+        OSError
+            If it is not known to have worked.
+        """
+        with self.exclusive:
+            self._store.claim()
+            last_id = self._store.last_id()
+            with self._guard:
+                self._machine.note_used_id(last_id)
 
     def due_in_ms(self) -> int:
         """Return how long it is until the next periodic checkpoint."""
@@ -139,25 +159,45 @@ class CheckpointRunner:
         return self._store.path(checkpoint_id)
 
     def take(
-        self, committed_epoch: Callable[[], int | None], *, periodic: bool
+        self,
+        committed_epoch: Callable[[], int | None],
+        *,
+        periodic: bool,
+        waits_for_listeners: bool = True,
     ) -> CompletedCheckpoint | Refusal:
         """Take a checkpoint of the newest committed epoch and clean up behind it.
+
+        Parameters
+        ----------
+        committed_epoch
+            Looks for that epoch.
+        periodic
+            Whether it waits for the interval.
+        waits_for_listeners
+            Whether the listeners have heard of it on return.
 
         Raises
         ------
         CheckpointAbortedError
             If it was given up; recorded with its reason.
+        OSError, CkptError
+            If nothing could be cleaned for longer than checkpoints may fail.
         """
         with self.exclusive:
             begun, epoch = self._begin(committed_epoch, periodic=periodic)
             if isinstance(begun, Refusal) or epoch is None:
                 return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
-            outcome = self._outcome(Attempt(begun, epoch, _now_ms(), monotonic_ms()))
-            self._clean()
+            attempt = Attempt(begun, epoch, _now_ms(), monotonic_ms())
+            outcome = self._outcome(attempt)
+            # Behind a step that hangs nothing is cleaned: it may be writing.
+            cleaning = self._clean() if attempt.ended.is_set() else Work(_nothing)
         self.listeners.call()
+        if waits_for_listeners:
+            self.listeners.wait(self._timeout_ms / 1000)
+        self._judge(cleaning)
         if isinstance(outcome, AbortedCheckpoint):
             raise CheckpointAbortedError(
-                f"query {self._query_id}, chk-{begun}, epoch {epoch}: {outcome.message}",
+                f"query {self.query_id}, chk-{begun}, epoch {epoch}: {outcome.message}",
                 outcome.reason,
             )
         return outcome
@@ -181,7 +221,7 @@ class CheckpointRunner:
 
         Waits for savepoints that are under way.
         """
-        self.hold.wait()
+        self.hold.wait(self._timeout_ms / 1000)
         with self.exclusive:
             self._files.discard_all()
             self._store.close()
@@ -190,13 +230,16 @@ class CheckpointRunner:
         self, committed_epoch: Callable[[], int | None], *, periodic: bool
     ) -> tuple[int | Refusal, int | None]:
         try:
-            epoch = committed_epoch()
-        except OSError as exc:
+            epoch = in_time(
+                "look for committed epochs", self._timeout_ms, lambda: retried(committed_epoch)
+            )
+        except (OSError, CheckpointAbortedError) as exc:
             with self._guard:
                 # It was due, and is due again after another interval.
                 self._machine.trigger(None, self._subtasks, periodic=periodic)
+                self._machine.note_failure()
             raise CheckpointAbortedError(
-                f"query {self._query_id}: its committed epochs cannot be listed ({exc}); see to "
+                f"query {self.query_id}: its committed epochs cannot be listed ({exc}); see to "
                 "the checkpointLocation",
                 AbortReason.STORAGE_FAILED,
             ) from exc
@@ -214,6 +257,9 @@ class CheckpointRunner:
                 if has_expired:
                     message = f"expired while {attempt.step}"
                     self._note(attempt.give_up(AbortReason.EXPIRED, message))
+                elif attempt.ended.is_set() and attempt.outcome is None:
+                    self._machine.abort(checkpoint_id, AbortReason.FAILED)
+                    self._note(attempt.give_up(AbortReason.FAILED, "its steps have no result"))
             if has_expired:
                 self._cancel_step()
             attempt.ended.wait(expires_in_ms / 1000)
@@ -229,9 +275,26 @@ class CheckpointRunner:
         try:
             self._cancel()
         except Exception as exc:  # no error of Spark's may keep it from being given up
-            logger.warning("query %s: what has expired goes on: %s", self._query_id, exc)
+            logger.warning("query %s: what has expired goes on: %s", self.query_id, exc)
 
-    def _clean(self) -> None:
+    def _clean(self) -> Work:
+        """Clean up behind the newest checkpoint, in the thread of the steps."""
+        cleaning = Work(self._clean_files)
+        self._attempts.do(cleaning)
+        if not cleaning.ended.wait(self._timeout_ms / 1000):
+            # The next checkpoints wait for it and expire: they must not clean at the same time.
+            cleaning.error = expired("cleaning", self._timeout_ms)
+        return cleaning
+
+    def _judge(self, cleaning: Work) -> None:
+        if cleaning.error is None:
+            self._cleaning.succeeded()
+        elif isinstance(cleaning.error, (OSError, CkptError)):
+            self._cleaning.failed(cleaning.error)
+        else:
+            raise cleaning.error
+
+    def _clean_files(self) -> None:
         with self._guard:
             completed = self._machine.ids(CheckpointState.COMPLETED)
             uncertain = self._machine.ids(CheckpointState.UNCERTAIN)
@@ -240,7 +303,12 @@ class CheckpointRunner:
             self._machine.take_released()
         with self.hold.cleaning() as may_clean:
             if may_clean:
-                self._files.clean(completed, uncertain, retained_from)
+                with suppress(FencedError):  # the next checkpoint raises it
+                    self._files.clean(completed, uncertain, retained_from)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _now_ms() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +19,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
+from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
+from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.graceful_stop import stop_between_epochs
 from pyspark_ckpt.checkpoint.history_entry import (
     HistoryEntry,
@@ -30,15 +34,23 @@ from pyspark_ckpt.checkpoint.history_entry import (
     savepoint_entry,
 )
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
+from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
 from pyspark_ckpt.checkpoint.idleness import idle_ms
+from pyspark_ckpt.checkpoint.in_time import in_time
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, reading_session
-from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
+from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, has_ended, reading_session
+from pyspark_ckpt.checkpoint.stopping_failure import (
+    checkpoints_stay,
+    last_checkpoint_failed,
+    spark_ended,
+    stop_failed,
+)
+from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
@@ -48,6 +60,7 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
 )
 from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.retrying_storage import RetryingStorage
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +81,7 @@ class CheckpointCoordinator:
     last_epochs
         Runs what the query still needs after it was stopped.
 
-    `listeners` are called on the driver. `failure` is why the coordinator stopped the query.
+    `listeners` are called on the driver.
 
     Raises
     ------
@@ -84,14 +97,16 @@ class CheckpointCoordinator:
         settings: Settings,
         last_epochs: LastEpochs,
     ) -> None:
-        self.failure: FailedCheckpointsError | None = None
         self._spark = reading_session(spark)
         self._query = streaming_query
         self._files = files
         self._settings = settings
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
-        job = SnapshotJob(self._spark, files)
+        self._race = EpochRace(streaming_query, files.spark_log)
+        self._watched = WatchedQuery(streaming_query)
+        storage = RetryingStorage(files.storage)
+        job = SnapshotJob(self._spark, files.through(storage))
         self._runner = CheckpointRunner(
             files.query_id,
             frozenset(
@@ -99,13 +114,20 @@ class CheckpointCoordinator:
                 for operator in files.operators.descriptors
                 for number in range(operator.parallelism)
             ),
-            files.storage,
+            storage,
             settings,
             job.take,
             job.cancel,
         )
         self.listeners = self._runner.listeners
-        history = HistoryLog(files.storage, self._runner.last_id())
+        self._taker = CheckpointTaker(
+            self._runner,
+            self._race,
+            self._watched,
+            files.spark_log.committed_epoch,
+            settings.tolerable_failed_checkpoints,
+        )
+        history = HistoryLog(storage, self._runner.last_id())
         self.listeners.add(history)
         self._savepoints = SavepointTaker(
             self._spark,
@@ -117,7 +139,7 @@ class CheckpointCoordinator:
             partial(idle_ms, streaming_query),
         )
         self._desk = RequestDesk(
-            files.storage,
+            storage,
             settings.savepoints_directory,
             Actions(
                 self.trigger_savepoint,
@@ -127,9 +149,17 @@ class CheckpointCoordinator:
             ),
             self._stopping,
         )
+        self._housekeeping = Housekeeping(
+            self._desk, self._savepoints.remove_interrupted, settings, monotonic_ms
+        )
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
         )
+
+    @property
+    def failure(self) -> FailedCheckpointsError | None:
+        """Why the coordinator stopped the query, or what the query's end is missing."""
+        return self._watched.failure
 
     def start(self) -> None:
         """Begin to checkpoint at the interval, until the query ends."""
@@ -144,6 +174,7 @@ class CheckpointCoordinator:
             self._thread.join(timeout_seconds)
             self._stopping.wait(timeout_seconds)
             self._runner.hold.wait(timeout_seconds)  # another start would clean behind it
+            self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
 
     def entries(self) -> list[HistoryEntry]:
         """Return the retained checkpoints, then savepoints and what was given up since the start.
@@ -186,7 +217,7 @@ class CheckpointCoordinator:
         CheckpointAbortedError
             If there is none; its `reason` says why.
         """
-        taken = self._take(periodic=False)
+        taken = self._taker.take(periodic=False)
         if taken is Refusal.NO_NEW_EPOCH and (newest := self._runner.newest()) is not None:
             return newest
         if isinstance(taken, CompletedCheckpoint):
@@ -227,7 +258,13 @@ class CheckpointCoordinator:
                 "built yet, their windows would be closed for good; stop the query without drain"
             )
 
+        was_active = False
+
         def stop() -> None:
+            nonlocal was_active
+            was_active = self._query.isActive
+            if was_active:
+                self._taker.take_back_if_fenced()
             stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
             self._runner.check_not_fenced()  # it would be stopped for an epoch of ours
@@ -236,7 +273,12 @@ class CheckpointCoordinator:
                 self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
 
         with self._stopping.under_way():
-            return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
+            try:
+                return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
+            except BaseException as exc:
+                if was_active:  # who waits for the query would take its end for a success
+                    self._watched.note(stop_failed(self._files.query_id, exc))
+                raise
 
     def _all_handles(self, epoch: int) -> list[Handle]:
         location = self._files.checkpoint_location
@@ -247,16 +289,21 @@ class CheckpointCoordinator:
         ]
 
     def _run(self) -> None:
+        """Checkpoint the query until it ends; whatever fails here ends it."""
         has_failed = False
         try:
-            self._desk.open()
-            self._savepoints.remove_interrupted()
             while not self._query.awaitTermination(self._wait_seconds()):
-                self._desk.poll()
+                if has_ended(self._spark):
+                    has_failed = True
+                    self._note_end_of_spark()
+                    break
+                self._housekeeping.do(has_won=self._race.has_won)
                 if self._runner.due_in_ms() <= 0:
-                    self._take_quietly(periodic=True)
+                    self._taker.take_periodic()
         except StreamingQueryException:
             has_failed = True  # the user hears of it from the query itself
+        except BaseException as exc:
+            self._watched.cannot_continue(exc)
         self._end(has_failed=has_failed or self.failure is not None)
 
     def _wait_seconds(self) -> Any:  # PySpark takes floats too
@@ -269,40 +316,44 @@ class CheckpointCoordinator:
             retention == DELETE_ON_CANCELLATION and has_failed
         )
         if retains and not has_failed:
-            self._take_quietly(periodic=False)
-        self._runner.close()
-        self._desk.close()
+            self._take_last()
+        self._try("closing the checkpoints", self._runner.close)
+        self._try("refusing requests", self._desk.close)
         if not retains:
             self._discard()
 
+    def _take_last(self) -> None:
+        try:
+            self._taker.take(periodic=False, waits_for_listeners=False)
+        except BaseException as exc:
+            if getattr(exc, "reason", None) == AbortReason.FENCED:
+                logger.warning("%s: no last checkpoint: %s", self._name, exc)
+            else:
+                self._watched.note(last_checkpoint_failed(self._files.query_id, exc))
+
     def _discard(self) -> None:
-        try:
-            self._runner.discard_all()
-        except (OSError, FencedError) as exc:
-            logger.warning("query %s: its checkpoints stay: %s", self._files.query_id, exc)
+        if not self._race.has_won:
+            # Another driver may be running the query.
+            logger.warning("%s: its checkpoints stay: it has committed no epoch", self._name)
+            return
+        error = self._try("deleting the checkpoints", self._runner.discard_all)
+        if error is not None and not isinstance(error, FencedError):
+            self._watched.note(checkpoints_stay(self._files.query_id, error))
 
-    def _take(self, *, periodic: bool) -> CompletedCheckpoint | Refusal:
+    def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:
+        """Do a step of the end; return what it raised. The others follow all the same."""
         try:
-            return self._runner.take(self._files.spark_log.committed_epoch, periodic=periodic)
-        except CheckpointAbortedError as exc:
-            self._stop_if_intolerable(exc)
-            raise
+            in_time(what, self._settings.timeout_ms, step)
+        except BaseException as exc:
+            logger.warning("%s: %s failed: %s", self._name, what, exc)
+            return exc
+        return None
 
-    def _take_quietly(self, *, periodic: bool) -> None:
-        try:
-            self._take(periodic=periodic)
-        except Exception as exc:
-            logger.warning("query %s: checkpoint given up: %s", self._files.query_id, exc)
-            logger.debug("where it happened", exc_info=True)
+    def _note_end_of_spark(self) -> None:
+        epoch, newest = self._files.spark_log.committed_epoch(), self._runner.newest()
+        if epoch is not None and (newest is None or newest.epoch < epoch):
+            self._watched.note(spark_ended(self._files.query_id, epoch))
 
-    def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
-        failure = why_to_stop(
-            self._files.query_id,
-            last,
-            self._settings.tolerable_failed_checkpoints,
-            is_exceeded=self._runner.tolerance_is_exceeded,
-        )
-        if failure is not None and self._query.isActive:
-            self.failure = failure
-            logger.error("%s", failure)
-            self._query.stop()
+    @property
+    def _name(self) -> str:
+        return f"query {self._files.query_id}"

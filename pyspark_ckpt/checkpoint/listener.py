@@ -14,8 +14,9 @@ logger = logging.getLogger(__name__)
 class CheckpointListener:
     """Hears of the checkpoints of a query; subclass it and override what you need.
 
-    Called on the driver, one call at a time, in the order in which checkpoints end. What a method
-    raises is logged and harms nothing.
+    Called on the driver in a thread of its own, one call at a time, in the order in which
+    checkpoints end. What a method raises is logged and harms nothing. A method may call everything
+    that the query has, also ``stopWithSavepoint``.
     """
 
     def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
@@ -26,12 +27,16 @@ class CheckpointListener:
 
 
 class Listeners:
-    """The listeners of one query."""
+    """The listeners of one query, called in a thread of their own.
+
+    So a listener may stop the query, or wait for it: nothing of the query waits for the listener.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[CheckpointListener] = []
         self._outcomes: deque[CompletedCheckpoint | AbortedCheckpoint] = deque()
-        self._calling = threading.Lock()
+        self._changed = threading.Condition()
+        self._caller: threading.Thread | None = None
 
     def add(self, listener: CheckpointListener) -> None:
         """Have a listener hear of everything from now on."""
@@ -47,20 +52,36 @@ class Listeners:
         self._outcomes.append(outcome)
 
     def call(self) -> None:
-        """Tell the listeners what was noted; call it without any lock held.
+        """Have the listeners called for what was noted; does not wait for them.
 
-        A listener may trigger a checkpoint: the call that is under way then tells of it too.
+        A listener may trigger a checkpoint: the calls that are under way then include it.
         """
-        while self._outcomes and self._calling.acquire(blocking=False):
-            try:
-                while self._outcomes:
-                    self._tell(self._outcomes.popleft())
-            finally:
-                self._calling.release()
+        with self._changed:
+            if self._outcomes and self._caller is None:
+                self._caller = threading.Thread(
+                    target=self._run, name="pyspark_ckpt listeners", daemon=True
+                )
+                self._caller.start()
 
-    def _tell(self, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:
-        for listener in list(self._listeners):
-            _tell(listener, outcome)
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait until all calls are over; return whether they are. A listener does not wait."""
+        if threading.current_thread() is self._caller:
+            return False
+        with self._changed:
+            return self._changed.wait_for(lambda: self._caller is None, timeout_seconds)
+
+    def _run(self) -> None:
+        while (outcome := self._next()) is not None:
+            for listener in list(self._listeners):
+                _tell(listener, outcome)
+
+    def _next(self) -> CompletedCheckpoint | AbortedCheckpoint | None:
+        with self._changed:
+            if self._outcomes:
+                return self._outcomes.popleft()
+            self._caller = None
+            self._changed.notify_all()
+            return None
 
 
 def _tell(listener: CheckpointListener, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark_ckpt.checkpoint.native_copies import NativeCopies
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
@@ -34,3 +34,9 @@ class QueryFiles:
     def __post_init__(self) -> None:
         copies = NativeCopies(self.spark_log.storage, self.storage, self.run)
         object.__setattr__(self, "native_copies", copies)
+
+    def through(self, storage: Storage) -> QueryFiles:
+        """Return the same files of the same run, reached through another storage."""
+        files = replace(self, storage=storage)
+        object.__setattr__(files, "native_copies", self.native_copies)
+        return files

@@ -62,22 +62,39 @@ class RequestDesk:
         self._actions = actions
         self._under_way = under_way
         self._free = threading.Semaphore(AT_ONCE)
+        self._taken: set[str] = set()
 
     def open(self) -> None:
-        """Answer what an earlier driver took and never answered: it ended before."""
-        with _logged():
-            for request_id in self._files.unanswered_ids():
-                claim = self._files.claim_of(request_id)
-                if claim is not None and claim.by == BY_QUERY:
-                    self._refuse(request_id, "the driver ended before it was done")
+        """Answer what an earlier driver took and never answered: it ended before.
+
+        Raises
+        ------
+        OSError, CkptError
+            If the requests cannot be read or answered.
+        """
+        for request_id in self._files.unanswered_ids():
+            if request_id in self._taken:
+                continue
+            claim = self._files.claim_of(request_id)
+            if claim is not None and claim.by == BY_QUERY:
+                self._refuse(request_id, "the driver ended before it was done")
 
     def poll(self) -> None:
-        """Begin what is asked for and not expired; called by the coordinator's thread."""
-        with _logged():
-            for request_id in self._files.open_ids():
-                if not self._free.acquire(blocking=False):
-                    return
-                if not self._begin(request_id):
+        """Begin what is asked for and not expired; called by the coordinator's thread.
+
+        Raises
+        ------
+        OSError, CkptError
+            If the requests cannot be listed, claimed or answered.
+        """
+        for request_id in self._files.open_ids():
+            if not self._free.acquire(blocking=False):
+                return
+            has_begun = False
+            try:
+                has_begun = self._begin(request_id)
+            finally:
+                if not has_begun:
                     self._free.release()
 
     def close(self) -> None:
@@ -89,6 +106,7 @@ class RequestDesk:
 
     def _begin(self, request_id: str) -> bool:
         """Take a request; return whether a thread deals with it now."""
+        self._taken.add(request_id)
         if not self._files.claim(request_id, BY_QUERY):
             return False
         try:
@@ -97,7 +115,7 @@ class RequestDesk:
                 raise CheckpointAbortedError("it had expired when the query found it")
             target = savepoint_target(request.directory, self._savepoints_directory)
             savepoint_format = SavepointFormat.of(request.format)
-        except CkptError as exc:
+        except (OSError, CkptError) as exc:
             self._refuse(request_id, f"{type(exc).__name__}: {exc}")
             return False
         logger.info("request %s by %s: %s", request_id, request.requested_by, request.action)

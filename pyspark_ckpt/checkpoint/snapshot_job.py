@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.lost_attributes_notice import LostAttributesNotice
@@ -9,6 +11,7 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.retrying_storage import retried
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
@@ -35,7 +38,7 @@ class SnapshotJob:
         what = f"handles of epoch {epoch}, query {self._files.query_id}"
         self._jobs = SparkJobs(self._spark.sparkContext, what)
         with self._jobs.running():
-            snapshot = take_snapshot(self._spark, self._files, epoch)
+            snapshot = retried(lambda: take_snapshot(self._spark, self._files, epoch))
         for operator in snapshot.operators:
             self._notice.look_at(operator.uid, operator.handles)
         return snapshot
@@ -44,6 +47,12 @@ class SnapshotJob:
         """Cancel the Spark jobs of the newest :meth:`take`, from another thread."""
         if self._jobs is not None:
             self._jobs.cancel()
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Tell whether the application of a session was stopped."""
+    context: Any = spark.sparkContext._jsc  # noqa: SLF001  # PySpark does not tell
+    return context is None or bool(context.sc().isStopped())
 
 
 def reading_session(spark: SparkSession) -> SparkSession:

@@ -1,15 +1,18 @@
-"""When checkpoints that fail stop their query, and what it then says."""
+"""Why a query's coordinator stopped the query, or what its end is missing."""
 
 from __future__ import annotations
 
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+
+_START_AGAIN = "mend that and start the query again at its checkpointLocation"
 
 
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:
-    """Return why a query must not go on, ``None`` if it may; `last` is its cause.
+    """Return why a query must not continue, ``None`` if it may; `last` is its cause.
 
     Parameters
     ----------
@@ -22,17 +25,68 @@ def why_to_stop(
     """
     if last.reason == AbortReason.FENCED:
         # Whatever it writes from now on, another driver writes too.
-        failure = FailedCheckpointsError(
-            f"query {query_id} was stopped: another driver runs it ({last})"
-        )
-    elif is_exceeded:
-        failure = FailedCheckpointsError(
+        return _failure(f"query {query_id} was stopped: another driver runs it ({last})", last)
+    if is_exceeded:
+        return _failure(
             f"query {query_id} was stopped: more than {tolerable} checkpoints in a row "
-            f"failed, the last one is {last}; mend that and start the query again at its "
-            "checkpointLocation, or raise "
-            "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints"
+            f"failed, the last one is {last}; {_START_AGAIN}, or raise "
+            "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints",
+            last,
         )
-    else:
-        return None
-    failure.__cause__ = last
+    return None
+
+
+def cannot_continue(query_id: str, error: BaseException) -> FailedCheckpointsError:
+    """Return why a query was stopped whose coordinator met an error that it cannot pass."""
+    return _failure(
+        f"query {query_id} was stopped: without its coordinator there are no checkpoints, and the "
+        f"coordinator failed with {_text(error)}; {_START_AGAIN}",
+        error,
+    )
+
+
+def last_checkpoint_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
+    """Return what a query's end is missing whose last checkpoint failed."""
+    return _failure(
+        f"query {query_id} has ended, and its last checkpoint failed: {_text(error)}; its epochs "
+        f"are committed and its older checkpoints are as they were; {_START_AGAIN}, which takes "
+        "the checkpoint",
+        error,
+    )
+
+
+def checkpoints_stay(query_id: str, error: BaseException) -> FailedCheckpointsError:
+    """Return what a query's end is missing whose checkpoints could not be deleted."""
+    return _failure(
+        f"query {query_id} has ended, and its checkpoints could not be deleted: {_text(error)}; "
+        "start and stop the query again, which deletes them",
+        error,
+    )
+
+
+def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
+    """Return what a query's end is missing that was stopped for a savepoint, and has none."""
+    return _failure(
+        f"query {query_id} was stopped with a savepoint, and the savepoint was not made: "
+        f"{_text(error)}; {_START_AGAIN}",
+        error,
+    )
+
+
+def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
+    """Return what a query's end is missing whose Spark application was stopped under it."""
+    return FailedCheckpointsError(
+        f"query {query_id} has ended with its Spark application, before a checkpoint of epoch "
+        f"{epoch} was taken; call the query's stop() before the session's stop(), and start the "
+        "query again, which takes the checkpoint"
+    )
+
+
+def _failure(message: str, cause: BaseException) -> FailedCheckpointsError:
+    failure = FailedCheckpointsError(message)
+    failure.__cause__ = cause
     return failure
+
+
+def _text(error: BaseException) -> str:
+    return str(error) if isinstance(error, CheckpointAbortedError) else error_text(error)

@@ -14,7 +14,7 @@ _RAISED = re.compile(r"^pyspark_ckpt\.errors\.(\w+): (.*(?:\n  .*)*)$", re.MULTI
 """The lines of the user's code that follow a message begin with spaces."""
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's kind and message, without the stack that one of the JVM's has in it."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return "\n".join(line for line in lines if not line.startswith(_JAVA_FRAME))

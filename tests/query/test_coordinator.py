@@ -270,9 +270,9 @@ def test_too_many_failures_stop_the_query(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-def test_by_default_no_failure_is_tolerated(job: Job) -> None:
+def test_no_failure_is_tolerated_if_the_setting_says_so(job: Job) -> None:
     """A periodic checkpoint that cannot be written stops the query too, and says where."""
-    job = job.using(OFTEN)
+    job = job.using(OFTEN).using({TOLERABLE: 0})
     with job.running() as query:
         job.checkpoint_path.mkdir(exist_ok=True)
         blocked = job.checkpoint_path / "chk-1"

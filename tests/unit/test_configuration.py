@@ -43,7 +43,7 @@ def test_defaults_hold_without_any_key() -> None:
         min_pause_ms=0,
         timeout_ms=600_000,
         max_concurrent_checkpoints=1,
-        tolerable_failed_checkpoints=0,
+        tolerable_failed_checkpoints=3,
         retention="RETAIN_ON_CANCELLATION",
         checkpoints_directory=None,
         savepoints_directory=None,

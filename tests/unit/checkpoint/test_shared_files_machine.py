@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,7 +171,8 @@ class SharedFilesMachine(RuleBasedStateMachine):
         self.retained = dict(list(self.retained.items())[-kept:])
         on_their_way = self.files_of_the_pending_snapshot()
         self.storage.deletions_left = deletions
-        self.files.clean(list(self.retained), [], min(self.retained, default=0))
+        with suppress(InterruptedError):
+            self.files.clean(list(self.retained), [], min(self.retained, default=0))
         self.storage.deletions_left = None
         if deletions is not None:
             self.files = CheckpointFiles(self.storage, CompletedCheckpoints(self.storage))

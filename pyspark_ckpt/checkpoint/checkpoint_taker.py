@@ -1,0 +1,126 @@
+"""Takes a query's checkpoints, and stops the query if too many fail or another driver runs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
+from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.epoch_race import EpochRace, Standing
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
+from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
+from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
+
+logger = logging.getLogger(__name__)
+
+_FENCES_TAKEN_BACK = 3
+"""How often one checkpoint is begun again because another driver was started meanwhile."""
+
+
+class CheckpointTaker:
+    """Takes the checkpoints of one run of a query; any thread may ask for one.
+
+    Parameters
+    ----------
+    runner
+        Does the work.
+    race
+        Tells whether this run commits the query's epochs.
+    query
+        Stopped if it cannot have checkpoints.
+    committed_epoch
+        Looks for the newest committed epoch.
+    tolerable
+        How many checkpoints in a row may fail.
+    """
+
+    def __init__(
+        self,
+        runner: CheckpointRunner,
+        race: EpochRace,
+        query: WatchedQuery,
+        committed_epoch: Callable[[], int | None],
+        tolerable: int,
+    ) -> None:
+        self._runner = runner
+        self._race = race
+        self._query = query
+        self._committed_epoch = committed_epoch
+        self._tolerable = tolerable
+
+    def take(
+        self, *, periodic: bool, waits_for_listeners: bool = True
+    ) -> CompletedCheckpoint | Refusal:
+        """Take a checkpoint of the newest committed epoch; as :meth:`CheckpointRunner.take`.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it was given up. The query was stopped if this was one too many.
+        """
+        return self._take(_FENCES_TAKEN_BACK, periodic=periodic, waits=waits_for_listeners)
+
+    def take_periodic(self) -> None:
+        """Take a checkpoint if one is due; in the coordinator's thread, where listeners may wait.
+
+        A failure is logged.
+        """
+        try:
+            self.take(periodic=True, waits_for_listeners=False)
+        except Exception as exc:
+            logger.warning("checkpoint given up: %s", exc)
+            logger.debug("where it happened", exc_info=True)
+
+    def take_back_if_fenced(self) -> None:
+        """Take back the fence from a driver that was started later and commits no epoch.
+
+        Raises
+        ------
+        OSError
+            If it is not known to have worked.
+        """
+        try:
+            self._runner.check_not_fenced()
+        except FencedError:
+            if self._race.standing() is Standing.OURS:
+                self._take_over()
+
+    def _take(self, fences: int, *, periodic: bool, waits: bool) -> CompletedCheckpoint | Refusal:
+        try:
+            return self._runner.take(
+                self._committed_epoch, periodic=periodic, waits_for_listeners=waits
+            )
+        except CheckpointAbortedError as exc:
+            if exc.reason != AbortReason.FENCED:
+                self._stop_if_intolerable(exc)
+                raise
+            standing = self._race.standing()
+            if standing is Standing.ANOTHERS:
+                self._stop_if_intolerable(exc)
+            if standing is not Standing.OURS or not fences:
+                raise
+            self._take_over()
+        except BaseException as exc:
+            self._query.cannot_continue(exc)
+            raise
+        return self._take(fences - 1, periodic=False, waits=waits)
+
+    def _take_over(self) -> None:
+        logger.warning(
+            "another driver was started for this query and has committed no epoch: this driver "
+            "continues; stop the other one"
+        )
+        self._runner.take_over()
+
+    def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
+        failure = why_to_stop(
+            self._runner.query_id,
+            last,
+            self._tolerable,
+            is_exceeded=self._runner.tolerance_is_exceeded,
+        )
+        if failure is not None:
+            self._query.stop(failure)

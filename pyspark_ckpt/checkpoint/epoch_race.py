@@ -1,0 +1,84 @@
+"""Which of several drivers that run one query commits its epochs.
+
+Spark lets exactly one driver commit an epoch: the others fail when they try. So whoever has
+committed the newest epoch is the healthy one, whenever the others were started.
+"""
+
+from __future__ import annotations
+
+import time
+from enum import Enum, auto
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+
+REPORTED_WITHIN_SECONDS = 10.0
+"""Spark reports an epoch's progress a moment after it has committed the epoch."""
+
+_POLL_SECONDS = 0.05
+
+
+class Standing(Enum):
+    """Who has committed the newest epoch."""
+
+    OURS = auto()
+    ANOTHERS = auto()
+    OPEN = auto()
+    """Nobody has committed one since this run began."""
+
+
+class EpochRace:
+    """Tells whether one run of a query commits the query's epochs.
+
+    Parameters
+    ----------
+    query
+        The run.
+    log
+        Spark's files in the ``checkpointLocation``, which all runs share.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read.
+    """
+
+    def __init__(self, query: StreamingQuery, log: SparkLog) -> None:
+        self._query = query
+        self._log = log
+        self._began_at = log.committed_epoch()
+        self._has_won = False
+
+    @property
+    def has_won(self) -> bool:
+        """Whether this run has committed an epoch itself."""
+        self._has_won = self._has_won or self._own_epoch() is not None
+        return self._has_won
+
+    def standing(self) -> Standing:
+        """Return who has committed the newest epoch; may wait for Spark's report of it.
+
+        Raises
+        ------
+        OSError
+            If the committed epochs cannot be listed.
+        """
+        committed = self._log.committed_epoch()
+        deadline = time.monotonic() + REPORTED_WITHIN_SECONDS
+        while True:
+            own = self._own_epoch()
+            if own is not None and committed is not None and own >= committed:
+                return Standing.OURS
+            if own is None and committed == self._began_at:
+                return Standing.OPEN
+            if not self._query.isActive or time.monotonic() > deadline:
+                return Standing.ANOTHERS
+            time.sleep(_POLL_SECONDS)
+
+    def _own_epoch(self) -> int | None:
+        """Return the newest epoch that this run has reported, which it does after the commit."""
+        last = self._query.lastProgress
+        if last is None or "addBatch" not in last["durationMs"]:
+            return None
+        return int(last["batchId"])

@@ -1,0 +1,72 @@
+"""What a query's coordinator does beside checkpoints: requests, and what earlier drivers left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark_ckpt.checkpoint.in_time import in_time
+from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
+from pyspark_ckpt.checkpoint.request_desk import RequestDesk
+from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.errors import CkptError
+
+
+class Housekeeping:
+    """Done between checkpoints, again and again.
+
+    Parameters
+    ----------
+    desk
+        Answers requests.
+    remove_interrupted
+        Removes savepoints that earlier drivers did not complete.
+    settings
+        How long a step may take, and how long it may fail.
+    clock
+        Milliseconds that never go back.
+    """
+
+    def __init__(
+        self,
+        desk: RequestDesk,
+        remove_interrupted: Callable[[], None],
+        settings: Settings,
+        clock: Callable[[], int],
+    ) -> None:
+        self._timeout_ms = settings.timeout_ms
+        limit_ms = patience_ms(settings)
+        self._once = [
+            ("answering requests of an earlier driver", desk.open),
+            ("removing savepoints that were interrupted", remove_interrupted),
+        ]
+        self._poll = ("looking for requests", desk.poll)
+        self._patience = {
+            what: Patience(what, limit_ms, clock) for what, _ in (*self._once, self._poll)
+        }
+
+    def do(self, *, has_won: bool) -> None:
+        """Do what is due.
+
+        Parameters
+        ----------
+        has_won
+            Whether this run has committed an epoch: only then earlier drivers are known to be over.
+
+        Raises
+        ------
+        OSError, CkptError
+            If a step has failed for longer than checkpoints may.
+        """
+        if has_won:
+            self._once = [step for step in self._once if not self._is_done(*step)]
+        self._is_done(*self._poll)
+
+    def _is_done(self, what: str, step: Callable[[], None]) -> bool:
+        patience = self._patience[what]
+        try:
+            in_time(what, self._timeout_ms, step)
+        except (OSError, CkptError) as exc:
+            patience.failed(exc)
+            return False
+        patience.succeeded()
+        return True

@@ -1,0 +1,51 @@
+"""How long work that is repeated may fail in a row before its query must be stopped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pyspark_ckpt.configuration import Settings
+
+logger = logging.getLogger(__name__)
+
+SHORTEST_MS = 60_000
+
+
+def patience_ms(settings: Settings) -> int:
+    """Return for how long cleaning or requests may fail: as long as checkpoints may."""
+    tolerable = settings.tolerable_failed_checkpoints + 1
+    return max(SHORTEST_MS, tolerable * settings.interval_ms)
+
+
+class Patience:
+    """Notes the failures of work that is repeated, and raises the one that is too much.
+
+    Parameters
+    ----------
+    what
+        The work, for the log.
+    limit_ms
+        For how long it may fail in a row.
+    clock
+        Milliseconds that never go back.
+    """
+
+    def __init__(self, what: str, limit_ms: int, clock: Callable[[], int]) -> None:
+        self._what = what
+        self._limit_ms = limit_ms
+        self._clock = clock
+        self._failing_since_ms: int | None = None
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self._failing_since_ms = None
+
+    def failed(self, error: Exception) -> None:
+        """Note a failure; raise it if the work has failed for too long."""
+        now_ms = self._clock()
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+        logger.warning("%s failed: %s: %s", self._what, type(error).__name__, error)
+        if now_ms - self._failing_since_ms >= self._limit_ms:
+            raise error

@@ -1,0 +1,49 @@
+"""A running query whose coordinator stops it if there would be no checkpoints otherwise."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.stopping_failure import cannot_continue
+from pyspark_ckpt.errors import FailedCheckpointsError
+
+logger = logging.getLogger(__name__)
+
+
+class WatchedQuery:
+    """A query, and why it was stopped.
+
+    Parameters
+    ----------
+    query
+        The running query.
+
+    `failure` is the first that was noted, for all who wait for the query.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._query_id = query.id
+        self.failure: FailedCheckpointsError | None = None
+
+    def note(self, failure: FailedCheckpointsError) -> None:
+        """Keep a failure unless there is one."""
+        logger.error("%s", failure)
+        self.failure = self.failure or failure
+
+    def stop(self, failure: FailedCheckpointsError) -> None:
+        """Stop the query if it is active; who waits for it gets the failure."""
+        try:
+            if self._query.isActive:
+                self.note(failure)  # before those who wait are woken up
+                self._query.stop()
+        except Exception as exc:  # Spark itself is gone
+            self.note(failure)
+            logger.warning("query %s could not be stopped: %s", self._query_id, exc)
+
+    def cannot_continue(self, error: BaseException) -> None:
+        """Stop the query because of an error that its coordinator cannot pass."""
+        logger.debug("where it happened", exc_info=error)
+        self.stop(cannot_continue(self._query_id, error))

@@ -1,0 +1,148 @@
+"""A storage around another one that repeats operations which fail for a moment.
+
+An object store asks for fewer requests, a mounted file system is away while its server restarts.
+The coordinator's operations are repeated with pauses that grow, before a failure counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.abstract_storage import Storage
+from pyspark_ckpt.on_disk.handle import FileReference
+
+logger = logging.getLogger(__name__)
+
+PAUSES_SECONDS = (0.2, 0.6, 1.8)
+"""Between the attempts at an operation; the last attempt's error is raised."""
+
+_PERMANENT = (
+    CkptError,
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+_REPEATED = "pyspark_ckpt_repeated"
+
+_Result = TypeVar("_Result")
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether an operation that failed may work a moment later."""
+    return (
+        isinstance(error, OSError)
+        and not isinstance(error, _PERMANENT)
+        and not hasattr(error, _REPEATED)
+    )
+
+
+def retried(work: Callable[[], _Result]) -> _Result:
+    """Return what `work` returns; repeat it after a storage error that may be transient.
+
+    Parameters
+    ----------
+    work
+        May be done twice.
+
+    Raises
+    ------
+    OSError
+        What the last attempt raised.
+    """
+    for pause_seconds in PAUSES_SECONDS:
+        try:
+            return work()
+        except OSError as exc:
+            if not is_transient(exc):
+                raise
+            logger.info("a storage operation is repeated after %s s: %s", pause_seconds, exc)
+        time.sleep(pause_seconds)
+    try:
+        return work()
+    except OSError as exc:
+        setattr(exc, _REPEATED, True)  # whoever repeats more than this operation need not
+        raise
+
+
+class RetryingStorage(Storage):
+    """Passes everything on to another storage, again if it fails for a moment.
+
+    Parameters
+    ----------
+    inner
+        The storage.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self.url = inner.url
+        self.is_shared = inner.is_shared
+
+    def child(self, relative: str) -> Storage:
+        return RetryingStorage(self._inner.child(relative))
+
+    def parent(self) -> Storage:
+        return RetryingStorage(self._inner.parent())
+
+    def url_of(self, relative: str) -> str:
+        return self._inner.url_of(relative)
+
+    def local_path(self, relative: str) -> Path | None:
+        return self._inner.local_path(relative)
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        content = b"".join(chunks)  # the coordinator's files are small
+        has_failed = False
+
+        def write() -> FileReference:
+            nonlocal has_failed
+            try:
+                return self._inner.write(relative, [content])
+            except FileExistsError:
+                # The attempt before this one may have written it and failed afterwards.
+                if not has_failed or self._inner.read(relative) != content:
+                    raise
+                sha256 = hashlib.sha256(content).hexdigest()
+                return FileReference(relative, len(content), sha256)
+            except OSError:
+                has_failed = True
+                raise
+
+        return retried(write)
+
+    def make_directory(self, relative: str) -> None:
+        retried(lambda: self._inner.make_directory(relative))
+
+    @contextmanager
+    def open_verified(self, reference: FileReference) -> Iterator[BinaryIO]:
+        with ExitStack() as stack:
+            yield retried(lambda: stack.enter_context(self._inner.open_verified(reference)))
+
+    def read(self, relative: str) -> bytes:
+        return retried(lambda: self._inner.read(relative))
+
+    def size_bytes(self, relative: str) -> int | None:
+        return retried(lambda: self._inner.size_bytes(relative))
+
+    def exists(self, relative: str) -> bool:
+        return retried(lambda: self._inner.exists(relative))
+
+    def list(self, directory: str | None = None) -> list[str]:
+        return retried(lambda: self._inner.list(directory))
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        paths = tuple(relatives)
+        retried(lambda: self._inner.delete(paths))
+
+    def delete_directory(self, relative: str) -> None:
+        retried(lambda: self._inner.delete_directory(relative))

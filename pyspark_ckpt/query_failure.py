@@ -1,0 +1,56 @@
+"""A query's failure as Spark's exception and as the error of this library that caused it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+
+from pyspark_ckpt.checkpoint.task_errors import task_error
+from pyspark_ckpt.errors import CkptError
+
+_CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
+
+
+@contextmanager
+def library_errors() -> Iterator[None]:
+    """Raise a query's failure as the library's error too, if a task raised one."""
+    try:
+        yield
+    except StreamingQueryException as exc:
+        failure = library_error(exc)
+        if failure is exc or failure is None:
+            raise
+        raise failure from None  # the message says all, its cause is what the JVM passes on
+
+
+def library_error(failure: Exception | None) -> Exception | None:
+    """Return a query's failure, as the library's error too if a task raised one.
+
+    Both ``except ProcessorError`` and ``except StreamingQueryException`` catch it.
+    """
+    if not isinstance(failure, StreamingQueryException):
+        return failure
+    error = task_error(failure)
+    if error is None:
+        return failure
+    both = _both(type(error), type(failure))
+    combined: Exception = both.__new__(both)
+    combined.__dict__.update(failure.__dict__)
+    combined.__dict__.update(error.__dict__)
+    combined.args = error.args
+    return combined
+
+
+def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:
+    """Return the class of errors that are both; they are shown as the library's."""
+    if (kind, failure) not in _CLASSES:
+        content = {"__str__": _message, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        _CLASSES[kind, failure] = type(kind.__name__, (kind, failure), content)
+    return _CLASSES[kind, failure]
+
+
+def _message(error: CkptError) -> str:
+    return str(error.args[0])
