@@ -69,6 +69,19 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
     In the order of Spark's source offsets. A DataFrame that the query uses twice is one source,
     with one log, and has its offset at two places.
     """
+    return _sources(df)[0]
+
+
+def source_names(df: DataFrame) -> tuple[str, ...]:
+    """Return by their ids what Spark calls the sources that a query reads: ``kafka``, ``rate``.
+
+    A file source is called ``FileSource[<path>]``.
+    """
+    return tuple(str(node.sourceName()) for node in _sources(df)[1])
+
+
+def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the id of the source at each place, and the sources by their ids."""
     distinct: list[Any] = []
     ids = []
     for node in _nodes(df._jdf.queryExecution().analyzed()):
@@ -78,7 +91,7 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
         if not known:
             distinct.append(node)
         ids.append(known[0] if known else len(distinct) - 1)
-    return tuple(ids)
+    return tuple(ids), distinct
 
 
 def is_active(spark: SparkSession, query_id: str) -> bool:

@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf
 from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_plan import source_ids
+from pyspark_ckpt.query_plan import source_ids, source_names
 from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
@@ -228,4 +228,5 @@ def restore_request(
         migrations=migrations,
         backend_type=settings.backend_type,
         source_ids=source_ids(stream),
+        source_names=source_names(stream),
     )

@@ -148,7 +148,7 @@ def _stage(
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
-    conf = {key: value for key, value in source.spark_conf.items() if key.startswith(_OWN_CONF)}
+    conf = {key: value for key, value in source.plain_conf.items() if key.startswith(_OWN_CONF)}
     session = own_session(spark, conf)
     seed(session, staged, new_checkpoints, source, operators, RestoreRequest(source.path))
     # Ids only grow: the newest directory, complete or not, tells the highest.

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.native_file_check import checked_content, is_checked
+from pyspark_ckpt.checkpoint.restore_source import PROVIDER, PROVIDERS, RestoreSource
 from pyspark_ckpt.checkpoint.spark_state import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import RestoreError
@@ -15,9 +16,9 @@ from pyspark_ckpt.on_disk.metadata import NativeOperatorMetadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
 
 _STORE = "spark.sql.streaming.stateStore."
-_PROVIDER, _CODEC = f"{_STORE}providerClass", f"{_STORE}compression.codec"
+_CODEC = f"{_STORE}compression.codec"
 _FORMAT = (
-    _PROVIDER,
+    PROVIDER,
     _CODEC,
     f"{_STORE}encodingFormat",
     f"{_STORE}rocksdb.formatVersion",
@@ -28,13 +29,6 @@ _FORMAT = (
 """What all state stores of a query have in common; Spark keeps it with the query's epochs."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9]{0,32}")
-_STATE_STORES = "org.apache.spark.sql.execution.streaming.state."
-_PROVIDERS = frozenset(
-    {
-        f"{_STATE_STORES}HDFSBackedStateStoreProvider",
-        f"{_STATE_STORES}RocksDBStateStoreProvider",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +85,7 @@ def native_changes(
 
 def store_conf(source: RestoreSource) -> dict[str, str]:
     """Return the conf under which further state stores fit those of Spark's own operators."""
-    conf = source.spark_conf
+    conf = source.plain_conf
     return {key: conf[key] for key in _FORMAT if key in conf}
 
 
@@ -119,6 +113,11 @@ def place_native_state(
                 with source.storage.open_verified(file.file) as opened:
                     content = opened.read()
                 location.write(path, [with_operator_id(content, location, operator_id)])
+            elif is_checked(file.name):
+                name = source.storage.url_of(file.file.path)
+                with source.storage.open_verified(file.file) as opened:
+                    content = checked_content(file.name, opened.read(), name)
+                location.write(path, [content])
             else:
                 location.copy_in(source.storage, file.file, path)
 
@@ -134,9 +133,9 @@ def _numbered(name: str, count: int) -> list[str]:
 def _unfit(source: RestoreSource, wanted: StatefulOperators, name: str) -> RestoreError | None:
     """Return why the state of an operator of Spark's own cannot be used by the query, if so."""
     conf = source.spark_conf
-    provider, codec = conf.get(_PROVIDER, ""), conf.get(_CODEC, "")
+    provider, codec = conf.get(PROVIDER, ""), conf.get(_CODEC, "")
     # Either may be the name of a class, which Spark would load.
-    if provider not in _PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
+    if provider not in PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
         return RestoreError(
             f"{source.path}: the state of Spark's own {name} is of the state store "
             f"{provider[:200]!r} with the codec {codec[:200]!r}, which cannot be restored; leave "

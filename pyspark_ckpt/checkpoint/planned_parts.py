@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from pyspark_ckpt.checkpoint.native_restore import NativeChange
 from pyspark_ckpt.checkpoint.redistributing import check_move, has_to_move
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.source_kinds import fits, kind_of_offset
 from pyspark_ckpt.checkpoint.state_check import compare_states
 from pyspark_ckpt.errors import CkptError, IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.migration import Migration
@@ -25,6 +26,7 @@ _OPERATOR = "(operator)"
 """Stands in the plan for the operator itself."""
 
 _QUERY = "(query)"
+_SOURCES = "(sources)"
 _UNCHANGED = "nothing changes"
 _OUTCOMES = {
     Outcome.RESTORED: _RESTORED,
@@ -245,8 +247,12 @@ def planned_unknown_migrations(uids: Collection[str], wanted: Collection[str]) -
     return part
 
 
-def planned_sources(source: RestoreSource, source_ids: Collection[int] | None) -> PlannedPart:
-    """Refuse another number of sources than there are offsets of.
+def planned_sources(
+    source: RestoreSource,
+    source_ids: Collection[int] | None,
+    source_names: Sequence[str] | None = None,
+) -> PlannedPart:
+    """Refuse other sources than there are offsets of: in number, and in kind where that shows.
 
     Parameters
     ----------
@@ -254,6 +260,8 @@ def planned_sources(source: RestoreSource, source_ids: Collection[int] | None) -
         The checkpoint or savepoint.
     source_ids
         Which source the query reads at each place, ``None`` if that is not to be checked.
+    source_names
+        What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
     """
     part = PlannedPart()
     before = len(source.offsets)
@@ -263,7 +271,19 @@ def planned_sources(source: RestoreSource, source_ids: Collection[int] | None) -
             f"{source.path} has the offsets of {before} sources, the query reads "
             f"{now}: give it the sources that it had, in their order"
         )
-        part.refuse(_QUERY, error, state="(sources)")
+        part.refuse(_QUERY, error, state=_SOURCES)
+        return part
+    for number, (offset, name) in enumerate(
+        zip(source.offsets.values(), source_names or (), strict=False)
+    ):
+        stored = kind_of_offset(offset)
+        if not fits(offset, name):
+            error = RestoreError(
+                f"{source.path}: source {number} of the query is {name}, its offset is "
+                f"{'of ' + stored if stored else 'of another source'}: {offset[:120]}. Give the "
+                "query the sources that it had, in their order"
+            )
+            part.refuse(_QUERY, error, state=_SOURCES)
     return part
 
 

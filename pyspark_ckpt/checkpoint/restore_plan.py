@@ -82,6 +82,7 @@ def plan_of(
     migrations: RestoreMigrations | None = None,
     backend_type: str | None = None,
     source_ids: tuple[int, ...] | None = None,
+    source_names: tuple[str, ...] | None = None,
 ) -> RestorePlan:
     """Plan the restore of a query with these operators; on the driver, starts nothing.
 
@@ -99,6 +100,8 @@ def plan_of(
         The query's backend, ``None`` if it is not known yet.
     source_ids
         Which source the query reads at each place, ``None`` if that is not to be checked.
+    source_names
+        What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
     """
     stored = {operator.uid: operator for operator in source.metadata.operators}
     operators = query_operators.descriptors
@@ -121,7 +124,7 @@ def plan_of(
         planned_unwanted(source, wanted, may_be_dropped=allow_non_restored_state),
         *map(planned_native, changes),
         planned_unknown_migrations(given, wanted),
-        planned_sources(source, source_ids),
+        planned_sources(source, source_ids, source_names),
     ]
     rows = tuple(row for part in parts for row in part.rows)
     errors = tuple(error for part in parts for error in part.errors)

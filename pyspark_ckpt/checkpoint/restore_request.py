@@ -14,7 +14,7 @@ from pyspark_ckpt.configuration import NO_CLAIM
 class RestoreRequest:
     """A restore as the user and the settings want it; see ``restoreFrom``.
 
-    `backend_type` and `source_ids` are those of the query.
+    `backend_type`, `source_ids` and `source_names` are those of the query.
     """
 
     path: str
@@ -24,6 +24,7 @@ class RestoreRequest:
     migrations: RestoreMigrations = field(default_factory=dict)
     backend_type: str | None = None
     source_ids: tuple[int, ...] | None = None
+    source_names: tuple[str, ...] | None = None
 
     def plan(self, source: RestoreSource, operators: StatefulOperators) -> RestorePlan:
         """Plan the restore from a source that was opened; starts nothing."""
@@ -34,6 +35,7 @@ class RestoreRequest:
             migrations=self.migrations,
             backend_type=self.backend_type,
             source_ids=self.source_ids,
+            source_names=self.source_names,
         )
 
 

@@ -5,15 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from contextlib import closing
+from typing import Any
 
 from pyspark_ckpt.checkpoint.open_store import find_store
+from pyspark_ckpt.checkpoint.spark_log import is_offset
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_STATE_STORES = "org.apache.spark.sql.execution.streaming.state."
+PROVIDERS = frozenset(
+    {
+        f"{_STATE_STORES}HDFSBackedStateStoreProvider",
+        f"{_STATE_STORES}RocksDBStateStoreProvider",
+    }
+)
+"""The state stores whose names may come from a file."""
+
+_CONF = "spark.sql."
+_PLAIN_VALUE = re.compile(r"[A-Za-z0-9_+-]{0,64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _LINES_BEFORE_OFFSETS = 2
 """Of an entry of Spark's offset log: its version, and what holds for all sources."""
 
@@ -55,6 +71,11 @@ class RestoreSource:
     def offsets(self) -> dict[int, str]:
         """Each source's offset, as Spark writes it, by the number of the source."""
         lines = self.metadata.offsets_entry.split("\n")[_LINES_BEFORE_OFFSETS:]
+        for line in lines:
+            if _CONTROL.search(line):  # Spark ends lines at more of them than this library
+                raise self._not_sparks("an offset has control characters")
+            if not is_offset(line):
+                raise self._not_sparks(f"{line[:80]!r} is no offset")
         numbers = self.metadata.source_ids or tuple(range(len(lines)))
         if len(numbers) != len(lines):
             raise CorruptFileError(
@@ -66,14 +87,33 @@ class RestoreSource:
     @property
     def spark_conf(self) -> dict[str, str]:
         """The conf that Spark keeps with the query's epochs: state store, formats, parallelism."""
-        try:
-            fields = json.loads(self.metadata.offsets_entry.split("\n")[1])
-            return {str(key): str(value) for key, value in fields.get("conf", {}).items()}
-        except (ValueError, IndexError, AttributeError, RecursionError) as exc:
-            raise CorruptFileError(
-                f"{self.path} does not have Spark's offsets ({exc}); restore from another "
-                "checkpoint or savepoint"
-            ) from exc
+        conf = self._for_all_sources().get("conf", {})
+        if not isinstance(conf, dict):
+            raise self._not_sparks("its conf is no JSON object")
+        return {str(key): str(value) for key, value in conf.items()}
+
+    @property
+    def plain_conf(self) -> dict[str, str]:
+        """Those of :attr:`spark_conf` that may be given to Spark: it loads no class by them.
+
+        Of values that are more than a plain word, only the names of Spark's own state stores.
+        """
+        return {
+            key: value
+            for key, value in self.spark_conf.items()
+            if key.startswith(_CONF)
+            and (_PLAIN_VALUE.fullmatch(value) or (key == PROVIDER and value in PROVIDERS))
+        }
+
+    @property
+    def times_ms(self) -> dict[str, int]:
+        """The watermark and the time of the epoch, by Spark's names."""
+        fields = self._for_all_sources()
+        times = {key: fields.get(key) for key in ("batchWatermarkMs", "batchTimestampMs")}
+        for key, value in times.items():
+            if type(value) is not int:
+                raise self._not_sparks(f"{key} is {str(value)[:80]!r}")
+        return {key: int(value) for key, value in times.items() if value is not None}
 
     def verify(self) -> None:
         """Read every file and check it by its digest.
@@ -86,6 +126,22 @@ class RestoreSource:
         for reference in {each.path: each for each in self.metadata.files()}.values():
             with self.storage.open_verified(reference):
                 pass
+
+    def _for_all_sources(self) -> dict[str, Any]:
+        """Return what Spark's entry of the epoch says of all sources."""
+        try:
+            fields = json.loads(self.metadata.offsets_entry.split("\n")[1])
+        except (ValueError, IndexError, RecursionError) as exc:
+            raise self._not_sparks(str(exc)) from exc
+        if not isinstance(fields, dict):
+            raise self._not_sparks("it is no JSON object")
+        return fields
+
+    def _not_sparks(self, what: str) -> CorruptFileError:
+        return CorruptFileError(
+            f"{self.path} does not have Spark's offsets ({what}); restore from another "
+            "checkpoint or savepoint"
+        )
 
     def _root(self, directory: Storage) -> Storage:
         """Return the directory that the files' paths start from."""

@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.redistributing import has_to_move, redistribute
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
 from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
@@ -74,12 +75,10 @@ def seed(
     if operators.native:
         place_native_state(source, location, operators)
         session = own_session(spark, store_conf(source))
-        _place(session, location, seeds, ids, replace(entries, conf=source.spark_conf))
+        _place(session, location, seeds, ids, replace(entries, conf=source.plain_conf))
     else:
         _place(spark, location, seeds, ids, entries)
-    for source_log in source.metadata.source_logs:
-        path = f"sources/{source_log.source_index}/{source_log.log_name}"
-        location.copy_in(source.storage, source_log.file, path)
+    copy_source_logs(source, location)
     origin = Origin(
         path=source.path,
         kind=source.metadata.kind,
@@ -135,14 +134,13 @@ class _Entries:
 
 def _entries_of(source: RestoreSource, source_ids: tuple[int, ...] | None) -> _Entries:
     metadata = source.metadata
-    for_all_sources = json.loads(metadata.offsets_entry.split("\n")[1])
     by_source = source.offsets
     return _Entries(
         epoch=metadata.epoch,
         source_offsets=tuple(
             by_source[number] for number in source_ids or metadata.source_ids or by_source
         ),
-        times={key: for_all_sources[key] for key in ("batchWatermarkMs", "batchTimestampMs")},
+        times=source.times_ms,
         commit={"nextBatchWatermarkMs": metadata.watermark_ms},
     )
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
@@ -92,7 +93,7 @@ class SparkLog:
         path = f"offsets/{epoch}"
         lines = self._entry(path, epoch).split("\n")
         offsets = tuple(lines[2:])
-        if not offsets or not all(map(_is_offset, offsets)):
+        if not offsets or not all(map(is_offset, offsets)):
             raise self._corrupt(path, "it is cut short")
         return OffsetsEntry(self._json(path, lines[1]), offsets)
 
@@ -142,7 +143,7 @@ class SparkLog:
             directory = f"sources/{index}"
             names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
             position = _log_offset(offset)
-            needed = names if position is None else _entries_up_to(names, position, directory)
+            needed = names if position is None else entries_up_to(names, position, directory)
             files += [SourceLogFile(index, name, f"{directory}/{name}") for name in needed]
         return files
 
@@ -191,6 +192,7 @@ class SparkLog:
 
 
 _KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
+_MOST_NAMED = 20
 _LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 
 
@@ -198,12 +200,13 @@ def _numbers(names: list[str]) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _is_offset(line: str) -> bool:
+def is_offset(line: str) -> bool:
+    """Tell whether a line of an entry is a source's offset, or says that there is none yet."""
     if line == NO_OFFSET:
         return True
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -219,13 +222,19 @@ def _log_offset(offset: str) -> int | None:
     return None
 
 
-def _entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
-    """Return the log files that hold entries 0 to `position`: the last compaction and its tail."""
+def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
+    """Return the log files that hold entries 0 to `position`: the last compaction and its tail.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If `names`, the files of `directory`, lack one.
+    """
     numbers = {int(name.removesuffix(".compact")): name for name in names}
     compactions = [n for n, name in numbers.items() if name.endswith(".compact") and n <= position]
     start = max(compactions, default=0)
     needed = range(start, position + 1)
-    missing = [number for number in needed if number not in numbers]
+    missing = list(islice((each for each in needed if each not in numbers), _MOST_NAMED))
     if missing:
         raise CheckpointAbortedError(
             f"{directory} lacks the entries {missing}: Spark has cleaned them away; the next "

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES
 from pyspark_ckpt.on_disk.storage import LocalStorage
 
@@ -29,6 +29,9 @@ OUR_NAME = "applyInPandasWithState"
 OPERATOR_METADATA = "_metadata/metadata"
 FIRST_VERSION = 1
 _VERSIONED = re.compile(r"(\d{1,18})(_[0-9A-Za-z-]{1,64})?\.(delta|snapshot|zip|changelog)(\.crc)?")
+_SCHEMA_NAME = re.compile(
+    r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
+)
 _WHOLE = {"delta": "snapshot", "snapshot": "snapshot", "zip": "zip"}
 """What a file that holds the whole first version is called as another version."""
 
@@ -115,9 +118,20 @@ def with_operator_id(metadata: bytes, location: LocalStorage, operator_id: int) 
         if paths:
             root = location.path(f"{STATE}/{operator_id}").as_uri().replace("file://", "file:")
             store["stateSchemaFilePaths"] = [
-                f"{root}/_stateSchema/{path.rpartition('/_stateSchema/')[2]}" for path in paths
+                f"{root}/_stateSchema/{_below_schemas(path)}" for path in paths
             ]
     return f"{version}\n{json.dumps(fields, separators=(',', ':'))}".encode()
+
+
+def _below_schemas(path: str) -> str:
+    """Return the part of a schema file's path that it keeps at another location."""
+    name = str(path).rpartition("/_stateSchema/")[2]
+    if _SCHEMA_NAME.fullmatch(name) is None:
+        raise CorruptFileError(
+            f"Spark's metadata of an operator names the schema file {str(path)[:200]!r}, which "
+            "its state stores do not have; restore from another checkpoint or savepoint"
+        )
+    return name
 
 
 def _decoded(metadata: bytes) -> tuple[str, dict[str, Any]]:

@@ -25,6 +25,7 @@ _OBJECT = b'{"'
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+){0,7}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PATH = 512
+_LOG_NAME = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.compact)?")
 _NATIVE_FILE = re.compile(
     r"(?:_metadata|_stateSchema|[0-9]{1,9})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}){1,4}"
 )
@@ -77,6 +78,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     uids = [operator.uid for operator in metadata.operators]
     if len(set(uids)) != len(uids):
         raise _wrong(name, "two operators have one uid")
+    _check_source_logs(metadata, name)
     _check_native(metadata, name)
     _check_files(metadata.files(), name)
     for text in _schemas(metadata):
@@ -97,6 +99,18 @@ def check_path(path: str, name: str) -> None:
             f"{name}: the path {path[:200]!r} is none that this library writes, relative and of "
             "plain names: the file is damaged or hostile; do not use it"
         )
+
+
+def _check_source_logs(metadata: CheckpointMetadata, name: str) -> None:
+    """Check the names that source logs will get below ``sources/<index>/``."""
+    for log in metadata.source_logs:
+        if not 0 <= log.source_index < 1 << 15 or not _LOG_NAME.fullmatch(log.log_name):
+            raise _wrong(
+                name, f"Spark's source {log.source_index} has no log file {log.log_name[:80]!r}"
+            )
+    names = [(log.source_index, log.log_name) for log in metadata.source_logs]
+    if len(set(names)) != len(names):
+        raise _wrong(name, "a source has a log file twice")
 
 
 def _check_native(metadata: CheckpointMetadata, name: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
@@ -16,7 +20,12 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
-from tests.query.harness import Job, await_rows
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.layout import source_log_path
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from tests.query.harness import Job, await_rows, newest_checkpoint, refused
 from tests.query.model import Count, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf
 
@@ -198,3 +207,79 @@ def await_source(query: ckpt.CheckpointedQuery, job: Job, name: str) -> None:
     rows = 0
     while not any(row[0] == name for row in job.result()):
         rows = len(await_rows(query, job, rows + 1))
+
+
+def test_a_hostile_source_log_reads_nothing_else(job: Job) -> None:
+    """An entry beyond the offset is not taken; one that says so inside is refused."""
+    secret = job.base / "elsewhere"
+    secret.mkdir()
+    pq.write_table(pa.Table.from_pydict({"k": ["SECRET"], "v": [1]}), secret / "secret.parquet")
+    job.feed.add(events_of(0), events_of(1))
+    job = job.but(plan=globbed, processor=Count, output="k string, n long")
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = Path(query.triggerSavepoint(str(job.base / "savepoints")).path)
+    metadata = read_metadata(LocalStorage(savepoint))
+    assert [log.log_name for log in metadata.source_logs] == ["0", "1"]
+    beyond = {"path": (secret / "secret.parquet").as_uri(), "timestamp": 1, "batchId": 2}
+    content = f"v1\n{json.dumps(beyond)}".encode()
+
+    with_log(savepoint, metadata, "2", content)
+    fork = job.but(location="loc2", out="out2")
+    fork.run(savepoint)
+    assert fork.result() == []
+    assert (fork.location_path / "sources/0/1").exists()
+    assert not (fork.location_path / "sources/0/2").exists()
+    job.feed.add(events_of(2))
+    fork.run()
+    assert sequences(fork.result()) == counted_after(job.feed.rows, 40)
+
+    with_log(savepoint, metadata, "1", content)
+    with pytest.raises(ckpt.CorruptFileError, match="batch 2, beyond its own 1"):
+        job.but(location="loc3", out="out3").start(savepoint)
+
+
+def globbed(job: Job) -> DataFrame:
+    """Of a path with a pattern Spark does not look whether files lie below it."""
+    rows = job.spark.readStream.schema(job.feed.ddl).option("maxFilesPerTrigger", 1)
+    return job.process(ckpt.key_by(rows.parquet(f"{job.base}/i[n]"), "k"))
+
+
+def with_log(savepoint: Path, metadata: CheckpointMetadata, name: str, content: bytes) -> None:
+    """Give a savepoint one source log more, or another one of that name."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = source_log_path(0, name, sha256)
+    (savepoint / path).write_bytes(content)
+    logs = [log for log in metadata.source_logs if log.log_name != name]
+    logs.append(SourceLog(0, name, FileReference(path, len(content), sha256)))
+    changed = msgspec.structs.replace(metadata, source_logs=tuple(logs))
+    (savepoint / "_metadata").write_bytes(encode_metadata(changed))
+
+
+def test_an_offset_of_another_kind_of_source(job: Job) -> None:
+    """Both ways, and by name, before anything is written."""
+
+    def of(name: str) -> Callable[[Job], DataFrame]:
+        def plan(job: Job) -> DataFrame:
+            rows = (
+                job.spark.readStream.format(name).options(rowsPerSecond=20, rowsPerBatch=5).load()
+            )
+            return job.process(ckpt.key_by(rows.selectExpr("'r' AS k", "value AS v"), "k"))
+
+        return plan
+
+    job = job.but(processor=Count, output="k string, n long")
+    job.feed.add(events_of(0))
+    of_files = newest_checkpoint(job.run())
+    rate = job.but(plan=of("rate"), location="loc2", out="out2")
+    with rate.running() as query:
+        await_source(query, rate, "r")
+        of_rate = query.stopWithSavepoint(str(job.base / "savepoints")).path
+    fork = {"location": "loc3", "out": "out3"}
+    micro = job.but(plan=of("rate-micro-batch"), **fork)
+    with refused(ckpt.RestoreError, "source 0", "rate", "a file source", unchanged=job.base):
+        rate.but(**fork).start(of_files)
+    with refused(ckpt.RestoreError, "source 0", "FileSource", "rate", unchanged=job.base):
+        job.but(**fork).start(of_rate)
+    with refused(ckpt.RestoreError, "rate-micro-batch", "of rate", unchanged=job.base):
+        micro.start(of_rate)

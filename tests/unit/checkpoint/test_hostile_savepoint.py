@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickle
 import resource
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ import msgspec
 import pytest
 from pyspark.sql import types as T
 
+from pyspark_ckpt.checkpoint import native_file_check
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.lineage import lineage
+from pyspark_ckpt.checkpoint.native_file_check import checked_content, is_checked
 from pyspark_ckpt.checkpoint.restore_plan import plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.spark_state import with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
@@ -363,3 +368,164 @@ def test_names_of_sparks_state_files(
     rewrite(Path(made.path), change)
     with pytest.raises((CorruptFileError, UnsafePathError)):
         RestoreSource(made.path)
+
+
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        (0, "../../offsets/9"), (0, "/etc/passwd"), (0, ""), (0, "."), (0, "1/2"), (0, "01"),
+        (0, "1.compact.compact"), (0, "x"), (0, "1\n"), (-1, "1"), (1 << 40, "1"),
+    ],
+)  # fmt: skip
+def test_names_of_source_logs(root: Path, opened: list[str], index: int, name: str) -> None:
+    """They become paths in the location of a query."""
+
+    def change(fields: dict[str, Any]) -> None:
+        fields["source_logs"][0].update(source_index=index, log_name=name)
+
+    rewrite(root, change)
+    refused(root, opened, CorruptFileError, "log file")
+
+
+def test_a_source_log_that_is_there_twice(root: Path, opened: list[str]) -> None:
+    rewrite(root, lambda fields: fields.update(source_logs=fields["source_logs"] * 2))
+    refused(root, opened, CorruptFileError, "twice")
+
+
+def with_entry(root: Path, fields: object) -> RestoreSource:
+    rewrite(root, lambda metadata: metadata.update(offsets_entry=f"v1\n{json.dumps(fields)}\n-"))
+    return RestoreSource(str(root))
+
+
+def test_conf_that_names_a_class_is_dropped(root: Path) -> None:
+    """Spark loads state stores and codecs by name; values of other keys never get to it."""
+    stores = "spark.sql.streaming.stateStore."
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    plain = {
+        f"{stores}providerClass": provider,
+        f"{stores}compression.codec": "zstd",
+        f"{stores}rocksdb.formatVersion": "5",
+        "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    }
+    hostile = {
+        f"{stores}encodingFormat": "com.stranger.Format",
+        f"{stores}other.codec": "com.stranger.Codec",
+        "spark.sql.shuffle.partitions": "2\n3",
+        "spark.jars": "plain",
+        "spark.sql.warehouse.dir": "http://stranger/x",
+    }
+    hostile["spark.sql.catalog.x"] = "a" * 65
+    conf = with_entry(root, {"conf": {**plain, **hostile}}).plain_conf
+    assert conf == plain
+    classes = {
+        f"{stores}providerClass": "com.stranger.Store",
+        f"{stores}compression.codec": provider,
+    }
+    assert with_entry(root, {"conf": classes}).plain_conf == {}
+
+
+@pytest.mark.parametrize("fields", [{"conf": []}, {"conf": "x"}, [], 1, "x"])
+def test_conf_that_is_none(root: Path, fields: object) -> None:
+    with pytest.raises(CorruptFileError, match="offsets"):
+        _ = with_entry(root, fields).plain_conf
+
+
+@pytest.mark.parametrize("value", ["1", 1.5, None, True, [1], {}])
+def test_times_that_are_none(root: Path, value: object) -> None:
+    source = with_entry(root, {"batchWatermarkMs": 5, "batchTimestampMs": value})
+    with pytest.raises(CorruptFileError, match="batchTimestampMs"):
+        _ = source.times_ms
+
+
+def archive(fields: str, *more: str) -> bytes:
+    """A snapshot of RocksDB as Spark stores it."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as target:
+        target.writestr("metadata", f"v1\n{fields}")
+        for name in ("CURRENT", "MANIFEST-000005", *more):
+            target.writestr(name, "x")
+    return content.getvalue()
+
+
+SST = '"dfsSstFileName":"000009-1b.sst","localFileName":"000009.sst","sizeBytes":9'
+SOUND = f'{{"sstFiles":[{{{SST}}}],"logFiles":[],"numKeys":4}}'
+
+
+def test_a_snapshot_of_rocksdb_is_passed_on(tmp_path: Path) -> None:
+    made = checked_content("0/4.zip", archive(SOUND, "OPTIONS-000007"), "x")
+    with zipfile.ZipFile(io.BytesIO(made)) as found:
+        assert sorted(found.namelist()) == [
+            "CURRENT",
+            "MANIFEST-000005",
+            "OPTIONS-000007",
+            "metadata",
+        ]
+        assert found.read("metadata").decode() == f"v1\n{SOUND}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        archive(SOUND.replace("000009-1b.sst", "../../../../etc/passwd")),
+        archive(SOUND.replace("000009.sst", "../../../../root/.ssh/authorized_keys")),
+        archive(SOUND.replace("000009.sst", "/etc/cron.d/x")),
+        archive(SOUND.replace('"000009.sst"', "7")),
+        archive(SOUND.replace('"logFiles":[]', '"logFiles":[{"dfsLogFileName":"s3://x/y"}]')),
+        archive(SOUND.replace(SST, f'{SST},"localFileName":"../x"')),
+        archive(SOUND, "../../escaped"),
+        archive(SOUND, "/etc/passwd"),
+        archive("{"),
+        archive("[" * 100_000),
+        b"no archive",
+        archive(SOUND)[:-30],
+    ],
+)
+def test_a_snapshot_of_rocksdb_that_names_other_files(content: bytes) -> None:
+    """Spark's executors would copy files by these names, from anywhere to anywhere."""
+    with pytest.raises(CorruptFileError, match="state stores"):
+        checked_content("0/default/4.zip", content, "shared/native")
+
+
+def test_a_snapshot_of_rocksdb_that_expands_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_file_check, "MAX_CHECKED_BYTES", 10)
+    with pytest.raises(CorruptFileError, match="expands"):
+        checked_content("0/4.zip", archive(SOUND), "shared/native")
+
+
+UDT = '{"type":"udt","class":"com.stranger.Type"}'
+
+
+@pytest.mark.parametrize("path", ["0/_metadata/schema", "_stateSchema/default/0_a1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        UDT.encode(),
+        UDT.replace("udt", "\\u0075dt").encode(),
+        UDT.encode().replace(b"udt", b"u\x00\x40dt"),  # a text in parts, each after its length
+        UDT.encode().replace(b"udt", b"udt\x00\x10"),
+    ],
+)
+def test_a_schema_of_sparks_with_a_type_that_it_would_load(path: str, text: bytes) -> None:
+    assert is_checked(path)
+    with pytest.raises(CorruptFileError, match="user-defined"):
+        checked_content(path, b"\x00\x02v2" + text, "shared/native")
+    sound = b'\x00\x02v2{"name":"width","type":"struct","fields":[{"name":"audty"}]}'
+    assert checked_content(path, sound, "shared/native") == sound
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "file:/loc/state/1/_stateSchema/../../x", "/_stateSchema/", "x/_stateSchema//x",
+     "x/_stateSchema/a/../../b", "x/_stateSchema/a b"],
+)  # fmt: skip
+def test_schema_files_that_sparks_metadata_names(tmp_path: Path, path: object) -> None:
+    def metadata(path: object) -> bytes:
+        store = {"storeName": "default", "stateSchemaFilePaths": [path]}
+        fields = {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}
+        return f"v2\n{json.dumps(fields)}".encode()
+
+    location = LocalStorage(tmp_path)
+    sound = with_operator_id(metadata("file:/a/state/0/_stateSchema/default/0_b-1"), location, 3)
+    assert f"{tmp_path}/state/3/_stateSchema/default/0_b-1" in sound.decode()
+    with pytest.raises(CorruptFileError, match="schema file"):
+        with_operator_id(metadata(path), location, 3)
