@@ -5,7 +5,7 @@ version that is written atomically with every change. Two backends implement the
 :mod:`state_backends.backend`; :mod:`state_backends.contract` is the test suite that both inherit.
 """
 
-from state_backends.backend import Changes, StateBackend, in_parts
+from state_backends.backend import Changes, HalfApplied, StateBackend, in_parts
 from state_backends.errors import (
     BackendCorruptError,
     BackendFullError,
@@ -23,6 +23,7 @@ __all__ = [
     "BackendLockedError",
     "BackendResourceError",
     "Changes",
+    "HalfApplied",
     "StateBackend",
     "StateBackendError",
     "in_parts",

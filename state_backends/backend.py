@@ -13,6 +13,24 @@ VERSION_KEY = b"\xff\xffversion"
 
 FIRST_RESERVED_KEY = b"\xff\xff"
 
+STEP_BYTES = 8 << 20
+"""Changes of at least so many bytes, and at most one part more, are applied in one step."""
+
+_APPLYING = b"\x00applying\x00"
+"""Begins the marker of a copy to which only a part of some changes is applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfApplied:
+    """What was being applied to a copy when its process ended.
+
+    All changes that lead from the version `before` to `after`, applied once more in their order,
+    bring the copy to `after`: each of them sets an entry, whatever it was.
+    """
+
+    before: str
+    after: str
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -51,9 +69,34 @@ class StateBackend(ABC):
     rebuilds the copy from durable files when they differ.
     """
 
-    @abstractmethod
     def version(self) -> str | None:
-        """Return the version last applied, or ``None`` for a copy that was never completed."""
+        """Return the version of the whole state.
+
+        ``None`` for a copy that was never completed, or to which a part of some changes is applied.
+        """
+        marker = self.marker()
+        return None if marker is None or marker.startswith(_APPLYING) else marker.decode()
+
+    def half_applied(self) -> HalfApplied | None:
+        """Return which changes are applied in part, ``None`` if there is no trace of such."""
+        marker = self.marker()
+        if marker is None or not marker.startswith(_APPLYING):
+            return None
+        before, _, after = marker.removeprefix(_APPLYING).decode().partition("\x00")
+        return HalfApplied(before, after)
+
+    @abstractmethod
+    def marker(self) -> bytes | None:
+        """Return what is stored under :data:`VERSION_KEY`."""
+
+    def marker_applying(self, version: str) -> bytes | None:
+        """Return what to store while changes are applied that lead to a version.
+
+        ``None`` for a copy without a version, which has nothing that they could be added to.
+        """
+        half = self.half_applied()
+        before = self.version() if half is None else half.before
+        return None if before is None else _APPLYING + f"{before}\x00{version}".encode()
 
     @abstractmethod
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -94,22 +137,31 @@ class StateBackend(ABC):
 
     @abstractmethod
     def apply(self, changes: Iterable[Changes], version: str) -> None:
-        """Apply `changes` in order and set the version, all of it or nothing.
+        """Apply `changes` in order and set the version, in bounded memory.
 
-        A process killed at any moment leaves the copy at the old version or at the new one. The
-        copy is not made durable against a crash of the host.
+        A process killed at any moment leaves the copy at the old version or at the new one. Changes
+        of more than :data:`STEP_BYTES` are applied in several steps. In between the copy has no
+        version, and :meth:`half_applied` tells how to complete it. The copy is not made durable
+        against a crash of the host.
+
+        Parameters
+        ----------
+        changes
+            Are read once, and held in memory only for the length of a step.
+        version
+            The version of the state after them.
 
         Raises
         ------
         BackendFullError
-            If there is no room; the copy stays at the old version.
+            If there is no room; the copy stays at the old version, or half applied.
         """
 
     @abstractmethod
     def load(self, changes: Iterable[Changes], version: str) -> None:
         """Fill an empty backend in bounded memory and set the version last.
 
-        Unlike :meth:`apply` a kill may leave part of the data behind, without a version.
+        A kill may leave part of the data behind, without a version and of no use.
         """
 
     @abstractmethod

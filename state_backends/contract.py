@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from state_backends.backend import FIRST_RESERVED_KEY, Changes, StateBackend
+from state_backends.backend import (
+    FIRST_RESERVED_KEY,
+    STEP_BYTES,
+    Changes,
+    HalfApplied,
+    StateBackend,
+)
 from state_backends.errors import BackendCorruptError, StateBackendError
 from state_backends.registry import open_backend
 
@@ -38,6 +46,8 @@ SHORT_KEYS = [
     b"\xff", b"\xff\x00", b"\xff\xfe", b"\xff\xfe\xff\xff",
 ]  # fmt: skip
 
+_LARGE_PARTS = 4
+_KILLED = "import sys, state_backends.contract as c; c.apply_and_be_killed(*sys.argv[1:])"
 _CHILD = "import sys, state_backends.contract as c; c.apply_until_killed(*sys.argv[1:])"
 
 
@@ -201,6 +211,53 @@ class BackendContract:
         with self.open(directory) as backend:
             backend.apply([puts({b"c": b"3"})], "3")
         self.check(directory, {b"a": b"1", b"b": b"2", b"c": b"3"}, "3")
+
+    def test_changes_of_many_steps_are_applied_as_a_whole(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"old", b"z": b"old"})
+        entries = large_entries(b"new")
+        with self.open(directory) as backend:
+            backend.apply([*parts_of(entries), Changes([b"z"], [None])], "2")
+            assert backend.half_applied() is None
+        self.check(directory, {b"a": b"old", **entries}, "2")
+
+    def test_a_copy_half_way_through_many_steps_has_no_version(self, directory: Path) -> None:
+        self.make(directory, {b"a": b"old", b"z": b"old"})
+        entries = large_entries(b"new")
+        for last in (2, 3):  # the second time it was half applied already
+            with self.open(directory) as backend, pytest.raises(_CutError):
+                backend.apply(_cut(parts_of(entries)[:last]), "2")
+            with self.open(directory) as backend:
+                assert backend.version() is None
+                assert backend.half_applied() == HalfApplied("1", "2")
+        with self.open(directory) as backend:
+            backend.apply([*parts_of(entries), Changes([b"a"], [None])], "2")
+            assert backend.half_applied() is None
+        self.check(directory, {b"z": b"old", **entries}, "2")
+
+    def test_a_load_half_way_is_no_version_that_anything_could_be_added_to(
+        self, directory: Path
+    ) -> None:
+        with self.open(directory, create=True) as backend, pytest.raises(_CutError):
+            backend.load(_cut(parts_of(large_entries(b"new"))), "1")
+        with self.open(directory) as backend:
+            assert backend.version() is None
+            assert backend.half_applied() is None
+
+    @pytest.mark.parametrize("killed_at", range(5))
+    def test_a_process_killed_between_steps_leaves_what_can_be_completed(
+        self, directory: Path, killed_at: int
+    ) -> None:
+        self.make(directory, {b"a": b"old", b"z": b"old"}, "old")
+        command = [sys.executable, "-c", _KILLED, self.backend_type, str(directory), str(killed_at)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL  # noqa: S603
+        entries = large_entries(b"new")
+        with self.open(directory) as backend:
+            half = backend.half_applied()
+            assert (backend.version(), half) in [("old", None), (None, HalfApplied("old", "new"))]
+            if half is None:
+                check_content(backend, {b"a": b"old", b"z": b"old"}, "old")
+            backend.apply(parts_of(entries), "new")
+        self.check(directory, {b"a": b"old", b"z": b"old", **entries}, "new")
 
     def test_load_fills_an_empty_backend_part_by_part(self, directory: Path) -> None:
         entries = {b"%05d" % n: b"v%d" % n for n in range(20_000)}
@@ -369,6 +426,34 @@ def apply_until_killed(backend_type: str, directory: str, seed: str) -> None:
         for version in itertools.count(1):
             backend.apply(_changes_of(int(seed), version), str(version))
             print(version, flush=True)  # noqa: T201
+
+
+def large_entries(value: bytes) -> dict[bytes, bytes]:
+    """Return entries that are applied in several steps."""
+    size = STEP_BYTES // len(value) // 10
+    return {b"l%03d" % number: value * size for number in range(11 * _LARGE_PARTS)}
+
+
+def parts_of(entries: Mapping[bytes, bytes]) -> list[Changes]:
+    """Return puts of large entries in parts, each of which is enough for a step."""
+    keys = list(entries)
+    size = len(keys) // _LARGE_PARTS
+    starts = range(0, len(keys), size)
+    return [puts({key: entries[key] for key in keys[n : n + size]}) for n in starts]
+
+
+def apply_and_be_killed(backend_type: str, directory: str, killed_at: str) -> None:
+    """Kill this process while it applies large changes, before a part or at their end."""
+
+    def changes() -> Iterator[Changes]:
+        for number, part in enumerate(parts_of(large_entries(b"new"))):
+            if number == int(killed_at):
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield part
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with open_backend(backend_type, Path(directory), create=False) as backend:
+        backend.apply(changes(), "new")
 
 
 def entries_at(seed: int, version: int) -> dict[bytes, bytes]:

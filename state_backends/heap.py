@@ -9,120 +9,221 @@ executor sees the same single copy, and an epoch costs in proportion to the keys
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
+from weakref import WeakSet
 
 import lmdb
 
-from state_backends.backend import FIRST_RESERVED_KEY, VERSION_KEY, Changes, StateBackend
+from state_backends.backend import (
+    FIRST_RESERVED_KEY,
+    STEP_BYTES,
+    VERSION_KEY,
+    Changes,
+    StateBackend,
+)
 from state_backends.errors import (
     BackendCorruptError,
     BackendFullError,
     BackendResourceError,
     StateBackendError,
 )
+from state_backends.heap_entries import (
+    CRC_BYTES,
+    HEAD_BYTES,
+    DamagedEntryError,
+    check,
+    check_all,
+    in_key_order,
+    opened,
+    sealed,
+    sealed_all,
+    stored_key,
+)
+from state_backends.heap_files import (
+    DATA_FILE,
+    MAX_READERS,
+    SIZE_FILE,
+    allocate_lock_file,
+    check_size,
+    is_full,
+    write_size,
+)
 
-MAP_SIZE_BYTES = 1 << 38
-"""Address space reserved per subtask; pages are taken only as they are written."""
+MOST_MAP_BYTES = 1 << 42
+"""What a state may grow to, in address space."""
 
-_DATA_FILE = "data.mdb"
-_LOCK_FILE = "lock.mdb"
-_MAX_READERS = 1024
-_LOCK_FILE_BYTES = _MAX_READERS * 64 + 4096
-"""A cache line for each reader, and a head."""
-_SIZE_FILE = "size"
-"""Holds the size of the data file, which never shrinks."""
+ROOM_BYTES = 1 << 30
+"""Address space beyond the file, which grows before a transaction could use it up."""
 
-_HEAD_BYTES = 448
-_STORED_LONG_KEY_BYTES = _HEAD_BYTES + 32
-_LENGTH = struct.Struct(">I")
-_ALMOST_FULL_BYTES = 1 << 20
+_STEP_ENTRIES = 20_000
+"""Entries of a transaction at most, beside one part: each may change a page of 4 KiB, or two."""
+
+_SPARSE_BYTES = 64 << 20
+_SPARSE_TIMES = 4
+"""A file of so many bytes, and of so many times the pages in use, is written anew without gaps."""
+
+_NEW = "new"
+"""A directory for a file that takes the place of the old one."""
+
+_AFTER_ALL = b"\xff" * 512
+
 _NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 class HeapBackend(StateBackend):
     """One subtask's state in a memory-mapped LMDB environment.
 
-    LMDB refuses keys over 511 bytes. A key of :data:`_HEAD_BYTES` or more is stored as its head
-    and its SHA-256, with the whole key in front of the value; shorter keys are stored as they are.
+    Each entry has a checksum of its own (:mod:`state_backends.heap_entries`), and a key that is not
+    found is looked for between its neighbours, because a changed byte may hide an entry.
     """
 
     def __init__(self, directory: Path, *, create: bool) -> None:
         self._directory = directory
+        self._open_scans: WeakSet[Generator[tuple[bytes, bytes], None, None]] = WeakSet()
         if create:
             directory.mkdir(parents=True, exist_ok=True)
-        else:
-            _check_size(directory)
         with self._translated("open"):
-            _allocate_lock_file(directory)
-            self._env: lmdb.Environment | None = lmdb.open(
-                str(directory),
-                map_size=MAP_SIZE_BYTES,
-                create=create,
-                sync=False,
-                metasync=False,
-                meminit=False,
-                readahead=False,
-                max_readers=_MAX_READERS,
-            )
+            if not create:
+                check_size(directory)
+            allocate_lock_file(directory)
+            self._env: lmdb.Environment | None = _open(directory, create=create)
             try:
                 self._env.reader_check()
                 if create:
-                    _write_size(self._directory)
+                    write_size(self._directory)
             except BaseException:
                 self.close()  # not only once nobody holds the error any more
                 raise
 
-    def version(self) -> str | None:
-        with self._translated("read"), self._environment.begin() as transaction:
-            marker = transaction.get(VERSION_KEY)
-        return None if marker is None else marker.decode()
+    def marker(self) -> bytes | None:
+        return self.get_many([VERSION_KEY])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        is_short = max(map(len, keys), default=0) < HEAD_BYTES
+        under = list(keys) if is_short else list(map(stored_key, keys))
         with self._translated("read"), self._environment.begin() as transaction:
-            return [_value(key, transaction.get(_stored_key(key))) for key in keys]
+            found = list(map(transaction.get, under))
+            if None in found:
+                _check_missing(transaction, under, found)
+            check_all(under, found)
+        if is_short:
+            return [None if stored is None else stored[:-CRC_BYTES] for stored in found]
+        return [
+            None if stored is None else opened(key, stored)
+            for key, stored in zip(keys, found, strict=True)
+        ]
 
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        scan = self._scan(prefix, start)
+        self._open_scans.add(scan)
+        return scan
+
+    def _scan(self, prefix: bytes, start: bytes) -> Generator[tuple[bytes, bytes], None, None]:
         first = max(prefix, start)
+        scanned = 0
         with self._translated("scan"), self._environment.begin() as transaction:
             cursor = transaction.cursor()
-            if not cursor.set_range(first[:_HEAD_BYTES]):
-                return
-            for key, value in _in_key_order(cursor.iternext(keys=True, values=True)):
-                if key >= FIRST_RESERVED_KEY:
-                    return
-                if key < first:
-                    continue
-                if not key.startswith(prefix):
-                    return
-                yield key, value
+            if cursor.set_range(first[:HEAD_BYTES] or b"\x00"):
+                cursor.prev() or cursor.first()  # the one before is checked, too
+                for key, value in in_key_order(cursor.iternext(keys=True, values=True)):
+                    if key >= FIRST_RESERVED_KEY:
+                        if not first and scanned + 1 != transaction.stat()["entries"]:
+                            raise DamagedEntryError(f"there are not as many entries as {scanned}")
+                        return
+                    if key < first:
+                        continue
+                    if not key.startswith(prefix):
+                        return
+                    scanned += 1
+                    yield key, value
+            if transaction.get(VERSION_KEY) is not None:
+                raise DamagedEntryError("a scan ended before the last entry")
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
-        with self._translated("write"), self._environment.begin(write=True) as transaction:
-            for part in changes:
-                for key, value in zip(part.keys, part.values, strict=True):
-                    if value is None:
-                        transaction.delete(_stored_key(key))
-                    else:
-                        transaction.put(_stored_key(key), _stored_value(key, value))
-            transaction.put(VERSION_KEY, version.encode())
+        # A transaction holds the pages that it changes in memory, so many of them are needed.
+        step = _Step()
+        is_marked = False
+        for part in changes:
+            if step.is_full:
+                if not is_marked and (marker := self.marker_applying(version)) is not None:
+                    step.marker = marker
+                is_marked = True
+                self._commit(step)
+                step = _Step()
+            step.add(part)
+        step.marker = version.encode()
+        self._commit(step)
+        self._write_without_gaps()
         with self._translated("write"):
-            _write_size(self._directory)
+            write_size(self._directory)
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
-        # One transaction: LMDB spills dirty pages to its map, so memory stays bounded all the same.
         self.apply(changes, version)
+
+    def _commit(self, step: _Step) -> None:
+        with self._translated("write"):
+            self._make_room(step.size_bytes)
+            with self._environment.begin(write=True) as transaction:
+                cursor = transaction.cursor()
+                for part in step.parts:
+                    if None not in part.values and max(map(len, part.keys), default=0) < HEAD_BYTES:
+                        cursor.putmulti(sealed_all(part.keys, part.values))
+                        continue
+                    for key, value in zip(part.keys, part.values, strict=True):
+                        if value is None:
+                            transaction.delete(stored_key(key))
+                        else:
+                            transaction.put(*sealed(key, value))
+                if step.marker is not None:
+                    transaction.put(*sealed(VERSION_KEY, step.marker))
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Reserve more address space if a transaction may need it."""
+        info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
+        used = (info["last_pgno"] + 1) * page_bytes
+        if used + _room_for(size_bytes) > info["map_size"] and not self._is_scanned:
+            self._environment.set_mapsize(_map_bytes(used + 2 * _room_for(size_bytes)))
+
+    def _write_without_gaps(self) -> None:
+        """Replace a file that consists of free pages mostly, because LMDB's files never shrink."""
+        stat, size = self._environment.stat(), (self._directory / DATA_FILE).stat().st_size
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        if size < max(_SPARSE_BYTES, _SPARSE_TIMES * pages * stat["psize"]) or self._is_scanned:
+            return
+        new = self._directory / _NEW
+        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        new.mkdir()
+        try:
+            with self._translated("copy"):
+                self._environment.copy(str(new), compact=True)
+            self.close()
+            # A kill in between leaves a file that is larger than what is noted.
+            write_size(self._directory, new / DATA_FILE)
+            (new / DATA_FILE).replace(self._directory / DATA_FILE)
+        except BackendFullError:
+            return  # the file is as good as it was
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        with self._translated("open"):
+            self._env = _open(self._directory, create=False)
+
+    @property
+    def _is_scanned(self) -> bool:
+        """Whether a scan may look at the map, which must stay where it is then."""
+        return any(getgeneratorstate(scan) != GEN_CLOSED for scan in self._open_scans)
 
     def snapshot_files(self, directory: Path) -> list[str]:
         directory.mkdir()
         with self._translated("snapshot"):
             self._environment.copy(str(directory))
-            _write_size(directory)
-        return [_DATA_FILE, _SIZE_FILE]
+            write_size(directory)
+        return [DATA_FILE, SIZE_FILE]
 
     def close(self) -> None:
         if self._env is not None:
@@ -140,6 +241,8 @@ class HeapBackend(StateBackend):
         """Turn lmdb's exceptions into typed ones that name the directory."""
         try:
             yield
+        except DamagedEntryError as exc:
+            raise BackendCorruptError(f"the heap state in {self._directory}: {exc}") from exc
         except (lmdb.MapFullError, lmdb.DiskError) as exc:
             raise _full(self._directory, exc) from exc
         except OSError as exc:
@@ -151,25 +254,77 @@ class HeapBackend(StateBackend):
         except lmdb.Error as exc:
             if any(os.strerror(number) in str(exc) for number in _NO_RESOURCES):
                 raise _no_resources(self._directory, exc) from exc
-            if os.strerror(errno.EIO) in str(exc) and _is_full(self._directory):
+            if os.strerror(errno.EIO) in str(exc) and is_full(self._directory):
                 raise _full(self._directory, exc) from exc  # LMDB's word for a short write
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
 
 
-def _allocate_lock_file(directory: Path) -> None:
-    """Take the room of the lock file now: LMDB writes it through its map, and a page for which a
-    full disk has no room would kill the process.
-    """
-    descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.posix_fallocate(descriptor, 0, _LOCK_FILE_BYTES)
-    finally:
-        os.close(descriptor)
+@dataclass(slots=True)
+class _Step:
+    """Changes of one transaction."""
+
+    parts: list[Changes] = field(default_factory=list)
+    entries: int = 0
+    size_bytes: int = 0
+    marker: bytes | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another part belongs into the next transaction."""
+        return self.entries >= _STEP_ENTRIES or self.size_bytes >= STEP_BYTES
+
+    def add(self, part: Changes) -> None:
+        """Take another part."""
+        self.parts.append(part)
+        self.entries += len(part)
+        self.size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
 
 
-def _is_full(directory: Path) -> bool:
-    status = os.statvfs(directory)
-    return status.f_bavail * status.f_frsize < _ALMOST_FULL_BYTES
+def _open(directory: Path, *, create: bool) -> lmdb.Environment:
+    file = directory / DATA_FILE
+    size = file.stat().st_size if file.exists() else 0
+    return lmdb.open(
+        str(directory),
+        map_size=_map_bytes(size + _room_for(0)),
+        create=create,
+        sync=False,
+        metasync=False,
+        meminit=False,
+        readahead=False,
+        max_readers=MAX_READERS,
+    )
+
+
+def _room_for(size_bytes: int) -> int:
+    """Return what a transaction of so many bytes may need beyond what is used."""
+    return ROOM_BYTES + 2 * size_bytes
+
+
+def _map_bytes(wanted: int) -> int:
+    return min(-(-wanted // ROOM_BYTES) * ROOM_BYTES, MOST_MAP_BYTES)
+
+
+def _check_missing(
+    transaction: lmdb.Transaction[bytes], under: Sequence[bytes], found: Sequence[bytes | None]
+) -> None:
+    """Check that what was not found lies between two good neighbours, so that nothing hides it."""
+    cursor = transaction.cursor()
+    before, after = b"", b""
+    for key, stored in zip(under, found, strict=True):
+        if stored is not None or before < key < after:
+            continue
+        before, after = b"", _AFTER_ALL
+        if cursor.set_range(key):
+            after = cursor.key()
+            check(after, cursor.value())
+            has_before = cursor.prev()
+        else:
+            has_before = cursor.last()
+        if has_before:
+            before = cursor.key()
+            check(before, cursor.value())
+        if not before < key < after:
+            raise DamagedEntryError(f"the entry {key[:80]!r} was looked for in a wrong place")
 
 
 def _full(directory: Path, error: Exception) -> BackendFullError:
@@ -184,66 +339,3 @@ def _no_resources(directory: Path, error: Exception) -> BackendResourceError:
         f"the heap backend in {directory} got no file descriptor or memory ({error}): raise the "
         "limit (ulimit)"
     )
-
-
-def _write_size(directory: Path) -> None:
-    size = (directory / _DATA_FILE).stat().st_size
-    descriptor = os.open(directory / _SIZE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.pwrite(descriptor, b"%020d" % size, 0)  # one small write: a kill cannot split it
-    finally:
-        os.close(descriptor)
-
-
-def _check_size(directory: Path) -> None:
-    """Refuse a file that was cut: reading pages that it lacks would kill the process.
-
-    LMDB's own page count is no measure of it, since pages may be counted and never written.
-    """
-    try:
-        recorded = int((directory / _SIZE_FILE).read_text())
-        size = (directory / _DATA_FILE).stat().st_size
-    except (OSError, ValueError) as exc:
-        if isinstance(exc, OSError) and exc.errno in _NO_RESOURCES:
-            raise _no_resources(directory, exc) from exc
-        raise BackendCorruptError(f"there is no whole LMDB file in {directory}") from exc
-    if size < recorded or size == 0:
-        raise BackendCorruptError(
-            f"the heap state in {directory} has {size} bytes, {recorded} were written"
-        )
-
-
-def _stored_key(key: bytes) -> bytes:
-    if len(key) < _HEAD_BYTES:
-        return key
-    return key[:_HEAD_BYTES] + hashlib.sha256(key).digest()
-
-
-def _stored_value(key: bytes, value: bytes) -> bytes:
-    if len(key) < _HEAD_BYTES:
-        return value
-    return _LENGTH.pack(len(key)) + key + value
-
-
-def _value(key: bytes, stored: bytes | None) -> bytes | None:
-    if stored is None or len(key) < _HEAD_BYTES:
-        return stored
-    return stored[_LENGTH.size + len(key) :]
-
-
-def _in_key_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Give long keys back whole and in order; those that share a head are sorted in memory."""
-    head: bytes | None = None
-    run: list[tuple[bytes, bytes]] = []
-    for stored_key, stored_value in pairs:
-        is_long = len(stored_key) == _STORED_LONG_KEY_BYTES
-        if run and not (is_long and stored_key[:_HEAD_BYTES] == head):
-            yield from sorted(run)
-            run = []
-        if is_long:
-            head = stored_key[:_HEAD_BYTES]
-            end = _LENGTH.size + _LENGTH.unpack_from(stored_value)[0]
-            run.append((stored_value[_LENGTH.size : end], stored_value[end:]))
-        else:
-            yield stored_key, stored_value
-    yield from sorted(run)

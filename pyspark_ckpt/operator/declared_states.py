@@ -53,7 +53,7 @@ def as_state_schema(data_type: T.DataType) -> T.StructType:
 class _NoState(StateBackend):
     """The state of a subtask that has none yet; ``init`` may read operator state."""
 
-    def version(self) -> None:
+    def marker(self) -> None:
         """There is none."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -31,7 +31,7 @@ from pyspark_ckpt.on_disk.handle import (
 )
 from pyspark_ckpt.on_disk.layout import is_snapshot_id, new_snapshot_id
 from pyspark_ckpt.operator.base_snapshot import CHANGES_NAME
-from state_backends import StateBackend, is_immutable
+from state_backends import BackendCorruptError, StateBackend, is_immutable
 
 _DIRECTORY = "snapshots"
 _FILES = "files"
@@ -161,7 +161,17 @@ class LocalSnapshots:
 
         For RocksDB that is hard links. A file that is the very same file as one of the handle's
         base snapshot is not uploaded again. The snapshot is there from when its note is.
+
+        Raises
+        ------
+        BackendCorruptError
+            If the backend is at another version, or changes were applied to it in part.
         """
+        if (version := backend.version()) != handle.version:
+            raise BackendCorruptError(
+                f"the local copy beside {self._directory} is at version {version!r}, "
+                f"{handle.version!r} was to be saved; it is rebuilt by the next attempt"
+            )
         snapshot = LocalSnapshot(self._directory / new_snapshot_id())
         snapshot.directory.mkdir(parents=True)
         names = backend.snapshot_files(snapshot.files)

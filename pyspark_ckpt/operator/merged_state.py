@@ -13,7 +13,7 @@ from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
-from pyspark_ckpt.operator.local_copy import segment_changes
+from pyspark_ckpt.operator.local_version import segment_changes
 from state_backends import Changes
 
 _FEW = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,16 +17,24 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle
+from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
+from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import (
     executor_local_root,
     open_local_copy,
     subtask_directory,
 )
-from state_backends import BACKEND_TYPES, BackendCorruptError, Changes
+from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from state_backends import (
+    BACKEND_TYPES,
+    BackendCorruptError,
+    Changes,
+    HalfApplied,
+    open_backend,
+)
 
 State = dict[bytes, bytes]
 
@@ -65,11 +74,9 @@ class Subtask:
                 snapshot = make_base(self.storage, copy.backend, handle, handle.epoch)
                 handle = msgspec.structs.replace(handle, base=snapshot, segments=())
         entries = {key.encode(): value and value.encode() for key, value in puts.items()}
-        changes = Changes(list(entries), list(entries.values()))
+        changes = in_frames(iter(sorted(entries.items())))
         number = handle.epoch + 1
-        segment = make_segment(
-            self.storage, handle, [changes], number, 1 << 20 if self.inline else 0
-        )
+        segment = make_segment(self.storage, handle, changes, number, 1 << 20 if self.inline else 0)
         assert segment is not None
         segments = (*handle.segments, segment)
         self.handle = msgspec.structs.replace(handle, epoch=number, segments=segments)
@@ -273,3 +280,91 @@ def test_a_copy_is_for_its_user_only(tmp_path: Path, storage: Storage, backend_t
     directory = subtask_directory(tmp_path, "query", "op", 3)
     with open_local_copy(directory, backend_type, storage, None):
         assert directory.stat().st_mode & 0o777 == 0o700
+
+
+_KILLED = """
+import os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+from pyspark_ckpt.on_disk.handle import decode_handle
+from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.operator.local_copy import open_local_copy
+
+class Killing(LocalStorage):
+    @contextmanager
+    def open_verified(self, reference):
+        with super().open_verified(reference) as file:
+            file.seek(0, 2)
+            end = file.tell() * int(sys.argv[5]) // 8
+            file.seek(0)
+            class Watched:
+                def read(self, size):
+                    if file.tell() >= end:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return file.read(size)
+            yield Watched()
+
+handle = decode_handle(Path(sys.argv[4]).read_bytes())
+with open_local_copy(Path(sys.argv[1]), sys.argv[2], Killing(Path(sys.argv[3])), handle):
+    pass
+"""
+
+
+def killed_while_opening(subtask: Subtask, handle: Handle, eighths: int) -> None:
+    """Kill a process that brings the copy to a handle after so many eighths of the last segment."""
+    file = subtask.directory.with_name("handle")
+    file.write_bytes(encode_handle(handle))
+    places = [str(subtask.directory), subtask.backend_type, str(subtask.storage.root), str(file)]
+    command = [sys.executable, "-c", _KILLED, *places, str(eighths)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
+def large_puts(value: str) -> dict[str, str | None]:
+    return {f"k{number:02}": value * 700_000 for number in range(40)}
+
+
+@pytest.mark.parametrize("eighths", [1, 6])
+def test_a_copy_that_was_being_brought_on_is_completed_and_never_trusted(
+    subtask: Subtask, eighths: int
+) -> None:
+    """A large segment is applied in steps; the process is killed between them."""
+    subtask.inline = False
+    before = subtask.epoch(a="1", k00="old")
+    subtask.read(before)
+    state = dict(subtask.state)
+    first = subtask.epoch(**large_puts("x"))
+    subtask.handle, subtask.state = before, dict(state)
+    other = subtask.epoch(**{**large_puts("y"), "k00": None})
+    killed_while_opening(subtask, other, eighths)
+    place = subtask.directory / subtask.backend_type
+    with open_backend(subtask.backend_type, place, create=False) as backend:
+        version, half = backend.version(), backend.half_applied()
+        assert (version, half) in [
+            (before.version, None),
+            (None, HalfApplied(before.version, other.version)),
+        ]
+        if half is not None:
+            with pytest.raises(BackendCorruptError, match="was to be saved"):
+                LocalSnapshots(subtask.directory).take(backend, subtask.backend_type, other, 9)
+    if eighths == 6 and subtask.backend_type == "heap":  # RocksDB's steps are in memory until then
+        assert half is not None
+    args = (subtask.directory, subtask.backend_type, subtask.storage)
+    with open_local_copy(*args, other) as copy:
+        assert dict(copy.backend.scan()) == subtask.state
+        assert not copy.is_rebuilt
+    for wanted, expected in ((before, state), (other, subtask.state)):
+        assert subtask.read(before) == state
+        killed_while_opening(subtask, first, eighths)  # which is not in the lineage of either
+        assert subtask.read(wanted) == expected
+
+
+@pytest.mark.parametrize("eighths", [1, 6])
+def test_a_copy_killed_while_it_is_rebuilt_is_completed(subtask: Subtask, eighths: int) -> None:
+    subtask.inline = False
+    subtask.epoch(a="1", k00="old")
+    subtask.epoch(base=True, b="1")
+    last = subtask.epoch(**large_puts("x"))
+    shutil.rmtree(subtask.directory)
+    subtask.directory.mkdir()
+    killed_while_opening(subtask, last, eighths)
+    assert subtask.read(last) == subtask.state

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.handle import FileReference, Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
@@ -114,6 +115,15 @@ class SubtaskMachine(RuleBasedStateMachine):
             check(copy.backend, self.committed)
         self.retained.append(new)
 
+    @rule(after=st.integers(0, 3), which=st.integers(0, 3))
+    def fail_while_it_is_brought_on(self, after: int, which: int) -> None:
+        """Every segment is a step of its own here, so a copy stays half applied."""
+        version = self.retained[-1 - which % len(self.retained)]
+        cut = CutStorage(self.root / "checkpoints", after)
+        with suppress(InterruptedError), one_step_each():
+            with open_local_copy(self.directory, self.backend_type, cut, version.handle) as copy:
+                check(copy.backend, version)
+
     @rule()
     def lose_the_local_copy(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -154,6 +164,31 @@ class SubtaskMachine(RuleBasedStateMachine):
             with self.opened(version) as copy:
                 check(copy.backend, version)
         self.temporary.cleanup()
+
+
+class CutStorage(LocalStorage):
+    """Fails after so many files."""
+
+    def __init__(self, root: Path, files: int) -> None:
+        super().__init__(root)
+        self.files = files
+
+    @contextmanager
+    def open_verified(self, reference: FileReference) -> Iterator[BinaryIO]:
+        if self.files == 0:
+            raise InterruptedError
+        self.files -= 1
+        with super().open_verified(reference) as file:
+            yield file
+
+
+@contextmanager
+def one_step_each() -> Iterator[None]:
+    """Have the backends apply every part of changes in a step of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("state_backends.rocksdb.STEP_BYTES", 1)
+        patch.setattr("state_backends.heap.STEP_BYTES", 1)
+        yield
 
 
 def check(backend: StateBackend, version: Version) -> None:

@@ -7,10 +7,61 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from state_backends import BackendCorruptError, BackendFullError, Changes, open_backend
+from state_backends.backend import VERSION_KEY
 from state_backends.contract import BackendContract
+
+_FLIP_A_BIT = """
+import os, random, sys
+from pathlib import Path
+from state_backends import StateBackendError, open_backend
+
+place, seeds = Path(sys.argv[1]), int(sys.argv[2])
+data = place / "data.mdb"
+good = data.read_bytes()
+keys = [b"%05d" % (2 * n) for n in range(3000)]
+values = [b"v%05d" % n * 8 for n in range(3000)]
+absent = [b"%05d" % (2 * n + 1) for n in range(3000)]
+
+def right(read, expected):
+    try:
+        return read() == expected
+    except StateBackendError:
+        return True  # it was noticed
+
+def ask():
+    try:
+        with open_backend("heap", place, create=False) as backend:
+            return (
+                right(backend.version, "2")
+                and right(lambda: backend.get_many(keys), values)
+                and right(lambda: backend.get_many(absent), [None] * len(absent))
+                and right(lambda: list(backend.scan()), list(zip(keys, values)))
+                and right(lambda: [key for key, _ in backend.scan(b"01")], keys[500:1000])
+            )
+    except StateBackendError:
+        return True
+
+for seed in range(seeds):
+    rng = random.Random(seed)
+    at = rng.randrange(len(good))
+    flipped = bytes([good[at] ^ 1 << rng.randrange(8)])
+    with data.open("r+b") as file:
+        file.seek(at)
+        file.write(flipped)
+    child = os.fork()  # a page number that leads out of the file kills the process
+    if not child:
+        os._exit(not ask())
+    status = os.waitpid(child, 0)[1]
+    if status and not os.WIFSIGNALED(status):
+        print(f"seed {seed}: byte {at} of {len(good)}")
+    with data.open("r+b") as file:
+        file.seek(at)
+        file.write(good[at : at + 1])
+"""
 
 _READ_ALL = """
 import sys
@@ -70,7 +121,7 @@ def test_pages_that_were_never_written_are_not_missed(tmp_path: Path) -> None:
 def test_a_full_map_is_an_error_that_leaves_the_old_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("state_backends.heap.MAP_SIZE_BYTES", 1 << 20)
+    monkeypatch.setattr("state_backends.heap.MOST_MAP_BYTES", 1 << 20)
     with open_backend("heap", tmp_path / "small", create=True) as backend:
         backend.apply([Changes([b"a"], [b"1"])], "1")
         with pytest.raises(BackendFullError, match="small"):
@@ -106,3 +157,69 @@ def test_a_file_of_something_else_is_corrupt(filled: Path) -> None:
     data.write_bytes((b"something else" * data.stat().st_size)[: data.stat().st_size])
     with pytest.raises(BackendCorruptError, match="filled"):
         open_backend("heap", filled, create=False)
+
+
+def test_a_flipped_bit_never_changes_or_hides_an_entry(tmp_path: Path) -> None:
+    """Scenario 7: the heap's local file, one bit."""
+    place = tmp_path / "state"
+    keys = [b"%05d" % (2 * n) for n in range(3000)]
+    values = [b"v%05d" % n * 8 for n in range(3000)]
+    with open_backend("heap", place, create=True) as backend:
+        backend.load([Changes(keys, values)], "1")
+        backend.apply([Changes(keys[::7], values[::7])], "2")  # so there are free pages, too
+    command = [sys.executable, "-c", _FLIP_A_BIT, str(place), "80"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_an_entry_that_lies_elsewhere_is_not_missing(filled: Path) -> None:
+    """The first letter of a key is changed, so a look-up of it passes by."""
+    data = (filled / "data.mdb").read_bytes()
+    at = data.index(b"01234v")
+    (filled / "data.mdb").write_bytes(data[:at] + b"9" + data[at + 1 :])
+    with open_backend("heap", filled, create=False) as backend:
+        for read in (lambda: backend.get_many([b"01234"]), lambda: list(backend.scan())):
+            with pytest.raises(BackendCorruptError, match="filled"):
+                read()
+        with pytest.raises(BackendCorruptError):
+            list(backend.scan_in_parts(1000, 1 << 20))
+
+
+def test_a_copy_of_a_version_without_checksums_is_rebuilt(tmp_path: Path) -> None:
+    place = tmp_path / "old"
+    with lmdb.open(str(place)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"a", b"1")
+        transaction.put(VERSION_KEY, b"1")
+    (place / "size").write_text(f"{(place / 'data.mdb').stat().st_size:020}")
+    with open_backend("heap", place, create=False) as backend, pytest.raises(BackendCorruptError):
+        backend.version()
+
+
+def test_the_file_shrinks_once_most_of_it_is_free(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    keys = [b"%05d" % n for n in range(10_000)]
+    parts = [Changes(keys[n : n + 100], [b"v" * 10_000] * 100) for n in range(0, 10_000, 100)]
+    with open_backend("heap", place, create=True) as backend:
+        backend.load(parts, "1")
+        full = (place / "data.mdb").stat().st_size
+        assert full > 64 << 20
+        kept = 1000
+        backend.apply([Changes(keys[kept:], [None] * (len(keys) - kept))], "2")
+        assert (place / "data.mdb").stat().st_size < full / 4
+        assert backend.version() == "2"
+        assert len(list(backend.scan())) == kept
+        backend.apply([Changes([b"new"], [b"1"])], "3")
+    with open_backend("heap", place, create=False) as backend:
+        assert backend.version() == "3"
+        assert len(list(backend.scan())) == kept + 1
+    assert {path.name for path in place.iterdir()} == {"data.mdb", "lock.mdb", "size"}
+
+
+def test_address_space_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state may become many times as large as what was reserved for it at first."""
+    monkeypatch.setattr("state_backends.heap.ROOM_BYTES", 4 << 20)
+    keys = [b"%05d" % n for n in range(2_000)]
+    parts = [Changes(keys[n : n + 100], [b"v" * 20_000] * 100) for n in range(0, 2_000, 100)]
+    with open_backend("heap", tmp_path / "state", create=True) as backend:
+        backend.load(parts, "1")
+        assert len(list(backend.scan())) == 2_000

@@ -1,0 +1,217 @@
+"""How a local copy comes to the version that a handle names.
+
+Its version is one of the handle's lineage: apply the segments that follow. A part of them is
+applied already, because a process was killed: apply them once more. It is anything else: throw the
+copy away and rebuild it from durable files.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pyspark_ckpt.on_disk.change_file import decode_changes
+from pyspark_ckpt.on_disk.handle import (
+    EMPTY_VERSION,
+    ROCKSDB_FORMAT,
+    BaseSnapshot,
+    Handle,
+    Segment,
+)
+from pyspark_ckpt.on_disk.storage_views import WorkerStorage
+from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from state_backends import (
+    BackendResourceError,
+    Changes,
+    StateBackend,
+    StateBackendError,
+    open_backend,
+)
+
+_GROUP_BYTES = 64 << 20
+"""Segments of so many bytes are applied together: a kill loses one group's work at most."""
+
+
+def at_version(
+    place: Path,
+    backend_type: str,
+    storage: WorkerStorage,
+    handle: Handle | None,
+    snapshots: LocalSnapshots,
+    scratch: Path,
+) -> tuple[StateBackend, bool]:
+    """Return the backend, and whether it had to be rebuilt from durable files.
+
+    Parameters
+    ----------
+    place
+        The backend's directory.
+    backend_type
+        One of :data:`state_backends.BACKEND_TYPES`.
+    storage
+        The query's checkpoints directory.
+    handle
+        What Spark committed; ``None`` for a subtask that has no state yet.
+    snapshots
+        Those beside the copy.
+    scratch
+        A directory for what is needed meanwhile; it is made if it is not there.
+    """
+    base = None if handle is None else handle.base
+    try:
+        backend = _existing_at_version(place, backend_type, storage, handle)
+        if backend is not None:
+            return backend, False
+    except BackendResourceError:
+        raise  # it would not be any better for another copy
+    except StateBackendError:  # a damaged copy is replaced like an outdated one
+        snapshots.keep_only(() if base is None else {base.snapshot_id})  # it has digests
+    if base is not None and base.format == ROCKSDB_FORMAT and backend_type == "rocksdb":
+        assert handle is not None  # it has the base
+        return _rebuild_natively(place, storage, handle, base, snapshots), True
+    shutil.rmtree(place, ignore_errors=True)
+    # The first segment goes into a new backend as it would into an empty one.
+    had_more = handle is not None and (base is not None or len(handle.segments) > 1)
+    return _rebuild(place, backend_type, storage, handle, scratch), had_more
+
+
+def _existing_at_version(
+    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
+) -> StateBackend | None:
+    """Open the copy that is there, ``None`` if there is none or it cannot come to the version."""
+    if not place.is_dir():
+        return None
+    backend = open_backend(backend_type, place, create=False)
+    try:
+        if _catch_up(backend, storage, handle):
+            return backend
+    except BaseException:
+        backend.close()
+        raise
+    backend.close()
+    return None
+
+
+def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | None) -> bool:
+    """Apply the segments that a copy lacks; ``False`` if it is not in the handle's lineage."""
+    lineage = (EMPTY_VERSION,) if handle is None else handle.lineage
+    version = _complete_version(backend, lineage)
+    if version is None:
+        return False
+    if version == EMPTY_VERSION and lineage[-1] != EMPTY_VERSION:
+        # Built anew it costs no more, and RocksDB has no tiny oldest file, for whose sake it would
+        # soon rewrite all others.
+        return False
+    if handle is not None:
+        for group in _groups(handle.segments[lineage.index(version) :]):
+            backend.apply(segment_changes(storage, group), group[-1].version)
+    return True
+
+
+def _complete_version(backend: StateBackend, lineage: Sequence[str]) -> str | None:
+    """Return the version of a lineage that a copy has, perhaps with a part of what follows.
+
+    A part of what follows does no harm if all of that is applied once more: segments never change,
+    and whatever one of them has put or deleted, it puts or deletes again.
+    """
+    version = backend.version()
+    half = backend.half_applied()
+    if half is not None and half.before in lineage:
+        follows = lineage[lineage.index(half.before) + 1 :]
+        version = half.before if half.after in follows else None
+    return version if version in lineage else None
+
+
+def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Divide segments into groups that are worth a step of their own."""
+    groups: list[list[Segment]] = []
+    size_bytes = 0
+    for segment in segments:
+        if not groups or size_bytes + segment.size_bytes > _GROUP_BYTES:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(segment)
+        size_bytes += segment.size_bytes
+    return groups
+
+
+def _rebuild(
+    place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None, scratch: Path
+) -> StateBackend:
+    with _whole_or_gone(place):
+        backend = open_backend(backend_type, place, create=True)
+        try:
+            _fill(backend, storage, handle, scratch)
+        except BaseException:
+            with suppress(StateBackendError):
+                backend.close()
+            raise
+    return backend
+
+
+def _fill(
+    backend: StateBackend, storage: WorkerStorage, handle: Handle | None, scratch: Path
+) -> None:
+    groups = [] if handle is None else _groups(handle.segments)
+    if handle is not None and handle.base is not None:
+        scratch.mkdir(exist_ok=True)
+        backend.load(read_base(storage, handle.base, scratch), handle.base.version)
+    elif groups:
+        first = groups.pop(0)
+        backend.load(segment_changes(storage, first), first[-1].version)
+    else:
+        backend.load((), EMPTY_VERSION)
+    for group in groups:
+        backend.apply(segment_changes(storage, group), group[-1].version)
+
+
+@contextmanager
+def _whole_or_gone(directory: Path) -> Iterator[None]:
+    """Remove what was begun if it fails: half a copy is of no use, least of all on a full disk."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _rebuild_natively(
+    place: Path,
+    storage: WorkerStorage,
+    handle: Handle,
+    base: BaseSnapshot,
+    snapshots: LocalSnapshots,
+) -> StateBackend:
+    """Build a database from the files of a snapshot, fetching those that are not here."""
+    here = [path for path in (*place.glob("*"), *snapshots.all_files()) if path.is_file()]
+    kept = snapshots.keep_base(base, handle, lambda files: fetch_files(storage, base, files, here))
+    building = place.with_name(f"{place.name}.new")
+    shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
+    with _whole_or_gone(building):
+        kept.copy_to(building)
+    shutil.rmtree(place, ignore_errors=True)
+    building.rename(place)
+    backend = open_fetched(place, base)
+    try:
+        is_at_version = _catch_up(backend, storage, handle)
+        assert is_at_version  # the base is the first of the lineage
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iterator[Changes]:
+    """Yield the puts and deletes of segments in their order, each checked by its digest."""
+    for segment in segments:
+        if segment.inline is not None:
+            name = f"inline segment {segment.version}"
+            yield from decode_changes(io.BytesIO(segment.inline), name)
+        else:
+            assert segment.file is not None  # a segment is inline or in a file
+            with storage.open_verified(segment.file) as file:
+                yield from decode_changes(file, segment.file.path)
