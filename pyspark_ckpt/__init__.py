@@ -25,6 +25,7 @@ from pyspark_ckpt.checkpoint.savepoint import Savepoint
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.configuration import read_conf_file
+from pyspark_ckpt.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CheckpointError,
@@ -51,6 +52,7 @@ from pyspark_ckpt.errors import (
     UnsafePathError,
 )
 from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.on_disk.rolled_back import RolledBack
 from pyspark_ckpt.operator.batch_input import BatchProcessor
 from pyspark_ckpt.operator.merging_states import AggregateFunction
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
@@ -79,6 +81,7 @@ __all__ = [
     "CorruptFileError",
     "CrashedError",
     "Disposal",
+    "EpochId",
     "FailedCheckpointsError",
     "FencedError",
     "HarnessUseError",
@@ -94,6 +97,7 @@ __all__ = [
     "RestoreError",
     "RestorePlan",
     "Rollback",
+    "RolledBack",
     "Savepoint",
     "StateError",
     "StateTtlConfig",
@@ -104,6 +108,7 @@ __all__ = [
     "UnsafePathError",
     "Verification",
     "__version__",
+    "current_epoch",
     "dispose_savepoint",
     "history",
     "key_by",

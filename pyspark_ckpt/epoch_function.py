@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import EPOCH_KEY, RUNTIME_KEY
+from pyspark_ckpt.errors import UnknownEpochError
+from pyspark_ckpt.on_disk.rolled_back import RolledBack
 from pyspark_ckpt.on_disk.storage import open_local_storage
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
@@ -15,6 +19,60 @@ from pyspark_ckpt.operator.descriptor import (
     decode_runtime,
     encode_announced,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochId:
+    """What tells an epoch from every other one, for a ``foreachBatch`` that writes exactly once.
+
+    It is the same when Spark repeats the epoch after a crash. A location that was rolled back has
+    another `query_id`, so its epochs differ from those that were rolled back.
+
+    Parameters
+    ----------
+    query_id
+        The id of the query. It stays over restarts of the query at its location.
+    number
+        The epoch: the batch id that the function gets. It grows with each epoch of the query.
+    rolled_back
+        The epochs that rollbacks of the location made void. A sink has to remove what they wrote:
+        of each `query_id` in it, all epochs `after` the given one.
+    """
+
+    query_id: str
+    number: int
+    rolled_back: tuple[RolledBack, ...] = ()
+
+    def __str__(self) -> str:
+        """Return ``<query id>/<number>``, to store as one value."""
+        return f"{self.query_id}/{self.number}"
+
+
+_current: ContextVar[EpochId] = ContextVar("_current")
+
+
+def current_epoch() -> EpochId:
+    """Return the epoch that the ``foreachBatch`` function was called for.
+
+    Returns
+    -------
+    EpochId
+        The same whenever the function is called for this epoch, also after a crash.
+
+    Raises
+    ------
+    UnknownEpochError
+        If the call is not in the thread of a ``foreachBatch`` function of a query that
+        :func:`pyspark_ckpt.write_stream` started.
+    """
+    try:
+        return _current.get()
+    except LookupError:
+        raise UnknownEpochError(
+            "current_epoch() was called outside of a foreachBatch function of "
+            "pyspark_ckpt.write_stream(df): call it in the function itself, and pass what it "
+            "returns to other threads"
+        ) from None
 
 
 class EpochFunction:
@@ -39,9 +97,11 @@ class EpochFunction:
         runtime = decode_runtime(session.conf.get(RUNTIME_KEY, None), "foreachBatch")
         announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(runtime, epoch)))
         _announce(session, announced)
+        token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
         try:
             self._function(df, epoch)
         finally:
+            _current.reset(token)
             _announce(session, None)
 
 

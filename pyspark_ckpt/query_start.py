@@ -23,6 +23,7 @@ from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf
@@ -148,6 +149,7 @@ class QueryStart:
             run=secrets.token_hex(8),
             checkpoint_location=self._location.storage.url,
             announces_epochs=self._spark_query.announces_epochs,
+            rolled_back=read_rolled_back(self._location.storage),
             checkpoints_directory=self._location.checkpoints_root,
             query_subdirectory=settings.checkpoints_directory is not None,
             backend_type=settings.backend_type,

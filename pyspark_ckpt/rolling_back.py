@@ -31,6 +31,11 @@ from pyspark_ckpt.on_disk.layout import (
     checkpoint_name,
 )
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.on_disk.rolled_back import (
+    read_rolled_back,
+    void_after_return,
+    void_after_rollback,
+)
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.own_session import own_session
@@ -64,7 +69,8 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     until you delete it. A rollback that was interrupted is gone on with first.
 
     Epochs go on from the checkpoint's. Spark's file sink skips those that it has seen, so where
-    there were later ones the query needs a new path: a start with the old one is refused.
+    there were later ones the query needs a new path: a start with the old one is refused. A
+    ``foreachBatch`` learns from :func:`pyspark_ckpt.current_epoch` which epochs are void.
 
     Parameters
     ----------
@@ -100,20 +106,25 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         logger.warning("%s: finished the rollback to %s", location.root, begun.to)
         if begun.to == to:
             return Rollback(str(location.root), to, str(location.root / begun.kept))
-    _check_stopped(spark, location)
+    query_id = _check_stopped(spark, location)
+    void = read_rolled_back(location)
     _clear_leftovers(location)
     token = secrets.token_hex(6)
     if to.startswith(_KEPT) and location.exists(to):
         staged = to
+        there = location.child(to)
+        void = void_after_return(read_rolled_back(there), _id_of(there), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
-        _stage(spark, location, root, to, location.child(staged))
+        epoch = _stage(spark, location, root, to, location.child(staged))
+        void = void_after_rollback(void, query_id, epoch)
     wanted = Exchange(
         to=to,
         kept=f"{_KEPT}{token}",
         staged=staged,
         outgoing=tuple(name for name in location.list() if not name.startswith((_KEPT, _STAGED))),
         incoming=tuple(location.list(staged)),
+        rolled_back=void,
     )
     exchange(location, wanted)
     kept = str(location.root / wanted.kept)
@@ -127,8 +138,8 @@ def _stage(
     root: Storage | None,
     to: str,
     staged: LocalStorage,
-) -> None:
-    """Fill a directory with what the location shall have."""
+) -> int:
+    """Fill a directory with what the location shall have; return the epoch it continues from."""
     query_id = SparkLog(location).query_id()
     number = checkpoint_id_of(to)
     if number is None or query_id is None:
@@ -156,6 +167,7 @@ def _stage(
         highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
     finish_seeding(staged, source.path)
+    return source.metadata.epoch
 
 
 def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
@@ -174,7 +186,17 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
     return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 
-def _check_stopped(spark: SparkSession, location: LocalStorage) -> None:
+def _id_of(kept: LocalStorage) -> str:
+    query_id = SparkLog(kept).query_id()
+    if query_id is None:
+        raise RestoreError(
+            f"{kept.root} has no query any more: give the name of a retained checkpoint"
+        )
+    return query_id
+
+
+def _check_stopped(spark: SparkSession, location: LocalStorage) -> str:
+    """Return the id of the query, which does not run."""
     query_id = SparkLog(location).query_id()
     if query_id is None or SparkLog(location).committed_epoch() is None:
         raise RestoreError(f"{location.root} has no committed epoch: there is nothing to put back")
@@ -185,6 +207,7 @@ def _check_stopped(spark: SparkSession, location: LocalStorage) -> None:
         )
     if is_active(spark, query_id):
         raise RestoreError(f"query {query_id} runs at {location.root}: stop it first")
+    return query_id
 
 
 def _clear_leftovers(location: LocalStorage) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import ROLLBACK_MARKER
+from pyspark_ckpt.on_disk.rolled_back import RolledBack, write_rolled_back
 from pyspark_ckpt.on_disk.storage import LocalStorage
 
 
@@ -18,7 +19,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """What a marker says.
 
     `kept` and `staged` are directories inside the location: what goes out is kept in the one, what
-    comes in is taken from the other.
+    comes in is taken from the other. `rolled_back` are the epochs that are void after it.
     """
 
     to: str
@@ -26,6 +27,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     staged: str
     outgoing: tuple[str, ...]
     incoming: tuple[str, ...]
+    rolled_back: tuple[RolledBack, ...] = ()
 
 
 def exchange(location: LocalStorage, wanted: Exchange) -> None:
@@ -61,5 +63,7 @@ def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
     for name in begun.incoming:
         if location.exists(f"{begun.staged}/{name}"):
             location.move(f"{begun.staged}/{name}", name)
+    if begun.rolled_back:
+        write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])

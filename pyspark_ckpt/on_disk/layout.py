@@ -56,6 +56,9 @@ ROLLBACK_MARKER = "_rollback"
 IDENTITY_NAME = "_identity.json"
 """In a checkpointLocation: what its checkpoints directory elsewhere knows it by."""
 
+ROLLED_BACK_NAME = "_rolled_back.json"
+"""In a checkpointLocation: the epochs that rollbacks made void."""
+
 OWNERS = "owners"
 _DRIVERS = "drivers"
 _STORES = "stores"

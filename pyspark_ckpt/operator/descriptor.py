@@ -8,6 +8,7 @@ from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.on_disk.rolled_back import RolledBack
 
 DEFAULT_UID = "operator"
 """Uid of an operator that was given none, as the only one of a query may; states are stored so."""
@@ -66,13 +67,15 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
     `run` is a name that no other start of the query has. `announces_epochs` tells that the sink is
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
-    `drained_from_ms` is the true watermark in an epoch that drains the query.
+    `rolled_back` are the epochs that rollbacks of the location made void. `drained_from_ms` is the
+    true watermark in an epoch that drains the query.
     """
 
     query_id: str
     run: str
     checkpoint_location: str
     announces_epochs: bool
+    rolled_back: tuple[RolledBack, ...]
     checkpoints_directory: str
     query_subdirectory: bool
     backend_type: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +140,46 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     job.feed.add(events_of(2))
     run(job, lambda df, _: got.extend(df.collect()))
     assert in_order(got) == expected(job.feed.rows)
+
+
+def test_the_id_of_an_epoch(job: Job) -> None:
+    """The same when the epoch is repeated, another one after a rollback, and none elsewhere."""
+    ids: list[ckpt.EpochId] = []
+    fails = [True]
+
+    def sink(df: DataFrame, epoch: int) -> None:
+        df.count()
+        ids.append(ckpt.current_epoch())
+        assert ids[-1].number == epoch
+        with ThreadPoolExecutor(1) as pool, pytest.raises(ckpt.UnknownEpochError, match="pass"):
+            pool.submit(ckpt.current_epoch).result()
+        if epoch == 1 and fails.pop():
+            raise ConnectionError("cut off")
+
+    job.feed.add(events_of(0), events_of(1))
+    with pytest.raises(PySparkException, match="cut off"):
+        run(job, sink)
+    fails += [False]
+    query = run(job, sink)
+    assert [str(each) for each in ids] == [f"{query.id}/{number}" for number in (0, 1, 1)]
+    assert ids[1] == ids[2]
+    assert not ids[0].rolled_back
+    first = max(completed(query), key=lambda row: row.checkpoint_id)
+    job.feed.add(events_of(2))
+    run(job, sink)
+    rolled = ckpt.rollback(str(job.location_path), f"chk-{first.checkpoint_id}")
+    again = run(job, sink)
+    before, after = ids[-2:]
+    assert before.number == after.number == 2
+    assert before.query_id == query.id
+    assert after.query_id == again.id != query.id
+    assert after.rolled_back == (ckpt.RolledBack(query.id, 1),)
+    ckpt.rollback(str(job.location_path), Path(rolled.kept).name)
+    job.feed.add(events_of(3))
+    run(job, sink)
+    assert ids[-1] == ckpt.EpochId(query.id, 3, (ckpt.RolledBack(again.id, -1),))
+    with pytest.raises(ckpt.UnknownEpochError, match="outside of a foreachBatch"):
+        ckpt.current_epoch()
 
 
 def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.exchange import (
@@ -13,6 +15,7 @@ from pyspark_ckpt.checkpoint.exchange import (
     finish_exchange,
 )
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.rolled_back import RolledBack, read_rolled_back
 from pyspark_ckpt.on_disk.storage import LocalStorage
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}
@@ -24,7 +27,10 @@ WANTED = Exchange(
     outgoing=("metadata", "offsets", "only-old", "state"),
     incoming=("metadata", "offsets", "only-new"),
 )
+VOID = (RolledBack("q", 3),)
 STEPS = 1 + len(WANTED.outgoing) + len(WANTED.incoming) + 2
+WITH_VOID = msgspec.structs.replace(WANTED, rolled_back=VOID)
+VOID_STEPS = STEPS + 2
 
 
 class CutOffError(Exception):
@@ -73,6 +79,7 @@ def location(tmp_path: Path) -> Path:
 
 
 DONE = {**NEW, **{f"_kept/{name}": text for name, text in OLD.items()}}
+DONE_WITH_VOID = {**DONE, "_rolled_back.json": '[{"query_id":"q","after":3}]'}
 
 
 def test_all_goes_out_and_in(location: Path) -> None:
@@ -100,6 +107,24 @@ def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool)
     if begun is not None:
         finish_exchange(LocalStorage(location), begun)
     assert content(location) == DONE
+
+
+@pytest.mark.parametrize("does_last", [False, True])
+@pytest.mark.parametrize("operations", range(2, VOID_STEPS + 1))
+def test_what_is_void_is_known_wherever_it_is_cut_off(
+    location: Path, operations: int, does_last: bool
+) -> None:
+    """Also where an older list comes in with the rest."""
+    (location / "_staged" / "_rolled_back.json").write_text("[]")
+    wanted = msgspec.structs.replace(WITH_VOID, incoming=("_rolled_back.json", *WANTED.incoming))
+    with suppress(CutOffError):
+        exchange(CutOffStorage(location, operations, does_last=does_last), wanted)
+    begun = begun_exchange(LocalStorage(location))
+    if begun is not None:
+        finish_exchange(LocalStorage(location), begun)
+    if begun is not None or operations == VOID_STEPS:
+        assert content(location) == DONE_WITH_VOID
+        assert read_rolled_back(LocalStorage(location)) == VOID
 
 
 def test_there_are_no_more_steps_than_were_cut_off(location: Path) -> None:

@@ -15,6 +15,7 @@ RUNTIME = Runtime(
     run="r",
     checkpoint_location="/loc",
     announces_epochs=False,
+    rolled_back=(),
     checkpoints_directory="/loc/c",
     query_subdirectory=False,
     backend_type="rocksdb",
