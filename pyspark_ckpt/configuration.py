@@ -39,6 +39,7 @@ RUNTIME_KEY = f"{_INTERNAL}runtime"
 
 EPOCH_KEY = f"{_INTERNAL}epoch"
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
+PARALLELISM = "spark.ckpt.parallelism.default"
 
 NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
 DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
@@ -65,6 +66,7 @@ class Settings:
     """The settings of one query, parsed and checked."""
 
     backend_type: str = "rocksdb"
+    parallelism: int | None = None
     interval_ms: int = 30_000
     min_pause_ms: int = 0
     timeout_ms: int = 600_000
@@ -178,6 +180,7 @@ _CHANGELOG = "spark.ckpt.state.changelog."
 _RECOVERY = "spark.ckpt.execution.state-recovery."
 
 KEYS: Mapping[str, _Key] = {
+    PARALLELISM: _Key("parallelism", at_least_one, "a number of at least 1"),
     "spark.ckpt.state.backend.type": _Key(
         "backend_type", one_of(*BACKEND_TYPES), f"one of {', '.join(BACKEND_TYPES)}"
     ),

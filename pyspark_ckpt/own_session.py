@@ -81,7 +81,11 @@ def start_with_conf(
     ConfigurationError
         If the conf has to reach Spark's check of the plan, and cannot.
     """
-    check_conf = {key: value for key, value in conf.items() if key in READ_BY_PLAN_CHECK}
+    check_conf = {
+        key: value
+        for key, value in conf.items()
+        if key in READ_BY_PLAN_CHECK and spark.conf.get(key) != value
+    }
     held = _ConfAtStart(spark, location, conf)
     spark.streams.addListener(held)
     try:

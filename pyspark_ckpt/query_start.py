@@ -27,6 +27,7 @@ from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf
+from pyspark_ckpt.parallelism import report_parallelism
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_plan import source_ids, source_names
 from pyspark_ckpt.session_conf import conf_of_start
@@ -109,7 +110,8 @@ class QueryStart:
         location = self._location
         location.check_not_half_rolled_back()
         location.check_owner()
-        location.check_parallelism(self._spark)
+        location.check_parallelism(self._spark, self._settings.parallelism)
+        report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)
         location.claim_directory()
         self._last_epochs.finish_interrupted()

@@ -13,9 +13,13 @@ from pyspark_ckpt.operator.epoch_clock import TimeMode
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
 _CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
-READ_BY_PLAN_CHECK = frozenset({_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK})
+READ_BY_PLAN_CHECK = frozenset(
+    {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
+)
 """Of these Spark's check of a plan takes notice, before the query has a session."""
 
 
@@ -36,7 +40,10 @@ def conf_of_start(
     one_watermark
         Whether operators of Spark's own come after one of these.
     """
-    conf = {}
+    # Spark's own operators would take Avro, which a session may ask for; this one cannot.
+    conf = {_ENCODING: "unsaferow"}
+    if operators:
+        conf[_PARTITIONS] = str(operators[0].parallelism)
     if one_watermark:
         # Spark gives no watermark to what comes after applyInPandasWithState: windows there would
         # never close. That rows may be late by a common one was checked with the plan.

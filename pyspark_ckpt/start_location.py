@@ -25,6 +25,7 @@ from pyspark_ckpt.checkpoint.seeding_marker import (
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
+from pyspark_ckpt.configuration import PARALLELISM
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
@@ -37,6 +38,7 @@ from pyspark_ckpt.on_disk.layout import (
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
+from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
@@ -105,29 +107,38 @@ class StartLocation:
         if query_id is not None and self._checkpoints_directory is not None:
             claim_directory(self.storage, self.checkpoints(query_id))
 
-    def check_parallelism(self, spark: SparkSession) -> None:
+    def check_parallelism(self, spark: SparkSession, option: int | None = None) -> None:
         """Check that the query's parallelism is the session's and the location's.
+
+        Parameters
+        ----------
+        spark
+            The session.
+        option
+            What the writer was given, which has no effect on a query that is built.
 
         Raises
         ------
         PlanError
-            If ``spark.sql.shuffle.partitions`` was changed after the query was built, or after
-            Spark wrote the first offsets of the location: Spark would keep the old number.
+            If the parallelism was changed after the query was built, or after Spark wrote the
+            first offsets of the location: Spark would keep the old number.
         """
-        session = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+        key = parallelism_key(spark) if option is None else PARALLELISM
+        session = option or set_parallelism(spark)
+        if session is None:  # the cores may be others by now
+            session = self.operators.descriptors[0].parallelism
         bound = self._bound_parallelism
         for operator in self.operators.descriptors:
             if operator.parallelism != session:
                 raise PlanError(
-                    f"operator {operator.uid!r} was built with spark.sql.shuffle.partitions = "
-                    f"{operator.parallelism}, it is {session} now: build the query again"
+                    f"operator {operator.uid!r} was built with {key} = {operator.parallelism}, it "
+                    f"is {session} now: set it in the session and build the query again"
                 )
             if bound is not None and operator.parallelism != bound:
                 raise PlanError(
-                    f"operator {operator.uid!r} has parallelism {operator.parallelism} "
-                    f"(spark.sql.shuffle.partitions), Spark bound the location "
-                    f"{self.storage.root} to {bound} with its first epoch: set "
-                    f"spark.sql.shuffle.partitions to {bound} before building the query, or "
+                    f"operator {operator.uid!r} has parallelism {operator.parallelism} ({key}), "
+                    f"Spark bound the location {self.storage.root} to {bound} with its first "
+                    f"epoch: set {key} to {bound} before building the query, or "
                     f"{self._way_to_another_parallelism}"
                 )
 

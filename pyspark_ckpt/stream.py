@@ -20,6 +20,7 @@ from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.operator_plan import KeyedInput, MakeInputMode, OperatorPlan
+from pyspark_ckpt.parallelism import parallelism_of
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
@@ -38,7 +39,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
         gives them. The processor's rows have the columns of `df`, without the expressions.
     maxParallelism
         Number of key groups, fixed for the life of the state; by default a power of two from 128
-        up, derived from ``spark.sql.shuffle.partitions`` as Flink does.
+        up, derived from the parallelism as Flink does.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     if not hasattr(df, "_jdf"):
         raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
     conf = df.sparkSession.conf
-    parallelism = int(conf.get("spark.sql.shuffle.partitions") or 200)
+    parallelism = parallelism_of(df.sparkSession)
     time_zone = str(conf.get("spark.sql.session.timeZone"))
     chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
     grouping = grouping_columns(df, columns)

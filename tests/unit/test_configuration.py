@@ -85,10 +85,12 @@ def test_all_keys_are_read() -> None:
         f"{RECOVERY}claim-mode": "claim",
         f"{RECOVERY}ignore-unclaimed-state": "True",
         f"{RECOVERY}fallback": "true",
+        "spark.ckpt.parallelism.default": "7",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
         backend_type="heap",
+        parallelism=7,
         interval_ms=300_000,
         min_pause_ms=5000,
         timeout_ms=3_600_000,

@@ -1,0 +1,85 @@
+"""How many subtasks the operators of a query have: as somebody set it, or from the cores."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.configuration import PARALLELISM, read_settings
+
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+_OF_SPARK = 200
+_MANY_PER_CORE = 4
+
+logger = logging.getLogger(__name__)
+
+
+def set_parallelism(spark: SparkSession) -> int | None:
+    """Return the number that somebody set, ``None`` if nobody did.
+
+    ``spark.ckpt.parallelism.default`` wins over ``spark.sql.shuffle.partitions``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no number above zero.
+    """
+    own = spark.conf.get(PARALLELISM, None)
+    if own is not None:
+        return read_settings({PARALLELISM: own}, {}).parallelism
+    partitions = spark.conf.get(SHUFFLE_PARTITIONS, None)
+    return None if partitions is None else int(partitions)
+
+
+def parallelism_of(spark: SparkSession) -> int:
+    """Return the parallelism of an operator that is built now."""
+    number = set_parallelism(spark)
+    return (_cores(spark) or _OF_SPARK) if number is None else number
+
+
+def parallelism_key(spark: SparkSession) -> str:
+    """Return the key that decides the parallelism of this session."""
+    decides = spark.conf.get(PARALLELISM, None) or spark.conf.get(SHUFFLE_PARTITIONS, None) is None
+    return PARALLELISM if decides else SHUFFLE_PARTITIONS
+
+
+def report_parallelism(spark: SparkSession, parallelism: int) -> None:
+    """Say of a query that starts if its parallelism was chosen for it, or is far too high."""
+    at_once = spark.sparkContext.defaultParallelism
+    if parallelism > _MANY_PER_CORE * at_once:
+        logger.warning(
+            "parallelism %s is more than %s times the %s cores, and each epoch runs so many tasks "
+            "per operator: set %s before building a query at a fresh checkpointLocation",
+            parallelism,
+            _MANY_PER_CORE,
+            at_once,
+            PARALLELISM,
+        )
+    elif set_parallelism(spark) is None:
+        logger.warning(
+            "parallelism %s was chosen from the cores, because nobody set it: set %s to choose it, "
+            "and to keep it on other machines",
+            parallelism,
+            PARALLELISM,
+        )
+
+
+def _cores(spark: SparkSession) -> int | None:
+    """Return the cores that the application is configured to have, ``None`` if it does not say.
+
+    Never how many it has at the moment: a query that is started again must get the same number.
+    """
+    context = spark.sparkContext
+    conf = context.getConf()
+    master = context.master or ""
+    if master == "local" or master.startswith("local["):
+        return context.defaultParallelism
+    fixed = conf.get("spark.default.parallelism") or conf.get("spark.cores.max")
+    if fixed:
+        return int(fixed)
+    dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    count = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
+    executors = conf.get(count)
+    return int(executors) * int(conf.get("spark.executor.cores", "1")) if executors else None
