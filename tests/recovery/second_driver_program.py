@@ -1,0 +1,97 @@
+"""A driver that does what it is told, line by line: start a query, tell of it, checkpoint it, stop.
+
+``python second_driver_program.py WORK_DIRECTORY NAME`` answers each line of its standard input with
+a line of JSON that begins with ``>``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+
+
+class Count(StatefulProcessor):
+    """Numbers the rows of each key."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        (n,) = self._count.get() or (0,)
+        for _ in rows:
+            n += 1
+            yield Row(k=key[0], n=n)
+        self._count.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+class Driver:
+    """One driver and its query."""
+
+    def __init__(self, work: Path, name: str) -> None:
+        self._spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", 1)
+            .config("spark.local.dir", str(work / f"local-{name}"))
+            .getOrCreate()
+        )
+        self._spark.sparkContext.setLogLevel("OFF")
+        self._query: ckpt.CheckpointedQuery | None = None
+
+    def do(self, what: str, location: str = "", interval: str = "") -> dict[str, Any]:
+        try:
+            return getattr(self, f"_{what}")(*filter(None, [location, interval]))
+        except Exception as exc:
+            return {"error": type(exc).__name__, "message": str(exc)[:500]}
+
+    def _start(self, location: str, interval: str) -> dict[str, Any]:
+        self._query = None
+        rows = self._spark.readStream.format("rate").option("rowsPerSecond", 40).load()
+        keyed = ckpt.key_by(rows.select((F.col("value") % 3).alias("k"), "value"), "k")
+        counted = keyed.transformWithState(Count(), "k long, n long", "Append", "None", uid="op")
+        writer = ckpt.write_stream(counted).format("noop").outputMode("append")
+        writer = writer.option("checkpointLocation", location)
+        self._query = writer.option("spark.ckpt.execution.checkpointing.interval", interval).start()
+        return {"started": True}
+
+    def _tell(self) -> dict[str, Any]:
+        if self._query is None:
+            return {"active": False, "epoch": -1}
+        failure = None if self._query.isActive else self._query.exception()
+        return {
+            "active": self._query.isActive,
+            "epoch": (self._query.lastProgress or {}).get("batchId", -1),
+            "failure": failure and f"{type(failure).__name__}: {str(failure)[:500]}",
+        }
+
+    def _checkpoint(self) -> dict[str, Any]:
+        assert self._query is not None
+        return {"epoch": self._query.triggerCheckpoint().epoch}
+
+    def _stop(self) -> dict[str, Any]:
+        if self._query is not None:
+            self._query.stop()
+        return {"stopped": True}
+
+
+if __name__ == "__main__":
+    driver = Driver(Path(sys.argv[1]), sys.argv[2])
+    print(">", json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(">", json.dumps(driver.do(*line.split())), flush=True)
