@@ -9,6 +9,7 @@ import re
 from contextlib import closing
 from typing import Any
 
+from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.spark_log import is_offset
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
@@ -64,8 +65,7 @@ class RestoreSource:
         for operator in self.metadata.operators:
             self._check_handles(operator)
         if check_files:
-            for reference in self.metadata.files():
-                self.storage.verify_size(reference)
+            file_check.check_files(self.storage, self.metadata.files())
 
     @property
     def offsets(self) -> dict[int, str]:

@@ -15,13 +15,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.adopting import adopt_all
 from pyspark_ckpt.checkpoint.native_restore import place_native_state, store_conf
 from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.redistributing import has_to_move, redistribute
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
-from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
 from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
 from pyspark_ckpt.checkpoint.spark_state import copy_first_version
@@ -163,10 +163,7 @@ def _handles(
         return redistribute(
             spark, source.storage, checkpoints, stored, operator, query_id, epoch, migrations
         )
-    return [
-        adopt(handle, operator, query_id, epoch, source.storage, checkpoints)
-        for handle in stored.handles
-    ]
+    return adopt_all(spark, stored.handles, operator, query_id, epoch, source.storage, checkpoints)
 
 
 def _place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -12,6 +12,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles
+from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.checkpoint.native_state import keep_native_state
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
@@ -32,7 +33,8 @@ def take_snapshot(spark: SparkSession, query: QueryFiles, epoch: int) -> Checkpo
     CheckpointAbortedError, CorruptFileError
         If the epoch cannot be had complete.
     """
-    return gather(query, epoch, spark.version, partial(committed_handles, spark, query, epoch))
+    handles_of = partial(committed_handles, spark, query, epoch)
+    return gather(query, epoch, spark.version, handles_of, partial(check_files, spark=spark))
 
 
 def gather(
@@ -40,6 +42,7 @@ def gather(
     epoch: int,
     spark_version: str,
     handles_of: Callable[[int], tuple[Handle, ...]],
+    check: Callable[[Storage, Iterable[FileReference]], None] = check_files,
 ) -> CheckpointMetadata:
     """Gather a committed epoch and check that every file it refers to is there.
 
@@ -56,6 +59,8 @@ def gather(
         The version of Spark that runs the query.
     handles_of
         Returns the handles that Spark committed for an operator, by its id.
+    check
+        Raises if one of the files is not there.
 
     Raises
     ------
@@ -94,8 +99,7 @@ def gather(
         native = keep_native_state(query, epoch)
         metadata = msgspec.structs.replace(metadata, native_operators=native)
         phases.end("native")
-    for reference in metadata.files():
-        query.storage.verify_size(reference)
+    check(query.storage, metadata.files())
     phases.end("verification")
     return msgspec.structs.replace(metadata, completed_at_ms=_now_ms(), phases_ms=phases.ended_ms)
 

@@ -25,11 +25,13 @@ class Storage(ABC):
     """Files below one root.
 
     `url` is the root as a user would write it; :func:`open_storage` takes it. `is_shared` tells
-    whether other processes see the files.
+    whether other processes see the files, `is_remote` whether each operation is a request that
+    waits for a network.
     """
 
     url: str
     is_shared = True
+    is_remote = False
 
     @property
     def name(self) -> str:

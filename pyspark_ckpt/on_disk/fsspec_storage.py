@@ -40,6 +40,8 @@ class FsspecStorage(Storage):
         The file system of fsspec.
     """
 
+    is_remote = True
+
     _failures: tuple[type[Exception], ...] = (asyncio.TimeoutError,)
     """What the file system raises that is no ``OSError``."""
 

@@ -84,12 +84,15 @@ class S3Storage(FsspecStorage):
 
     def delete(self, relatives: Iterable[str]) -> None:
         files = []
+        unfinished: dict[str, dict[str, tuple[str, str]]] = {}
         for relative in relatives:
             directory, _, name = relative.rpartition("/")
             if _UNFINISHED.fullmatch(name) is None:
                 files.append(relative)
                 continue
-            upload = self._uploads(directory or None).get(name)
+            if directory not in unfinished:
+                unfinished[directory] = self._uploads(directory or None)
+            upload = unfinished[directory].get(name)
             if upload is not None:
                 with suppress(FileNotFoundError):  # it ended meanwhile
                     self._call("abort_multipart_upload", upload[0], UploadId=upload[1])
@@ -100,20 +103,40 @@ class S3Storage(FsspecStorage):
         path = self._root if directory is None else self._path(directory)
         bucket, _, prefix = f"{path}/".partition("/")
         found = {}
-        try:
-            with self._errors_named(directory):
-                answer = self._file_system.call_s3(
-                    "list_multipart_uploads", Bucket=bucket, Prefix=prefix, Delimiter="/"
-                )
-        except PermissionError:  # there is nothing to clean for us
-            return {}
-        for upload in answer.get("Uploads", []):
+        for upload in self._all_uploads(directory, bucket, prefix):
             name, upload_id = upload["Key"].removeprefix(prefix), upload["UploadId"]
             relative = name if directory is None else f"{directory}/{name}"
             mark = hashlib.sha256(upload_id.encode()).hexdigest()[:8]
             if name and "/" not in name:
                 found[f".{name}.{mark}.tmp"] = (relative, upload_id)
         return found
+
+    def _all_uploads(
+        self, directory: str | None, bucket: str, prefix: str
+    ) -> Iterator[dict[str, str]]:
+        """Yield the uploads below a prefix; S3 tells of at most a thousand at once."""
+        place: dict[str, str] = {}
+        while True:
+            try:
+                with self._errors_named(directory):
+                    answer = self._file_system.call_s3(
+                        "list_multipart_uploads",
+                        Bucket=bucket,
+                        Prefix=prefix,
+                        Delimiter="/",
+                        **place,
+                    )
+            except PermissionError:  # there is nothing to clean for us
+                return
+            yield from answer.get("Uploads", [])
+            after = {
+                "KeyMarker": answer.get("NextKeyMarker"),
+                "UploadIdMarker": answer.get("NextUploadIdMarker"),
+            }
+            following = {name: value for name, value in after.items() if value}
+            if not answer.get("IsTruncated") or following == place:
+                return
+            place = following
 
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
         # A request that is repeated after a lost answer finds the name taken, by itself.

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint import adopting, file_check
+from pyspark_ckpt.checkpoint.adopting import adopt_all
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.checkpoint.file_check import check_files
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from tests.query.harness import (
     CHECKPOINT_DIR,
     DEADLINE,
@@ -21,6 +28,8 @@ from tests.query.harness import (
 )
 from tests.query.model import events_of, expected, expected_after
 from tests.query.stored import metadata_of
+from tests.servers.s3_front import Request
+from tests.servers.waiting_s3 import Waiting, waiting_s3
 
 
 @pytest.fixture
@@ -81,3 +90,69 @@ def test_a_query_lives_on_s3(job: Job, s3_url: str) -> None:
     fork.run(restore=savepoint.path)
     assert fork.result() == expected_after(job.feed.rows, 80)
     assert (job.base / "local").is_dir()
+
+
+@contextmanager
+def workers_store(job: Job, s3_environment: dict[str, str], together: int) -> Iterator[Waiting]:
+    """A store that executors ask, and the driver does not.
+
+    It answers none of their first requests before enough of them are under way.
+    """
+
+    def is_read(request: Request) -> bool:
+        return request.method in ("HEAD", "GET") and "/shared/state-" in request.path
+
+    with waiting_s3(s3_environment["AWS_ENDPOINT_URL"], together, is_read) as waiting:
+        job.spark.sparkContext.environment["AWS_ENDPOINT_URL"] = waiting.url
+        yield waiting
+
+
+def state_files(storage: Storage, number: int) -> list[FileReference]:
+    return [storage.write(f"shared/state-{each}", [b"x" * each]) for each in range(number)]
+
+
+def test_the_look_at_many_files_is_the_executors(
+    job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is asked for once, by an executor, and several are at once."""
+    storage = open_storage(s3_url)
+    files = state_files(storage, 12)
+    with workers_store(job, s3_environment, together=8) as store:
+        check_files(storage, files, job.spark)
+        assert store.came == 0  # a few are left to the driver
+        monkeypatch.setattr(file_check, "ON_DRIVER", 8)
+        monkeypatch.setattr(file_check, "AT_ONCE", 4)
+        check_files(storage, files, job.spark)
+        assert (store.came, store.gave_up) == (12, 0)
+        storage.delete([files[5].path, files[9].path])
+        with pytest.raises(ckpt.CorruptFileError, match="shared/state-5 is missing"):
+            check_files(storage, files, job.spark)
+
+
+def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
+    job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver reads no file of the state; the copies are whole."""
+    storage, target = open_storage(f"{s3_url}/a"), open_storage(f"{s3_url}/b")
+    operator = OperatorDescriptor(uid="op", parallelism=6, max_parallelism=8, key_schema="{}")
+    handles = []
+    for subtask, file in enumerate(state_files(storage, 6)):
+        base = BaseSnapshot("1-b", 1, 1, (BaseFile("state.chg", file),))
+        first = operator.first_handle("old", subtask, 1)
+        handles.append(msgspec.structs.replace(first, base=base))
+    monkeypatch.setattr(adopting, "MOST_FILES", 4)
+    with workers_store(job, s3_environment, together=2) as store:  # as many as there are cores
+        made = adopt_all(job.spark, handles, operator, "new", 3, storage, target)
+        looks_and_reads = 6 + 5  # one file is empty
+        assert (store.came, store.gave_up) == (looks_and_reads, 0)
+    assert [(each.subtask, each.query_id, each.epoch) for each in made] == [
+        (subtask, "new", 3) for subtask in range(6)
+    ]
+    for before, after in zip(handles, made, strict=True):
+        (old,), (new,) = before.files(), after.files()
+        assert (new.size_bytes, new.sha256) == (old.size_bytes, old.sha256)
+        assert target.read(new.path) == storage.read(old.path)
+    storage.delete([handles[2].files()[0].path])
+    job.spark.sparkContext.environment.update(s3_environment)
+    with pytest.raises(ckpt.CorruptFileError, match="shared/state-2 is missing"):
+        adopt_all(job.spark, handles, operator, "new", 3, storage, target)

@@ -11,14 +11,18 @@ import fsspec
 import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.checkpoint.file_check import check_files
+from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk import s3_storage
 from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
 from pyspark_ckpt.on_disk.storage import open_storage
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
+from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET
+from tests.servers.s3_front import Request
+from tests.servers.waiting_s3 import waiting_s3
 
 LARGE = 2 * PART_BYTES + 1
 
@@ -70,14 +74,16 @@ def conflicts(
 ) -> Iterator[Conflicts]:
     """The server that every storage asks from now on."""
     with conflicting_s3(s3_environment["AWS_ENDPOINT_URL"]) as conflicts:
-        file_system = fsspec.filesystem(
-            "s3",
-            use_listings_cache=False,
-            skip_instance_cache=True,
-            endpoint_url=conflicts.url,
-        )
-        monkeypatch.setattr(s3_storage, "_file_system", lambda: file_system)
+        ask(conflicts.url, monkeypatch)
         yield conflicts
+
+
+def ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every storage ask another server from now on."""
+    file_system = fsspec.filesystem(
+        "s3", use_listings_cache=False, skip_instance_cache=True, endpoint_url=url
+    )
+    monkeypatch.setattr(s3_storage, "_file_system", lambda: file_system)
 
 
 @pytest.mark.parametrize("does_it_all_the_same", [False, True])
@@ -183,3 +189,43 @@ def test_a_storage_of_another_bucket_has_other_files(s3_url: str) -> None:
     mine.copy_in(other, other.write("second", [b"copied"]), "copy")
     assert mine.list() == ["copy"]
     assert mine.read("copy") == b"copied"
+
+
+def test_unfinished_uploads_on_every_page_are_garbage(
+    prefix: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 tells of a thousand at once; here of three, and some have one name."""
+    file_system = fsspec.filesystem("s3", use_listings_cache=False)
+    paths = [segment_path("op", number, 5) for number in range(8)]
+    for path in [*paths, *paths[:3]]:
+        file_system.call_s3("create_multipart_upload", Bucket=BUCKET, Key=f"{prefix}/{path}")
+    assert len(uploads(prefix)) == 11
+    with paging_s3(s3_environment["AWS_ENDPOINT_URL"], size=3) as pages:
+        ask(pages.url, monkeypatch)
+        storage = S3Storage(BUCKET, prefix)
+        left = garbage(storage, [], 5)
+        assert len(set(left)) == 11
+        assert pages.asked == 4 + 1  # those in `shared` fit on one page
+        pages.asked = 0
+        storage.delete(left)
+        assert pages.asked == 4  # not once for each file
+    assert uploads(prefix) == []
+
+
+def is_look(request: Request) -> bool:
+    return request.method == "HEAD"
+
+
+def test_a_look_at_many_files_is_many_requests_at_once(
+    prefix: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers none of the first requests before eight of them are under way."""
+    storage = S3Storage(BUCKET, prefix)
+    files = [storage.write(f"shared/{number}", [b"x" * number]) for number in range(12)]
+    with waiting_s3(s3_environment["AWS_ENDPOINT_URL"], 8, is_look) as waiting:
+        ask(waiting.url, monkeypatch)
+        check_files(S3Storage(BUCKET, prefix), [*files, *files])
+        assert (waiting.came, waiting.gave_up) == (12, 0)
+        storage.delete([files[7].path])
+        with pytest.raises(CorruptFileError, match="shared/7 is missing"):
+            check_files(S3Storage(BUCKET, prefix), files)

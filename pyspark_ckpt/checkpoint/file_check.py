@@ -1,0 +1,86 @@
+"""The look at a checkpoint's files: is each there, in its size?
+
+Locally the driver asks the file system. In an object store each look is a request: a few are sent
+at once by the driver, many by the executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.at_once import AT_ONCE, all_of
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+
+ON_DRIVER = 16 * AT_ONCE
+"""So many files are looked at by the driver itself: a Spark job would take as long."""
+
+_RESULT = "damage string"
+
+
+def check_files(
+    storage: Storage, references: Iterable[FileReference], spark: SparkSession | None = None
+) -> None:
+    """Check that files exist with the sizes that were written.
+
+    Parameters
+    ----------
+    storage
+        What they lie in.
+    references
+        The files; each path is looked at once.
+    spark
+        The session whose executors may help, ``None`` if there is none.
+
+    Raises
+    ------
+    CorruptFileError
+        If one is missing or has another size.
+    """
+    files = list({reference.path: reference for reference in references}.values())
+    if spark is None or not storage.is_remote or not storage.is_shared or len(files) <= ON_DRIVER:
+        all_of(storage.verify_size, files, at_once=storage.is_remote)
+        return
+    damages = _by_executors(spark, storage, files)
+    if damages:
+        raise CorruptFileError(damages[0])
+
+
+def _by_executors(
+    spark: SparkSession, storage: Storage, files: Sequence[FileReference]
+) -> list[str]:
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // AT_ONCE))
+    parts = tuple(msgspec.msgpack.encode(files[first::tasks]) for first in range(tasks))
+    numbers = spark.range(tasks, numPartitions=tasks)
+    rows = numbers.mapInArrow(_LookAt(storage.url, parts), _RESULT).collect()
+    return sorted(row.damage for row in rows)
+
+
+class _LookAt:
+    """The function given to ``mapInArrow`` over the numbers of parts: yields what is damaged."""
+
+    def __init__(self, url: str, parts: tuple[bytes, ...]) -> None:
+        self._url = url
+        self._parts = parts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        storage = open_storage(self._url)
+
+        def damage(file: FileReference) -> str | None:
+            try:
+                storage.verify_size(file)
+            except CorruptFileError as exc:
+                return str(exc)
+            return None
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                files = msgspec.msgpack.decode(self._parts[number], type=list[FileReference])
+                damages = all_of(damage, files, at_once=True)
+                found = [each for each in damages if each is not None]
+                yield pa.RecordBatch.from_pydict({"damage": pa.array(found, pa.string())})
