@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,6 +35,7 @@ from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink
+from pyspark_ckpt.temporary_location import FORCED, delete_when_ended
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()
@@ -52,6 +54,8 @@ class StartOfSpark:
         For one epoch only, into the same sink.
     ends_by_itself
         Whether that trigger does.
+    location_is_temporary
+        Whether the location goes when the query ends.
     announces_epochs
         Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
     """
@@ -59,6 +63,7 @@ class StartOfSpark:
     start: Callable[[], StreamingQuery]
     start_once: Callable[[], StreamingQuery]
     ends_by_itself: bool
+    location_is_temporary: bool
     announces_epochs: bool
 
 
@@ -211,8 +216,23 @@ class QueryStart:
         if origin is not None and origin.claim_mode == CLAIM:
             coordinator.listeners.add(ClaimedSource(origin))
         coordinator.start()
+        if self._spark_query.location_is_temporary:
+            self._delete_location_at_the_end(coordinator, query)
         restore = None if origin is None else Restore.of(origin)
         return CheckpointedQuery(self._spark, query, coordinator, restore)
+
+    def _delete_location_at_the_end(
+        self, coordinator: CheckpointCoordinator, query: StreamingQuery
+    ) -> None:
+        forced = self._spark.conf.get(FORCED) == "true"
+
+        def has_failed() -> bool:
+            try:
+                return not forced and bool(coordinator.failure or query.exception())
+            except Py4JError:  # Spark has ended, and deletes the location itself
+                return True
+
+        delete_when_ended(self._location.storage, coordinator.join, has_failed)
 
 
 def _turn_of(location: str) -> threading.Lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVA
 from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.table_sink import TableSink
+from pyspark_ckpt.temporary_location import may_be_temporary
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
 FOREACH_BATCH = "foreachBatch"
@@ -37,20 +39,33 @@ class SinkChoice:
     query_name: str | None = None
     partition_by: list[str] = field(default_factory=list)
 
-    def location(self, spark: SparkSession) -> LocalStorage:
+    @property
+    def has_no_location(self) -> bool:
+        """Whether the writer was given no ``checkpointLocation``."""
+        return not self.options.get(_LOCATION.lower())
+
+    def location(self, spark: SparkSession, table: TableSink | None) -> LocalStorage | None:
         """Return the query's ``checkpointLocation``, from its option or Spark's own default.
+
+        Returns
+        -------
+        LocalStorage or None
+            ``None`` if a temporary one is to be made, as Spark does for this sink.
 
         Raises
         ------
         ConfigurationError
-            If there is none.
+            If there is none, and the sink needs one that stays.
         """
+        is_temporary = table is None and may_be_temporary(self.format)
         given = self.options.get(_LOCATION.lower())
         root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
-        if not given and root and self.query_name:
-            given = f"{root}/{self.query_name}"
+        if not given and root and (self.query_name or is_temporary):
+            given = f"{root}/{self.query_name or uuid.uuid4()}"
         if given:
             return open_local_storage(qualified_path(spark, str(given)), _LOCATION)
+        if is_temporary:
+            return None
         raise ConfigurationError(
             "the query has no checkpointLocation, where its state is kept: set "
             ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "

@@ -25,6 +25,7 @@ from pyspark_ckpt.sink_choice import FOREACH_BATCH, SinkChoice
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink
+from pyspark_ckpt.temporary_location import delete_temporary, make_temporary
 
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
@@ -167,7 +168,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
         Raises
         ------
         ConfigurationError
-            If a setting is unknown or not allowed, or there is no ``checkpointLocation``.
+            If a setting is unknown or not allowed, or there is no ``checkpointLocation``
+            and Spark would not make a temporary one for the sink.
         PlanError
             If the query has no operator of this library, or two with one uid, or its parallelism
             is not that of its location.
@@ -219,22 +221,31 @@ class CheckpointedStreamWriter(DataStreamWriter):
         spark = self._stream.sparkSession
         settings = self._settings(spark)
         operators = operators_of(self._stream)
-        storage = self._sink.location(spark)
+        given = self._sink.location(spark, table)
+        storage = make_temporary(spark) if given is None else given
+        if self._sink.has_no_location:
+            super().option("checkpointLocation", storage.url)  # for this start alone
         spark_query = StartOfSpark(
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
             announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
+            location_is_temporary=given is None,
         )
-        return QueryStart(
-            self._stream,
-            settings,
-            self._migrations,
-            StartLocation(storage, settings.checkpoints_directory, operators),
-            self._sink.file_sink_log(spark, table),
-            table,
-            spark_query,
-        ).run()
+        try:
+            return QueryStart(
+                self._stream,
+                settings,
+                self._migrations,
+                StartLocation(storage, settings.checkpoints_directory, operators),
+                self._sink.file_sink_log(spark, table),
+                table,
+                spark_query,
+            ).run()
+        except BaseException:
+            if given is None:
+                delete_temporary(storage)
+            raise
 
     def _start_once(
         self,
