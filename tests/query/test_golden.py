@@ -6,11 +6,9 @@ was computed from the input, not read from what the library had written.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark import cloudpickle
@@ -18,8 +16,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from tests.golden import comparing, program
-from tests.golden.make import write_input
-from tests.golden.program import Sink
+from tests.golden.continuing import expected_of, run
 from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
 
@@ -37,31 +34,6 @@ def program_by_value() -> Iterator[None]:
 
 def name_of(path: Path) -> str:
     return f"{path.parent.name}-{path.name}"
-
-
-def expected_of(golden: Path) -> dict[str, Any]:
-    return json.loads((golden.parent / "expected.json").read_text())
-
-
-def run(
-    spark: SparkSession,
-    base: Path,
-    location: Path,
-    expected: Any,
-    options: Any,
-    restore: Any = None,
-) -> Sink:
-    """Give the query the input that comes next, until it has told all."""
-    for number, files in expected["later"].items():
-        write_input(base, int(number), files["rows"], files["rules"])
-    sink = Sink()
-    writer = program.writer(spark, base, location, sink, options)
-    query = (writer if restore is None else writer.restoreFrom(str(restore))).start()
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
-    return sink
 
 
 def test_there_is_golden_data() -> None:

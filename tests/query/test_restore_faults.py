@@ -1,0 +1,111 @@
+"""Scenario 1 for a restore: any single operation of the driver fails, and the next try succeeds."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.on_disk.layout import SEEDING_MARKER
+from tests.faults.disk import Disk
+from tests.golden import comparing, program
+from tests.golden.continuing import expected_of, run
+from tests.golden.program import Sink
+from tests.query.harness import BACKEND, digests, refused
+from tests.query.session_conf import session_conf
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0" / "whole-heap"
+ALL = 10_000
+
+
+@pytest.fixture(autouse=True)
+def program_by_value() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(program)
+    yield
+    cloudpickle.unregister_pickle_by_value(program)
+
+
+class Restores:
+    """Restores of one savepoint into a fresh location each."""
+
+    def __init__(self, spark: SparkSession, base: Path) -> None:
+        self.spark, self.base = spark, base
+        self.savepoint = shutil.copytree(GOLDEN / "native", base / "savepoint")
+        self.expected = expected_of(GOLDEN)
+        self.options = {BACKEND: "heap"}
+
+    def start(self, below: Path, *, restore: bool = True) -> Any:
+        writer = program.writer(self.spark, below, below / "location", Sink(), self.options)
+        return (writer.restoreFrom(str(self.savepoint)) if restore else writer).start()
+
+    def with_a_fault(self, number: int | None) -> tuple[list[str], BaseException | None]:
+        """Restore while one operation fails; return all operations, and what was raised."""
+        below = self.base / f"{number}"
+        for name in ("rows", "rules"):
+            (below / name).mkdir(parents=True)
+        disk = Disk(below)
+        disk.fails_at = number
+        with disk.watched():
+            try:
+                query = self.start(below)
+            except Exception as exc:
+                return disk.done, exc
+            done = disk.done[:]
+            query.stop()
+        return done, None
+
+    def succeed(self, number: int, parallelism: int) -> None:
+        """Restore there again, or go on, and take the input that comes next."""
+        below = self.base / f"{number}"
+        has_started = (below / "location" / "commits").exists()
+        has_started &= not (below / "location" / SEEDING_MARKER).exists()
+        restore = None if has_started else self.savepoint
+        parallelism = 2 if has_started else parallelism
+        with session_conf(self.spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
+            sink = run(self.spark, below, below / "location", self.expected, self.options, restore)
+        told, counted = self.expected[f"told_by_{parallelism}"], self.expected["counted"]
+        if parallelism == 2:
+            comparing.check(sink, told, counted)
+        else:
+            comparing.check_rescaled(sink, told, counted, set(self.expected["dealt"]))
+
+
+@pytest.mark.parametrize("faults", [3, pytest.param(ALL, marks=pytest.mark.soak)])
+def test_each_single_operation_of_a_restore_fails_in_turn(
+    spark: SparkSession, tmp_path: Path, faults: int
+) -> None:
+    """Scenarios 1 and 39: an error, a location that says so, and then the same or another p."""
+    seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
+    print(f"CKPT_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    restores = Restores(spark, tmp_path)
+    operations, error = restores.with_a_fault(None)
+    assert error is None
+    before = digests(restores.savepoint)
+    kinds = {operation.partition(" ")[0] for operation in operations}
+    assert kinds >= {"open", "fsync", "link", "mkdir"}
+    third = len(operations) // 3
+    places = [range(third), range(third, 2 * third), range(2 * third, len(operations))]
+    chosen = [chance.choice(place) for place in places]
+    if faults == ALL:
+        chosen = [*range(len(operations))]
+    for number in chosen:
+        done, error = restores.with_a_fault(number)
+        print(f"fault {number} of {len(operations)}: {done[number]} -> {error!r}")
+        location = tmp_path / f"{number}" / "location"
+        if error is not None:
+            assert isinstance(error, (OSError, ckpt.CkptError)), error
+        if (location / SEEDING_MARKER).exists():
+            with refused(ckpt.RestoreError, "interrupted", unchanged=location):
+                restores.start(location.parent, restore=False)
+        restores.succeed(number, chance.choice([2, 3]))
+    assert digests(restores.savepoint) == before
