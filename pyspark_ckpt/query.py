@@ -68,10 +68,22 @@ class CheckpointedQuery(StreamingQuery):
 
         Beside ``lastProgress``, in its style: rows, keys touched, state reads, cache hits and
         writes, timers fired, entries expired, local copies rebuilt, milliseconds to open the
-        state, to process and to make the epoch durable, and the size of each subtask's state.
+        state, to process and to make the epoch durable, and the size of each subtask's state; keys,
+        timers, and entries and bytes of each state, exact or estimated (``isEstimated``); lag of
+        the watermark, late rows, and the age of the last checkpoint at the epoch's end. ``None`` is
+        what is not known.
         Reads Spark's state store, with a small Spark job if the subtasks are many.
         """
-        return self._coordinator.operator_progress()
+        return self._coordinator.progress.last()
+
+    @property
+    def recentOperatorProgress(self) -> list[dict[str, Any]]:
+        """What each operator did in the last epochs of this run, oldest first; up to 100 epochs.
+
+        As :attr:`lastOperatorProgress`, an entry per epoch and operator. Epochs are read when they
+        are asked for, and not again: who asks every 100 epochs misses none.
+        """
+        return self._coordinator.progress.recent()
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch now, whatever interval and pause.

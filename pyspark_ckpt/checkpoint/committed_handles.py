@@ -11,9 +11,10 @@ from pyspark_ckpt.checkpoint.state_rows import (
     FEW_PARTITIONS,
     STORES_WITH_CHANGES,
     encoded_handles,
+    encoded_handles_written_in,
     written_handles,
 )
-from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle
 
 
@@ -73,6 +74,23 @@ def checked_handles(
             "deleted and used again within one session can be mixed with its past: use a new one"
         )
     return tuple(handles)
+
+
+def handles_written_in(
+    spark: SparkSession, query: QueryFiles, epochs: range, operator_id: int
+) -> list[Handle] | None:
+    """Return the handles that committed epochs themselves wrote, ``None`` if Spark cannot tell.
+
+    An epoch may have run with another state store before the query was started again.
+    """
+    try:
+        stores = {query.spark_log.offsets_entry(epoch).state_store for epoch in epochs}
+    except CkptError:
+        return None  # Spark has dropped an entry
+    if not stores <= STORES_WITH_CHANGES:
+        return None
+    written = encoded_handles_written_in(spark, query.checkpoint_location, epochs, operator_id)
+    return None if written is None else list(map(decode_handle, written))
 
 
 def _if_all_wrote(

@@ -23,7 +23,7 @@ from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
+from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.graceful_stop import stop_between_epochs
@@ -37,9 +37,9 @@ from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
 from pyspark_ckpt.checkpoint.idleness import idle_ms
 from pyspark_ckpt.checkpoint.in_time import in_time
-from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
@@ -81,7 +81,7 @@ class CheckpointCoordinator:
     last_epochs
         Runs what the query still needs after it was stopped.
 
-    `listeners` are called on the driver.
+    `listeners` are called on the driver. `progress` is that of the operators.
 
     Raises
     ------
@@ -129,6 +129,8 @@ class CheckpointCoordinator:
         )
         history = HistoryLog(storage, self._runner.last_id())
         self.listeners.add(history)
+        self.progress = RecentProgress(self._spark, streaming_query, files)
+        self.listeners.add(self.progress)
         self._savepoints = SavepointTaker(
             self._spark,
             files,
@@ -186,22 +188,6 @@ class CheckpointCoordinator:
             *checkpoint_entries(retained),
             *map(savepoint_entry, self._savepoints.taken()),
             *map(aborted_entry, self._runner.aborted()),
-        ]
-
-    def operator_progress(self) -> list[dict[str, Any]]:
-        """Return what each operator did in the newest committed epoch, read from Spark's state."""
-        epoch = self._files.spark_log.committed_epoch()
-        if epoch is None:
-            return []
-        files = self._files
-        return [
-            operator_progress(
-                operator.uid,
-                epoch,
-                files.backend_type,
-                committed_handles(self._spark, files, epoch, number),
-            )
-            for number, operator in files.operators.ours.items()
         ]
 
     def trigger_checkpoint(self) -> CompletedCheckpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, StateCounts
 
 _COUNTS = {
     "numInputRows": "rows",
@@ -49,10 +49,49 @@ def operator_progress(
             name: max((getattr(each, field) for each in metrics), default=0)
             for name, field in _TIMES.items()
         },
+        **_counted([handle.counts for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
             for handle in handles
         ],
+    }
+
+
+def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
+    """Return the sizes of the states, each subtask's scaled from what was counted to the whole.
+
+    They are ``None`` as long as a subtask has not been counted.
+    """
+    known = [each for each in counts if each is not None and each.groups]
+    states: dict[str, dict[str, float]] = {}
+    timers = 0.0
+    for each in known:
+        scale = each.of_groups / each.groups
+        timers += scale * each.timers
+        for state in each.states:
+            sums = states.setdefault(state.name, {"keys": 0, "entries": 0, "size_bytes": 0})
+            sums["keys"] += scale * state.keys
+            sums["entries"] += scale * state.entries
+            sums["size_bytes"] += scale * state.size_bytes
+    is_known = len(known) == len(counts)
+    return {
+        "numKeys": round(max((sums["keys"] for sums in states.values()), default=0))
+        if is_known
+        else None,
+        "numTimers": round(timers) if is_known else None,
+        "states": [
+            {
+                "state": name,
+                "numKeys": round(sums["keys"]),
+                "numEntries": round(sums["entries"]),
+                "sizeBytes": round(sums["size_bytes"]),
+            }
+            for name, sums in states.items()
+        ]
+        if is_known
+        else None,
+        "isEstimated": any(each.groups < each.of_groups for each in known),
+        "countedAtEpoch": min((each.epoch for each in known), default=None),
     }
 
 

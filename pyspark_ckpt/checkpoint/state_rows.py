@@ -66,27 +66,42 @@ def encoded_handles(
 def written_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[bytes]:
-    """Return those handles that an epoch itself wrote, in any order; none if Spark cannot tell.
+    """Return those handles that an epoch itself wrote; none if Spark cannot tell.
 
-    A subtask without rows in the epoch writes none. Called on the driver, for an epoch that ran
-    with a state store of :data:`STORES_WITH_CHANGES` and at most :data:`FEW_PARTITIONS`. Spark
-    reads the changes of that epoch alone, where for :func:`encoded_handles` it reads those of every
-    epoch since its own last snapshot.
+    As :func:`encoded_handles_written_in`.
+    """
+    epochs = range(epoch, epoch + 1)
+    return encoded_handles_written_in(spark, checkpoint_location, epochs, operator_id) or []
+
+
+def encoded_handles_written_in(
+    spark: SparkSession, checkpoint_location: str, epochs: range, operator_id: int
+) -> list[bytes] | None:
+    """Return those handles that some epochs themselves wrote, in any order.
+
+    A subtask without rows in an epoch writes none. ``None`` if Spark cannot tell. Called on the
+    driver, for epochs that ran with a state store of :data:`STORES_WITH_CHANGES`; with more than
+    :data:`FEW_PARTITIONS` it runs a Spark job. Spark reads the changes of those epochs alone, where
+    for :func:`encoded_handles` it reads those of every epoch since its own last snapshot.
     """
     options = {
-        "path": checkpoint_location,
         "operatorId": str(operator_id),
         "readChangeFeed": "true",
-        "changeStartBatchId": str(epoch),
-        "changeEndBatchId": str(epoch),
+        "changeStartBatchId": str(epochs.start),
+        "changeEndBatchId": str(epochs.stop - 1),
     }
-    with _active(spark):
-        try:
-            handles = _read_few(spark, _table(spark, options)) or []
-        except (PySparkException, Py4JJavaError) as exc:  # what is wrong, the whole state tells
-            logger.debug("%s, epoch %s: no changes: %s", checkpoint_location, epoch, exc)
-            return []
-    return [] if _REMOVED in handles else handles
+    try:
+        with _active(spark):
+            table = _table(spark, {**options, "path": checkpoint_location})
+            handles = _read_few(spark, table)
+        if handles is None:
+            rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
+            found = rows.select("value.groupState.handle").collect()
+            handles = [_REMOVED if row[0] is None else bytes(row[0]) for row in found]
+    except (PySparkException, Py4JJavaError) as exc:  # what is wrong, the whole state tells
+        logger.debug("%s, epochs %s: no changes: %s", checkpoint_location, epochs, exc)
+        return None
+    return None if _REMOVED in handles else handles
 
 
 def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:

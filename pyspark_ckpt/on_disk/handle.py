@@ -161,13 +161,39 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     lost_attributes: tuple[str, ...] = ()
 
 
+class StateCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted of one state; a list or map has several entries per key."""
+
+    name: str
+    keys: int
+    entries: int
+    size_bytes: int
+
+
+class StateCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted of a subtask's keyed state at the end of `epoch`.
+
+    Counted were `groups` of the subtask's `of_groups` key groups: all, some, or none if they are
+    too large. `timers` are those of the counted groups. Bytes are those of keys and values.
+    """
+
+    epoch: int
+    counted_at_ms: int
+    took_us: int
+    groups: int
+    of_groups: int
+    timers: int
+    states: tuple[StateCount, ...]
+
+
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order.
 
     `sweep_from` is the stored key at which the removal of expired entries goes on. `timeout_ms` is
-    when Spark must call the subtask again at the latest, in the time of `time_mode`.
-    `changelog_since_ms` is the processing time at which `segments` began. `predecessors` are the
-    last versions before it, oldest first; a handle that has none is encoded without the field.
+    when Spark must call the subtask again at the latest, in the time of `time_mode`. `counts` are
+    of the epoch that counted last. `changelog_since_ms` is the processing time at which `segments`
+    began. `predecessors` are the last versions before it, oldest first; a handle that has none is
+    encoded without the field.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -187,6 +213,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
     timeout_ms: int | None = None
     metrics: EpochMetrics | None = None
+    counts: StateCounts | None = None
     predecessors: tuple[Predecessor, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property

@@ -12,6 +12,7 @@ from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import sweep
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state_counting import StateCounting, is_due
 
 
 def end_epoch(
@@ -39,13 +40,22 @@ def end_epoch(
     inline_threshold_bytes
         Bytes that inline segments of a handle may take together.
     metrics
-        What was counted up to the barrier; the handle has them, and what is counted here.
+        What was counted up to the barrier; the handle has them, and what is counted here. Without
+        them the state is not counted.
     """
     began = time.monotonic()
     swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)
     earliest_timer_ms = states.timers.earliest_ms()
     changes = states.table.changes()
+    now_ms = states.clock.processing_time_ms
+    counting = None
+    if metrics is not None and is_due(handle.counts, now_ms):
+        counting = StateCounting(states.table, handle)
+        changes = counting.through(changes)
     segment = make_segment(storage, handle, changes, epoch, inline_threshold_bytes)
+    counts = handle.counts
+    if counting is not None:
+        counts = counting.counts(swept.states, epoch, now_ms)
     metrics = msgspec.structs.replace(
         metrics or EpochMetrics(),
         writes=0 if segment is None else segment.entries,
@@ -55,6 +65,7 @@ def end_epoch(
     return msgspec.structs.replace(
         handle,
         metrics=metrics,
+        counts=counts,
         epoch=epoch,
         segments=handle.segments if segment is None else (*handle.segments, segment),
         states=swept.states,

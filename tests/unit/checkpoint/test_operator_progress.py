@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.checkpoint.operator_progress import operator_progress
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment, StateCount, StateCounts
 
 
 def with_metrics(handle: Handle, subtask: int, epoch: int, metrics: EpochMetrics | None) -> Handle:
@@ -26,7 +26,8 @@ def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> Non
         "operatorName": "op", "epoch": 6, "backend": "heap", "numSubtasks": 2, "numInputRows": 6,
         "numKeysTouched": 3, "numStateReads": 4, "numCacheHits": 1, "numStateWrites": 3,
         "numTimersFired": 1, "numExpired": 4, "numRebuilds": 1, "openTimeMs": 9,
-        "processTimeMs": 20, "barrierTimeMs": 3,
+        "processTimeMs": 20, "barrierTimeMs": 3, "numKeys": None, "numTimers": None, "states": None,
+        "isEstimated": False, "countedAtEpoch": None,
     }  # fmt: skip
     assert [(size["subtask"], size["changelogBytes"]) for size in sizes] == [(0, 10), (2, 12)]
 
@@ -36,6 +37,32 @@ def test_a_subtask_that_was_not_called_in_the_epoch_only_shows_its_state(handle:
     progress = operator_progress("op", 6, "rocksdb", [idle])
     assert (progress["numSubtasks"], progress["numInputRows"]) == (0, 0)
     assert [size["epoch"] for size in progress["subtasks"]] == [5]
+
+
+def test_counts_are_scaled_from_the_counted_key_groups(handle: Handle) -> None:
+    """The first subtask was counted whole, of the second one a quarter; keys are the most."""
+
+    def with_counts(subtask: int, groups: int, keys: int, timers: int) -> Handle:
+        states = (
+            StateCount(name="a", keys=keys, entries=2 * keys, size_bytes=30),
+            StateCount(name="b", keys=1, entries=1, size_bytes=8),
+        )
+        counts = StateCounts(
+            epoch=4 + subtask, counted_at_ms=0, took_us=0, groups=groups, of_groups=8,
+            timers=timers, states=states,
+        )  # fmt: skip
+        return msgspec.structs.replace(handle, subtask=subtask, epoch=6, counts=counts)
+
+    handles = [with_counts(0, 8, 10, 3), with_counts(1, 2, 5, 1)]
+    progress = operator_progress("op", 6, "heap", handles)
+    assert (progress["numKeys"], progress["numTimers"]) == (10 + 20, 3 + 4)
+    assert progress["states"] == [
+        {"state": "a", "numKeys": 30, "numEntries": 60, "sizeBytes": 150},
+        {"state": "b", "numKeys": 5, "numEntries": 5, "sizeBytes": 40},
+    ]
+    assert (progress["isEstimated"], progress["countedAtEpoch"]) == (True, 4)
+    exact = operator_progress("op", 6, "heap", handles[:1])
+    assert (exact["isEstimated"], exact["numKeys"]) == (False, 10)
 
 
 def test_there_is_progress_before_the_first_handle() -> None:

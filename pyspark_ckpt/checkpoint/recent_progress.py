@@ -1,0 +1,162 @@
+"""What a query's operators did in its last epochs, read when it is asked for.
+
+Spark keeps the state of its last 100 epochs, and in it what each subtask counted. So an epoch costs
+nothing here until somebody asks, and none is missed by who asks at least every 100 epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.committed_handles import committed_handles, handles_written_in
+from pyspark_ckpt.checkpoint.listener import CheckpointListener
+from pyspark_ckpt.checkpoint.lost_attributes_notice import LostAttributesNotice
+from pyspark_ckpt.checkpoint.operator_progress import operator_progress
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.handle import Handle
+
+KEPT_EPOCHS = 100
+"""As many as Spark's ``recentProgress`` and its state store keep by default."""
+
+logger = logging.getLogger(__name__)
+
+
+class RecentProgress(CheckpointListener):
+    """The operators' progress in the last epochs of one run of a query; on the driver.
+
+    It listens to the checkpoints for their age.
+
+    Parameters
+    ----------
+    spark
+        A session of :func:`reading_session`.
+    query
+        The running query.
+    files
+        Its directories and operators.
+    """
+
+    def __init__(self, spark: SparkSession, query: StreamingQuery, files: QueryFiles) -> None:
+        self._spark = spark
+        self._query = query
+        self._files = files
+        committed = files.spark_log.committed_epoch()
+        self._next = 0 if committed is None else committed + 1
+        self._handles: dict[int, dict[int, Handle]] = {}
+        self._epochs: deque[list[dict[str, Any]]] = deque(maxlen=KEPT_EPOCHS)
+        self._checkpointed_at_ms: deque[int] = deque(maxlen=2 * KEPT_EPOCHS)
+        self._notice = LostAttributesNotice(files.query_id)
+        self._reading = threading.Lock()
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        """Remember when it was complete."""
+        self._checkpointed_at_ms.append(checkpoint.triggered_at_ms + checkpoint.duration_ms)
+
+    def last(self) -> list[dict[str, Any]]:
+        """Return what each operator did in the newest committed epoch, of any run."""
+        epoch = self._files.spark_log.committed_epoch()
+        if epoch is None:
+            return []
+        of_spark = _by_epoch(self._query).get(epoch)
+        return [
+            self._progress(
+                number, epoch, committed_handles(self._spark, self._files, epoch, number), of_spark
+            )
+            for number in self._files.operators.ours
+        ]
+
+    def recent(self) -> list[dict[str, Any]]:
+        """Return what each operator did in the last committed epochs of this run, oldest first."""
+        with self._reading:
+            committed = self._files.spark_log.committed_epoch()
+            if committed is not None and committed >= self._next:
+                first = max(self._next, committed + 1 - KEPT_EPOCHS)
+                self._epochs.extend(self._read(range(first, committed + 1)))
+                self._next = committed + 1
+            return [dict(operator) for epoch in self._epochs for operator in epoch]
+
+    def _read(self, epochs: range) -> list[list[dict[str, Any]]]:
+        of_spark = _by_epoch(self._query)
+        by_epoch: dict[int, list[dict[str, Any]]] = {epoch: [] for epoch in epochs}
+        for number in self._files.operators.ours:
+            for epoch, handles in self._handles_of(number, epochs):
+                progress = self._progress(number, epoch, handles, of_spark.get(epoch))
+                by_epoch[epoch].append(progress)
+        return [by_epoch[epoch] for epoch in epochs if by_epoch[epoch]]
+
+    def _handles_of(self, number: int, epochs: range) -> Iterator[tuple[int, list[Handle]]]:
+        """Yield an operator's handles after each epoch that can be read."""
+        written = handles_written_in(self._spark, self._files, epochs, number)
+        if written is None:
+            for epoch in epochs:
+                handles = self._all_handles(number, epoch)
+                if handles is not None:
+                    yield epoch, handles
+            return
+        known = self._handles.get(number)
+        if known is None or epochs.start != self._next:
+            before = self._all_handles(number, epochs.start - 1) if epochs.start else []
+            known = {handle.subtask: handle for handle in before or ()}
+        for epoch in epochs:
+            known.update({handle.subtask: handle for handle in written if handle.epoch == epoch})
+            yield epoch, [known[subtask] for subtask in sorted(known)]
+        self._handles[number] = known
+
+    def _all_handles(self, number: int, epoch: int) -> list[Handle] | None:
+        try:
+            return list(committed_handles(self._spark, self._files, epoch, number))
+        except (CkptError, PySparkException) as exc:  # Spark has dropped the epoch
+            logger.debug("query %s: no progress of %s: %s", self._files.query_id, epoch, exc)
+            return None
+
+    def _progress(
+        self, number: int, epoch: int, handles: Any, of_spark: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        uid = self._files.operators.ours[number].uid
+        self._notice.look_at(uid, handles)
+        progress = operator_progress(uid, epoch, self._files.backend_type, handles)
+        progress.update(self._of_the_epoch(number, of_spark))
+        return progress
+
+    def _of_the_epoch(self, number: int, of_spark: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what Spark's own progress of the epoch adds, ``None`` where it is not known."""
+        found: dict[str, Any] = dict.fromkeys(
+            ("timestamp", "watermarkLagMs", "numRowsDroppedByWatermark", "lastCheckpointAgeMs")
+        )
+        if of_spark is None:
+            return found
+        found["timestamp"] = of_spark["timestamp"]
+        began_ms = _ms(of_spark["timestamp"])
+        watermark = of_spark.get("eventTime", {}).get("watermark")
+        if watermark is not None and _ms(watermark) > 0:
+            found["watermarkLagMs"] = began_ms - _ms(watermark)
+        operators = of_spark.get("stateOperators", [])
+        if number < len(operators):
+            found["numRowsDroppedByWatermark"] = operators[number]["numRowsDroppedByWatermark"]
+        ended_ms = began_ms + of_spark["durationMs"].get("triggerExecution", 0)
+        before = [at_ms for at_ms in list(self._checkpointed_at_ms) if at_ms <= ended_ms]
+        if before:
+            found["lastCheckpointAgeMs"] = ended_ms - max(before)
+        return found
+
+
+def _by_epoch(query: StreamingQuery) -> dict[int, dict[str, Any]]:
+    """Return Spark's progress of each epoch; it also reports when there was none."""
+    return {
+        each["batchId"]: each for each in query.recentProgress if "addBatch" in each["durationMs"]
+    }
+
+
+def _ms(timestamp: str) -> int:
+    return round(1000 * datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
