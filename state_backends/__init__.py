@@ -13,7 +13,7 @@ from state_backends.errors import (
     BackendResourceError,
     StateBackendError,
 )
-from state_backends.registry import BACKEND_TYPES, open_backend
+from state_backends.registry import BACKEND_TYPES, check_database_file, open_backend
 from state_backends.rocksdb_files import is_immutable, is_snapshot_file
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "HalfApplied",
     "StateBackend",
     "StateBackendError",
+    "check_database_file",
     "in_parts",
     "is_immutable",
     "is_snapshot_file",

@@ -6,6 +6,7 @@
       files/    hard links to the SST files of RocksDB, or a copy of the heap
       note      which files the snapshot has, and of each that is uploaded the reference
       lock      held by whoever uploads
+      damaged   is there if a file was changed since it was written
 
 Nothing here is the truth: a directory that is lost costs one upload. The note is replaced as a
 whole after each uploaded file, so whoever comes after a killed upload goes on where it ended.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,7 @@ _DIRECTORY = "snapshots"
 _FILES = "files"
 _NOTE = "note"
 _LOCK = "lock"
+_DAMAGED = "damaged"
 _INCOMING = "incoming"
 
 
@@ -101,6 +103,16 @@ class LocalSnapshot:
         new = self.directory / f"{_NOTE}.new"
         new.write_bytes(_encoder.encode(note))
         new.replace(self.directory / _NOTE)
+
+    def mark_damaged(self) -> None:
+        """Note that a file was changed: neither this nor the local copy beside it is to be used."""
+        with suppress(FileNotFoundError):  # it was given up meanwhile
+            (self.directory / _DAMAGED).touch()
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a file was found to be changed."""
+        return (self.directory / _DAMAGED).exists()
 
     def copy_to(self, directory: Path) -> None:
         """Put the files into a new directory, for a backend to open and change them there."""
@@ -231,6 +243,10 @@ class LocalSnapshots:
     def all_files(self) -> list[Path]:
         """Return the files of all snapshots."""
         return list(self._directory.glob(f"*/{_FILES}/*"))
+
+    def is_any_damaged(self) -> bool:
+        """Tell whether one of them was found to be damaged, as then the local copy may be."""
+        return any(self._directory.glob(f"*/{_DAMAGED}"))
 
     def keep_only(self, snapshot_ids: Collection[str]) -> None:
         """Remove the other snapshots, those half made included."""

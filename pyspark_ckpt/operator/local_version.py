@@ -25,6 +25,7 @@ from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
 from state_backends import (
+    BackendCorruptError,
     BackendResourceError,
     Changes,
     StateBackend,
@@ -63,6 +64,8 @@ def at_version(
     """
     base = None if handle is None else handle.base
     try:
+        if snapshots.is_any_damaged():  # it shares its files with the local copy
+            raise BackendCorruptError(f"a snapshot beside {place} is damaged")
         backend = _existing_at_version(place, backend_type, storage, handle)
         if backend is not None:
             return backend, False

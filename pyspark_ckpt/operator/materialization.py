@@ -21,7 +21,13 @@ from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import LocalCopy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.snapshot_upload import background_uploads, outlives_tasks, upload
+from pyspark_ckpt.operator.snapshot_upload import (
+    DAMAGED,
+    background_uploads,
+    outlives_tasks,
+    upload,
+)
+from state_backends import BackendCorruptError
 
 MOST_SEGMENTS = 3
 """How many times the segments that make a snapshot due may pile up until an epoch waits for it."""
@@ -158,7 +164,11 @@ class Materializer:
             if self._start_upload is not None and not self._must_wait(handle):
                 self._start_upload(self._storage, snapshot)
                 return handle
-            upload(self._storage, snapshot)
+            try:
+                upload(self._storage, snapshot)
+            except BackendCorruptError as exc:
+                logger.error(DAMAGED, snapshot.directory, exc)
+                return _without(handle)
         base = snapshot.note().base()
         since = handle.segments_since(pending.version)
         lost = [each.file for each in base.files if not self._storage.exists(each.file.path)]

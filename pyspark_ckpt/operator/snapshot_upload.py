@@ -1,5 +1,9 @@
 """The upload of local snapshots: here and now, or in the background while epochs go on.
 
+What is uploaded is checked before it is noted: a file of RocksDB after its upload, so what was read
+for its digest is what was checked, the heap while it is read. So no damaged file becomes a base
+snapshot.
+
 One thread of a Python worker uploads what the worker's tasks hand it, one snapshot after the other.
 The worker may go at any moment; then the next task that opens the subtask's local copy hands the
 rest to its own worker.
@@ -11,19 +15,31 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 
 from pyspark_ckpt.on_disk.change_file import encode_changes
-from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT
+from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
 from pyspark_ckpt.on_disk.layout import snapshot_path
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.epoch_writes import frames_of
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
-from state_backends import open_backend
+from state_backends import (
+    BackendCorruptError,
+    StateBackend,
+    check_database_file,
+    is_immutable,
+    open_backend,
+)
+
+DAMAGED = (
+    "%s is not used for a base snapshot, because a file on this executor's disk was changed (%s). "
+    "No state is lost: the next epoch rebuilds the local copy. Check the disk."
+)
+"""What to log of a damaged snapshot: its directory, and what was found."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -37,6 +53,9 @@ def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
 
     Raises
     ------
+    BackendCorruptError
+        If a file was changed on this disk since it was written. The snapshot is marked as damaged,
+        and the local copy beside it is rebuilt by the next epoch.
     OSError
         If a file cannot be read or written; what was uploaded is noted.
     """
@@ -56,12 +75,18 @@ def upload_steps(
         if not claimed:
             return
         note = snapshot.note()
-        for name in note.missing:
+        missing = note.missing
+        for name in missing:
             path = snapshot_path(note.uid, note.subtask, note.epoch, note.snapshot_id)
-            is_changes = note.format == CHANGES_FORMAT
-            content = _changes(snapshot) if is_changes else _content(snapshot.files / name)
-            with closing(content):  # the heap that it may be read from
-                reference = storage.write(path, content)
+            with _marking_damage(snapshot):
+                if note.format == CHANGES_FORMAT:
+                    content = _changes(snapshot, note.version)
+                else:
+                    content = _content(snapshot.files / name)
+                with closing(content):  # the heap that it may be read from
+                    reference = storage.write(path, content)
+                if note.format == ROCKSDB_FORMAT:
+                    _check(snapshot, name, note.version, is_last=name == missing[-1])
             note = msgspec.structs.replace(note, files={**note.files, name: reference})
             snapshot.write_note(note)
             yield path
@@ -98,6 +123,8 @@ class BackgroundUploads:
             try:
                 for _ in upload_steps(storage, snapshot, wait=False):
                     pass
+            except BackendCorruptError as exc:
+                logger.error(DAMAGED, snapshot.directory, exc)
             except Exception as exc:
                 # The next epoch of the subtask tries again, or has given this snapshot up.
                 level = logging.WARNING if snapshot.directory.is_dir() else logging.DEBUG
@@ -125,7 +152,39 @@ def _content(path: Path) -> Generator[bytes, None, None]:
             yield chunk
 
 
-def _changes(snapshot: LocalSnapshot) -> Generator[bytes, None, None]:
+def _changes(snapshot: LocalSnapshot, version: str) -> Generator[bytes, None, None]:
     # The heap's snapshot is a copy that shares nothing, so it can be opened where it is.
-    with open_backend("heap", snapshot.files, create=False) as backend:
+    with (
+        _marking_damage(snapshot),
+        open_backend("heap", snapshot.files, create=False) as backend,
+    ):
+        _check_version(backend, version)
         yield from encode_changes(frames_of(backend))
+
+
+def _check(snapshot: LocalSnapshot, name: str, version: str, *, is_last: bool) -> None:
+    """Check a file that was uploaded, and with the last one what they are together."""
+    if is_immutable(name):
+        check_database_file(snapshot.files / name)
+    if is_last:
+        with open_backend("rocksdb", snapshot.files, create=False, read_only=True) as backend:
+            _check_version(backend, version)
+
+
+def _check_version(backend: StateBackend, version: str) -> None:
+    if (found := backend.version()) != version:
+        raise BackendCorruptError(f"a snapshot of version {version!r} is at {found!r}")
+
+
+@contextmanager
+def _marking_damage(snapshot: LocalSnapshot) -> Iterator[None]:
+    """Mark a snapshot that turns out to be damaged, also if a storage translates the error."""
+    try:
+        yield
+    except BackendCorruptError:
+        snapshot.mark_damaged()
+        raise
+    except OSError as exc:
+        if snapshot.is_damaged:
+            raise BackendCorruptError(str(exc)) from exc
+        raise
