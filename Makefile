@@ -45,6 +45,10 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format .
 
 setup: $(VENV)/.dev java ## Set up everything for development
+	@echo "Ready. Next:  source $(BIN)/activate    # Spark's Python workers then use it too"
+	@echo "              python -m examples.flights    # the main job; or: make demo"
+	@echo "              make test"
+	@echo "Without activating:  PYSPARK_PYTHON=$(PYSPARK_PYTHON) $(BIN)/python your_job.py"
 
 java:
 	@sh tools/ensure_java.sh

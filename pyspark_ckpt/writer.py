@@ -26,6 +26,7 @@ from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink
 from pyspark_ckpt.temporary_location import delete_temporary, make_temporary
+from pyspark_ckpt.worker_python import check_workers
 
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
@@ -221,6 +222,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         spark = self._stream.sparkSession
         settings = self._settings(spark)
         operators = operators_of(self._stream)
+        check_workers(spark)
         given = self._sink.location(spark, table)
         storage = make_temporary(spark) if given is None else given
         if self._sink.has_no_location:

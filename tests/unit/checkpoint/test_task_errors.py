@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.errors import PySparkException
 
 from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
-from pyspark_ckpt.errors import CorruptFileError, ProcessorError
+from pyspark_ckpt.errors import ConfigurationError, CorruptFileError, ProcessorError
 
 TRACEBACK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -41,3 +41,12 @@ def test_the_text_of_an_error_has_no_java_stack() -> None:
 def test_other_errors_are_left_alone() -> None:
     for text in ("ValueError: x", "pyspark_ckpt.errors.Nothing: x", "pyspark_ckpt.errors.re: x"):
         assert task_error(PySparkException(text)) is None
+
+
+def test_a_worker_without_the_library_is_told_what_to_set() -> None:
+    text = "worker:\n  File \"x\", line 1\nModuleNotFoundError: No module named 'pyspark_ckpt'\n"
+    error = task_error(PySparkException(text))
+    assert type(error) is ConfigurationError
+    assert "PYSPARK_PYTHON" in str(error)
+    of_user = text.replace("pyspark_ckpt", "job_helpers")
+    assert task_error(PySparkException(of_user)) is None
