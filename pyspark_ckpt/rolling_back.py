@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -23,7 +24,7 @@ from pyspark_ckpt.checkpoint.seeding import seed
 from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, finish_seeding
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
-from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.on_disk.layout import (
     CHECKPOINTS_DIRECTORY,
     SEEDING_MARKER,
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
+_QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OWN_CONF = "spark.sql."
 
 
@@ -108,7 +110,7 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
             return Rollback(str(location.root), to, str(location.root / begun.kept))
     query_id = _check_stopped(spark, location)
     void = read_rolled_back(location)
-    _clear_leftovers(location)
+    _clear_leftovers(location, root)
     token = secrets.token_hex(6)
     if to.startswith(_KEPT) and location.exists(to):
         staged = to
@@ -116,7 +118,12 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         void = void_after_return(read_rolled_back(there), _id_of(there), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
-        epoch = _stage(spark, location, root, to, location.child(staged))
+        try:
+            epoch = _stage(spark, location, root, to, location.child(staged))
+        except BaseException:
+            with suppress(CkptError, OSError):  # the next rollback clears up, too
+                _clear_leftovers(location, root)
+            raise
         void = void_after_rollback(void, query_id, epoch)
     wanted = Exchange(
         to=to,
@@ -210,11 +217,38 @@ def _check_stopped(spark: SparkSession, location: LocalStorage) -> str:
     return query_id
 
 
-def _clear_leftovers(location: LocalStorage) -> None:
-    """Remove what an attempt left behind that was cut off before its marker was written."""
-    for name in location.list():
-        if name.startswith(_STAGED):
-            location.delete_directory(name)
+def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
+    """Remove what an attempt left behind that failed or was cut off before its marker was written.
+
+    Outside of the location that is the directory of the query that was to be. Nobody knows that
+    query's id but the staged directory, so this directory goes last.
+    """
+    names = location.list()
+    in_use = {SparkLog(location).query_id()}
+    in_use |= {SparkLog(location.child(name)).query_id() for name in names if _is_kept(name)}
+    for name in names:
+        if not name.startswith(_STAGED):
+            continue
+        never_started = SparkLog(location.child(name)).query_id()
+        if root is not None and never_started is not None and never_started not in in_use:
+            _remove_never_started(root, never_started)
+        location.delete_directory(name)
+
+
+def _remove_never_started(root: Storage, query_id: str) -> None:
+    """Remove the checkpoints directory of a query that was staged; not if it has a checkpoint."""
+    if _QUERY_ID.fullmatch(query_id) is None:
+        return
+    with closing(find_store(root.child(query_id))) as store:
+        has_checkpoints = bool(store.ids())
+    if has_checkpoints:
+        logger.warning("%s has checkpoints and stays", root.url_of(query_id))
+        return
+    root.delete_directory(query_id)
+
+
+def _is_kept(name: str) -> bool:
+    return name.startswith(_KEPT)
 
 
 def _session() -> SparkSession:

@@ -6,12 +6,13 @@ import hashlib
 import json
 import logging
 import re
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.spark_log import is_offset
+from pyspark_ckpt.checkpoint.subsumed import told_apart
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
@@ -65,7 +66,8 @@ class RestoreSource:
         for operator in self.metadata.operators:
             self._check_handles(operator)
         if check_files:
-            file_check.check_files(self.storage, self.metadata.files())
+            with self.told_apart():
+                file_check.check_files(self.storage, self.metadata.files())
 
     @property
     def offsets(self) -> dict[int, str]:
@@ -123,9 +125,14 @@ class RestoreSource:
         CorruptFileError
             If one is missing or changed.
         """
-        for reference in {each.path: each for each in self.metadata.files()}.values():
-            with self.storage.open_verified(reference):
-                pass
+        with self.told_apart():
+            for reference in {each.path: each for each in self.metadata.files()}.values():
+                with self.storage.open_verified(reference):
+                    pass
+
+    def told_apart(self) -> AbstractContextManager[None]:
+        """Raise, while its files are read, whether it was subsumed or is corrupt."""
+        return told_apart(open_storage(self.path))
 
     def _for_all_sources(self) -> dict[str, Any]:
         """Return what Spark's entry of the epoch says of all sources."""

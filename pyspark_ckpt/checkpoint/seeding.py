@@ -63,7 +63,24 @@ def seed(
         only it has are left behind.
     request
         The terms: claim mode, migrations, and which source the query reads at each place.
+
+    Raises
+    ------
+    CorruptFileError, CheckpointNotFoundError
+        If a file is missing or changed, or the checkpoint was subsumed while it was copied.
     """
+    with source.told_apart():
+        _seed(spark, location, checkpoints, source, operators, request)
+
+
+def _seed(
+    spark: SparkSession,
+    location: LocalStorage,
+    checkpoints: Storage,
+    source: RestoreSource,
+    operators: StatefulOperators,
+    request: RestoreRequest,
+) -> None:
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
     stored = {operator.uid for operator in source.metadata.operators}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from pyspark_ckpt.checkpoint.subsumed import told_apart
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
@@ -43,7 +44,7 @@ def verify(path: str) -> Verification:
     Raises
     ------
     CheckpointNotFoundError, UnsafePathError
-        If there is none, or it cannot be trusted.
+        If there is none, it was subsumed meanwhile, or it cannot be trusted.
     CorruptFileError
         If files are missing or changed; names them.
     """
@@ -51,14 +52,15 @@ def verify(path: str) -> Verification:
     metadata = read_metadata(directory)
     storage = directory if metadata.kind == "savepoint" else directory.parent()
     files = {reference.path: reference for reference in metadata.files()}
-    # A size costs nothing to check, and bounds what is read for the digests.
-    damaged = _damages(storage.verify_size, files.values())
-    damaged = damaged or _damages(lambda file: _read_through(storage, file), files.values())
-    if damaged:
-        raise CorruptFileError(
-            f"{directory.url}: {len(damaged)} of {len(files)} files are damaged: "
-            + "; ".join(damaged[:_NAMED])
-        )
+    with told_apart(directory):
+        # A size costs nothing to check, and bounds what is read for the digests.
+        damaged = _damages(storage.verify_size, files.values())
+        damaged = damaged or _damages(lambda file: _read_through(storage, file), files.values())
+        if damaged:
+            raise CorruptFileError(
+                f"{directory.url}: {len(damaged)} of {len(files)} files are damaged: "
+                + "; ".join(damaged[:_NAMED])
+            )
     return Verification(
         path=directory.url,
         kind=metadata.kind,

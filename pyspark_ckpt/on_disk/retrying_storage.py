@@ -87,6 +87,7 @@ class RetryingStorage(Storage):
         self._inner = inner
         self.url = inner.url
         self.is_shared = inner.is_shared
+        self.is_remote = inner.is_remote
 
     def child(self, relative: str) -> Storage:
         return RetryingStorage(self._inner.child(relative))

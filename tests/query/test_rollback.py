@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import pyspark_ckpt as ckpt
-from tests.query.harness import INLINE, RETAINED, Job, completed, digests, flip_bit, refused
+from pyspark_ckpt import rolling_back
+from tests.query.harness import (
+    CHECKPOINT_DIR,
+    INLINE,
+    RETAINED,
+    Job,
+    completed,
+    digests,
+    flip_bit,
+    refused,
+)
+from tests.query.leftovers import metadata_json, paths_in
 from tests.query.model import events_of, expected, expected_after
 
 
@@ -49,3 +62,35 @@ def test_rollback(job: Job) -> None:
     flip_bit(job.checkpoint_path / to / "_metadata")
     with refused(ckpt.CorruptFileError, to, unchanged=job.location_path / "offsets"):
         ckpt.rollback(location, to)
+
+
+def test_a_rollback_that_fails_leaves_nothing_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a directory outside; also what one that was killed left is removed by the next."""
+    outside = job.base / "outside"
+    job = job.using({INLINE: "0b", RETAINED: 10, CHECKPOINT_DIR: outside})
+    for epoch in range(2):
+        job.feed.add(events_of(epoch))
+        query = job.run()
+    checkpoints = outside / str(query.id)
+    of_epoch = {row.epoch: Path(row.path).name for row in completed(query)}
+    newest = metadata_json(checkpoints / of_epoch[1])
+    first = paths_in(metadata_json(checkpoints / of_epoch[0])["operators"])
+    damaged = checkpoints / min(paths_in(newest["operators"]) - first)
+    flip_bit(damaged)
+    with refused(ckpt.CorruptFileError, damaged.name, unchanged=job.base):
+        ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
+
+    with monkeypatch.context() as patch:  # as if it were killed: nothing is cleared
+        patch.setattr(rolling_back, "_clear_leftovers", lambda *_: None)
+        with pytest.raises(ckpt.CorruptFileError, match=damaged.name):
+            ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
+    assert len(list(outside.iterdir())) == 2
+    assert len(list(job.location_path.glob("_rolling_back-*"))) == 1
+    ckpt.rollback(str(job.location_path), of_epoch[0], str(outside))
+    assert not list(job.location_path.glob("_rolling_back-*"))
+    assert len(list(outside.iterdir())) == 2
+    again = job.but(out="out2")
+    again.run()
+    assert again.result() == expected_after(job.feed.rows, 20)

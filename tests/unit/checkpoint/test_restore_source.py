@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
+from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
@@ -110,3 +112,36 @@ def test_missing_files_matter_unless_only_the_description_is_wanted(
     with pytest.raises(CorruptFileError, match="shared/gone"):
         RestoreSource(path_of(storage, 1))
     assert RestoreSource(path_of(storage, 1), check_files=False).metadata.epoch == snapshot.epoch
+
+
+def opened(path: str) -> RestoreSource:
+    return open_source(path, falls_back=True)
+
+
+@pytest.mark.parametrize("reader", [RestoreSource, verify, opened])
+def test_one_that_was_subsumed_meanwhile_is_not_called_corrupt(
+    checkpoints: LocalStorage, monkeypatch: pytest.MonkeyPatch, reader: Callable[[str], object]
+) -> None:
+    """Retention of the running query removes chk-2 and its file, once chk-2 has been opened."""
+    size_bytes = LocalStorage.size_bytes
+
+    def removed_meanwhile(storage: LocalStorage, relative: str) -> int | None:
+        if relative == "shared/base":
+            CompletedCheckpoints(checkpoints).remove(2)
+            (checkpoints.root / "shared" / "log-2").unlink(missing_ok=True)
+        return size_bytes(storage, relative)
+
+    monkeypatch.setattr(LocalStorage, "size_bytes", removed_meanwhile)
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        reader(path_of(checkpoints, 2))
+    for word in ("subsumed", path_of(checkpoints, 10), "num-retained"):
+        assert word in str(caught.value)
+
+
+def test_a_file_that_is_missing_while_the_checkpoint_stands_is_damage(
+    checkpoints: LocalStorage,
+) -> None:
+    (checkpoints.root / "shared" / "log-2").unlink()
+    for reader in (RestoreSource, verify):
+        with pytest.raises(CorruptFileError, match="log-2"):
+            reader(path_of(checkpoints, 2))
