@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.on_disk.storage import LocalStorage
@@ -143,3 +144,22 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
     drop_local_copies(job.spark)
     job.run()
     assert job.result() == expected(job.feed.rows)
+
+
+def test_a_start_that_spark_refuses_leaves_the_location_fresh(job: Job) -> None:
+    """The query has an id by then; a restore into the location takes another, and its directory."""
+    job = elsewhere(job)
+    job.feed.add(events_of(0))
+    query = job.run()
+    fork = job.but(location="fork", out="fork-out")
+    with pytest.raises(Py4JJavaError, match="nonsense"):
+        fork.writer().format("nonsense").start()
+    assert sorted(path.name for path in fork.location_path.iterdir()) == [
+        "_identity.json",
+        "metadata",
+    ]
+    job.feed.add(events_of(1))
+    restored = fork.run(restore=newest_checkpoint(query))
+    assert fork.result() == expected_after(job.feed.rows, 20)
+    directories = {path.name for path in (job.base / "checkpoints").iterdir()}
+    assert directories == {query.id, restored.id}
