@@ -32,7 +32,7 @@ class LostAttributesNotice:
             name
             for handle in handles
             if handle.metrics is not None
-            for name in handle.metrics.lost_attributes
+            for name in handle.metrics.lost_attributes or ()
         }
         if names:
             self._warned.add(uid)

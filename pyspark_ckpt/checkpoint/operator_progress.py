@@ -49,7 +49,7 @@ def operator_progress(
             name: max((getattr(each, field) for each in metrics), default=0)
             for name, field in _TIMES.items()
         },
-        **_counted([handle.counts for handle in handles]),
+        **_counted([handle.counts or None for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
             for handle in handles

@@ -145,6 +145,9 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     those removed since their time to live was over or their state was deleted. `rebuilds` is 1 if
     the local copy was built anew. `lost_attributes` of the processor were changed outside of state.
     `process_ms` includes the wait for input and for Spark to take the output.
+
+    What earlier versions do not have is encoded only if it is set: a ``_metadata`` must be encoded
+    as it was read.
     """
 
     rows: int = 0
@@ -158,7 +161,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     open_ms: int = 0
     process_ms: int = 0
     barrier_ms: int = 0
-    lost_attributes: tuple[str, ...] = ()
+    lost_attributes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StateCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,7 +216,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
     timeout_ms: int | None = None
     metrics: EpochMetrics | None = None
-    counts: StateCounts | None = None
+    counts: StateCounts | msgspec.UnsetType = msgspec.UNSET
     predecessors: tuple[Predecessor, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property

@@ -49,7 +49,7 @@ def end_epoch(
     changes = states.table.changes()
     now_ms = states.clock.processing_time_ms
     counting = None
-    if metrics is not None and is_due(handle.counts, now_ms):
+    if metrics is not None and is_due(handle.counts or None, now_ms):
         counting = StateCounting(states.table, handle)
         changes = counting.through(changes)
     segment = make_segment(storage, handle, changes, epoch, inline_threshold_bytes)

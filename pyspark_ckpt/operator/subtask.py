@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
@@ -130,7 +131,7 @@ class SubtaskFunction:
                         cache_hits=table.cache_hits,
                         timers_fired=processing.timers_fired,
                         rebuilds=int(copy.is_rebuilt),
-                        lost_attributes=processing.lost_attributes,
+                        lost_attributes=processing.lost_attributes or msgspec.UNSET,
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
                     ),
