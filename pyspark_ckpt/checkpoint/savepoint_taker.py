@@ -218,9 +218,10 @@ class SavepointTaker:
 
 
 def nothing_committed(query_id: str) -> CheckpointAbortedError:
-    """Return the error of a query that has no epoch to save yet."""
+    """Return the error of a query that has no epoch to save, because it is young or has failed."""
     return CheckpointAbortedError(
-        f"query {query_id} has no committed epoch yet: try again after its first one",
+        f"query {query_id} has no committed epoch yet: try again after its first one; if it has "
+        "failed, query.exception() says why",
         AbortReason.NO_COMMITTED_EPOCH,
     )
 
