@@ -16,7 +16,7 @@ from pyspark_ckpt.checkpoint.exchange import (
     exchange,
     finish_exchange,
 )
-from pyspark_ckpt.checkpoint.location_owner import claim_directory
+from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
@@ -229,15 +229,26 @@ def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
     for name in names:
         if not name.startswith(_STAGED):
             continue
-        never_started = SparkLog(location.child(name)).query_id()
+        staged = location.child(name)
+        never_started = SparkLog(staged).query_id()
         if root is not None and never_started is not None and never_started not in in_use:
-            _remove_never_started(root, never_started)
+            _remove_never_started(root, never_started, staged, location)
         location.delete_directory(name)
 
 
-def _remove_never_started(root: Storage, query_id: str) -> None:
-    """Remove the checkpoints directory of a query that was staged; not if it has a checkpoint."""
+def _remove_never_started(
+    root: Storage, query_id: str, staged: LocalStorage, location: LocalStorage
+) -> None:
+    """Remove the checkpoints directory of a query that was staged; not if it has a checkpoint.
+
+    In a copy of a location the directory may be that of the original, which went on.
+    """
     if _QUERY_ID.fullmatch(query_id) is None:
+        return
+    try:
+        check_owner(staged, root.child(query_id), place=location)
+    except RestoreError as exc:
+        logger.warning("%s stays: %s", root.url_of(query_id), exc)
         return
     with closing(find_store(root.child(query_id))) as store:
         has_checkpoints = bool(store.ids())

@@ -35,8 +35,12 @@ class _Token(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-def check_owner(location: LocalStorage, checkpoints: Storage) -> None:
+def check_owner(
+    location: LocalStorage, checkpoints: Storage, place: LocalStorage | None = None
+) -> None:
     """Check that a location may use a checkpoints directory; nothing is written.
+
+    Parameters are those of :func:`claim_directory`.
 
     Raises
     ------
@@ -47,7 +51,8 @@ def check_owner(location: LocalStorage, checkpoints: Storage) -> None:
     """
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     if owner is not None:
-        _check(location, _token(location), owner, checkpoints, str(location.root.resolve()))
+        path = str((place or location).root.resolve())
+        _check(location, _token(location), owner, checkpoints, path)
 
 
 def claim_directory(

@@ -117,11 +117,11 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     messages: list[str] = []
 
     def refused(action: Callable[[], Any]) -> None:
-        before = files_below(job.checkpoint_path)
+        before = files_below(job.checkpoint_path / "taskowned")
         with pytest.raises(PySparkException) as caught, ThreadPoolExecutor(1) as pool:
             pool.submit(action).result()
         messages.append(str(caught.value))
-        assert files_below(job.checkpoint_path) == before
+        assert files_below(job.checkpoint_path / "taskowned") == before
 
     def sink(df: DataFrame, epoch: int) -> None:
         got.extend(df.collect())

@@ -9,6 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.checkpoint.exchange import Exchange, exchange
 from pyspark_ckpt.on_disk.storage import LocalStorage
 from tests.query.harness import (
     CHECKPOINT_DIR,
@@ -107,7 +108,10 @@ def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) 
 def test_a_rollback_gives_the_location_another_directory_and_back(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is cut off in the middle; a copy of either state of it is refused."""
+    """Also one that is cut off in the middle; a copy of either state of it is refused.
+
+    A copy that was made in the middle of it does not clear up behind it.
+    """
     job = elsewhere(job).using({RETAINED: 5})
     job.feed.add(events_of(0))
     first = newest_checkpoint(job.run())
@@ -125,12 +129,19 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
             moves.append(relative)
             move(storage, relative, target)
 
+        def copy_first(location: LocalStorage, wanted: Exchange) -> None:
+            shutil.copytree(location.root, job.base / "mid-copy")
+            exchange(location, wanted)
+
+        cut_off.setattr("pyspark_ckpt.rolling_back.exchange", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
         with pytest.raises(KeyboardInterrupt):
             ckpt.rollback(str(job.location_path), Path(first).name, root)
     with refused(ckpt.RestoreError, "rollback", unchanged=job.base):
         job.run()
     rolled = ckpt.rollback(str(job.location_path), Path(first).name, root)
+    with refused(ckpt.CheckpointNotFoundError, "chk-99", unchanged=job.base / "checkpoints"):
+        ckpt.rollback(str(job.base / "mid-copy"), "chk-99", root)
     new_copy = copied(job, "new-copy", "new-out")
     with refused(ckpt.RestoreError, "new-copy", unchanged=job.base):
         new_copy.run()
