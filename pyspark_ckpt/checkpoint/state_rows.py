@@ -16,6 +16,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.quiet_reading import quiet_reading
+
 FEW_PARTITIONS = 8
 """So many are read on the driver, one after the other."""
 
@@ -54,13 +56,14 @@ def encoded_handles(
         If Spark cannot read its state.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
-    with _active(spark):
-        table = _table(spark, {**options, "path": checkpoint_location})
-        handles = _read_few(spark, table)
-    if handles is not None:
-        return handles
-    rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-    return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
+    with quiet_reading(spark):
+        with _active(spark):
+            table = _table(spark, {**options, "path": checkpoint_location})
+            handles = _read_few(spark, table)
+        if handles is not None:
+            return handles
+        rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
+        return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
 
 
 def written_handles(
