@@ -6,12 +6,14 @@ source. An executor has no file for them.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import msgspec
@@ -91,11 +93,14 @@ def _files(roots: Iterable[Any]) -> list[str]:
 
 
 def _function(member: Any) -> Any:
-    """Return the function below a method, property or decorator."""
+    """Return the function below a method, property or decorator; other objects as they are."""
     if isinstance(member, property):
         member = member.fget
-    member = getattr(member, "__func__", member)
-    return getattr(member, "__wrapped__", member)
+    if isinstance(member, partial):
+        member = member.func
+    if isinstance(member, classmethod | staticmethod | MethodType):
+        member = member.__func__
+    return inspect.unwrap(member) if isinstance(member, FunctionType) else member
 
 
 def _used_by(function: FunctionType) -> Iterator[Any]:

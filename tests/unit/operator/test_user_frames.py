@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import math
 from collections.abc import Callable
@@ -111,6 +112,23 @@ def test_functions_that_only_globals_and_closures_name_travel_too() -> None:
     text = "def outer(f):\n    def call(n):\n        return f(n)\n    return call\n"
     outer = as_main(text, second)["outer"]
     assert set(UserSources.of(outer(one["inner"])).lines()) == {first, second}
+
+
+class Hostile:
+    """As proxies and lazy modules do: an attribute that is not there is another error."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_any_global_may_be_used() -> None:
+    """What is under a method or decorator is found, and no other object is touched."""
+    file = "/tmp/ipykernel_1/third.py"
+    names = as_main("def call():\n    return proxy.x, inner\n", file)
+    names["proxy"] = Hostile()
+    inner = as_main("class A:\n    @staticmethod\n    def f(n):\n        return n\n", CELL)
+    names["inner"] = functools.partial(inner["A"].f, 1)
+    assert set(UserSources.of(names["call"]).lines()) == {file, CELL}
 
 
 def test_modules_that_executors_import_do_not_travel() -> None:
