@@ -10,6 +10,7 @@ from pyspark_ckpt.version import __version__
 LOCATION = "a query's checkpointLocation or checkpoints directory"
 SNAPSHOT = "a savepoint-... or chk-... directory"
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_PICK_UP_S = 20.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,6 +70,14 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             default=DEFAULT_TIMEOUT_S,
             metavar="SECONDS",
             help=f"how long to wait for the answer (default {DEFAULT_TIMEOUT_S:.0f})",
+        )
+        command.add_argument(
+            "--pick-up-timeout",
+            type=_seconds,
+            default=DEFAULT_PICK_UP_S,
+            metavar="SECONDS",
+            help="how long to wait for a running query to take the request; one looks every second "
+            f"unless it is taking a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
         )
 
 

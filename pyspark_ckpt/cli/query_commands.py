@@ -47,6 +47,7 @@ def _asked(arguments: Namespace, action: str, *, drain: bool) -> Result:
     )
     request_id = files.post(request)
     try:
+        _wait_until_taken(files, request_id, min(arguments.pick_up_timeout, arguments.timeout))
         answer = _wait(files, request_id, arguments.timeout)
     except KeyboardInterrupt:
         files.claim(request_id, BY_REQUESTER)
@@ -60,8 +61,27 @@ def _asked(arguments: Namespace, action: str, *, drain: bool) -> Result:
     return Result(fields, facts(fields))
 
 
+def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) -> None:
+    """Wait until a query takes a request; if none does it is withdrawn.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If no query takes it in time.
+    """
+    deadline = time.monotonic() + pick_up_s
+    while files.claim_of(request_id) is None:
+        if time.monotonic() > deadline and files.claim(request_id, BY_REQUESTER):
+            raise CheckpointAbortedError(
+                f"no query took request {request_id} within {pick_up_s:g} s, it is withdrawn: no "
+                "query runs with this checkpoints directory, or it is busy with a checkpoint; "
+                "start it, or raise --pick-up-timeout"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
 def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
-    """Wait for the answer; a request that nobody has taken by then is withdrawn.
+    """Wait for the answer to a request that a query has taken.
 
     Raises
     ------
@@ -74,11 +94,6 @@ def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
         if answer is not None:
             return answer
         time.sleep(_POLL_SECONDS)
-    if files.claim(request_id, BY_REQUESTER):
-        raise CheckpointAbortedError(
-            f"no query took request {request_id} within {timeout_s:g} s, it is withdrawn: see that "
-            "the query is running and uses this checkpoints directory"
-        )
     raise CheckpointAbortedError(
         f"the query took request {request_id} and has not answered within {timeout_s:g} s; it may "
         "still do it: look at `pyspark-ckpt history` later"

@@ -319,6 +319,10 @@ def test_the_command_line_gives_up_in_time(
     put_file("shared/x")
     assert main(["stop", str(storage.root), "--timeout", "0.3"]) == 1
     assert "withdrawn" in capsys.readouterr().err
+    assert main(["savepoint", str(storage.root), "--pick-up-timeout", "0.3"]) == 1
+    told = capsys.readouterr().err
+    assert "withdrawn" in told
+    assert "no query runs" in told
     query.desk.poll()
     query.desk.close()
     assert query.calls == []
