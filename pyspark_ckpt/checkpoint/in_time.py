@@ -12,7 +12,12 @@ from pyspark_ckpt.errors import CheckpointAbortedError
 _Result = TypeVar("_Result")
 
 
-def in_time(what: str, timeout_ms: int, work: Callable[[], _Result]) -> _Result:
+def in_time(
+    what: str,
+    timeout_ms: int,
+    work: Callable[[], _Result],
+    thread_class: type[threading.Thread] = threading.Thread,
+) -> _Result:
     """Return what `work` returns, run in a thread of its own.
 
     Parameters
@@ -23,6 +28,8 @@ def in_time(what: str, timeout_ms: int, work: Callable[[], _Result]) -> _Result:
         How long to wait.
     work
         May continue after it was given up, so it must do no harm then.
+    thread_class
+        Of the thread.
 
     Raises
     ------
@@ -30,7 +37,7 @@ def in_time(what: str, timeout_ms: int, work: Callable[[], _Result]) -> _Result:
         If it takes longer; its reason is ``expired``.
     """
     running = _Running(work)
-    thread = threading.Thread(target=running.run, name=f"pyspark_ckpt {what}", daemon=True)
+    thread = thread_class(target=running.run, name=f"pyspark_ckpt {what}", daemon=True)
     thread.start()
     if not running.ended.wait(timeout_ms / 1000):
         raise expired(what, timeout_ms)
@@ -40,7 +47,7 @@ def in_time(what: str, timeout_ms: int, work: Callable[[], _Result]) -> _Result:
 def expired(what: str, timeout_ms: int) -> CheckpointAbortedError:
     """Return the error of work that takes too long."""
     return CheckpointAbortedError(
-        f"{what} has not ended within {timeout_ms / 1000:g} s and is given up; see that the "
+        f"{what} has expired: it has not ended within {timeout_ms / 1000:g} s; see that the "
         "storage answers, or raise spark.ckpt.execution.checkpointing.timeout",
         AbortReason.EXPIRED,
     )

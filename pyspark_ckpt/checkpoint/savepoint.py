@@ -121,6 +121,7 @@ class NewSavepoint:
         source: Storage,
         savepoint_format: SavepointFormat,
         run_copies: RunCopies,
+        check: Callable[[], None] = lambda: None,
     ) -> Savepoint:
         """Copy a snapshot into the directory.
 
@@ -137,6 +138,8 @@ class NewSavepoint:
             The backend's own files, or all state of a subtask in one file for every backend.
         run_copies
             Runs the subtasks' parts.
+        check
+            Raises if the savepoint was given up, just before it is published.
 
         Raises
         ------
@@ -161,6 +164,7 @@ class NewSavepoint:
             operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
         )
         self._sweep({reference.path for reference in completed.files()})
+        check()
         last = self._publish(encode_metadata(completed))
         files = {reference.path: reference for reference in completed.files()}
         return Savepoint(

@@ -13,10 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
+from pyspark_ckpt.checkpoint.in_time import in_time
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_attempt import SavepointAttempt
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
@@ -115,17 +117,22 @@ class SavepointTaker:
             If it could not be made, or nothing is committed yet; its directory is removed.
         """
         triggered_at_ms = _now_ms()
-        with self._hold.held():
-            epoch = None
-            try:
-                epoch = self._files.spark_log.committed_epoch()
-                if epoch is None:
-                    raise nothing_committed(self._files.query_id)
-                new = self.begin(directory)
-            except Exception as exc:
-                self._give_up(epoch, triggered_at_ms, exc)
-                raise
-            return self.complete(new, epoch, triggered_at_ms, savepoint_format)
+        attempt = self._new_attempt()
+
+        def take() -> Savepoint:
+            with attempt.holding():
+                epoch = None
+                try:
+                    epoch = self._files.spark_log.committed_epoch()
+                    if epoch is None:
+                        raise nothing_committed(self._files.query_id)
+                    new = self.begin(directory)
+                except Exception as exc:
+                    self._give_up(attempt, epoch, triggered_at_ms, exc)
+                    raise
+                return self._noted(attempt, new, epoch, triggered_at_ms, savepoint_format)
+
+        return self._run(attempt, take, triggered_at_ms)
 
     def take_of_stopped(
         self,
@@ -144,7 +151,9 @@ class SavepointTaker:
             As for :meth:`take`.
         """
         triggered_at_ms = _now_ms()
-        new = self.begin(directory)
+        attempt = self._new_attempt()
+        what = "making the savepoint's directory"
+        new = in_time(what, self._timeout_ms, lambda: self.begin(directory))
         try:
             with self._noted_as_begun(new, triggered_at_ms):
                 stop()
@@ -154,12 +163,30 @@ class SavepointTaker:
         except BaseException as exc:
             new.discard()
             if isinstance(exc, Exception):
-                self._give_up(None, triggered_at_ms, exc)
+                self._give_up(attempt, None, triggered_at_ms, exc)
             raise
-        return self.complete(new, epoch, triggered_at_ms, savepoint_format)
 
-    def complete(
+        def complete() -> Savepoint:
+            return self._noted(attempt, new, epoch, triggered_at_ms, savepoint_format)
+
+        return self._run(attempt, complete, triggered_at_ms)
+
+    def _new_attempt(self) -> SavepointAttempt:
+        what = f"savepoint of query {self._files.query_id}"
+        return SavepointAttempt(what, self._hold, self._timeout_ms)
+
+    def _run(
+        self, attempt: SavepointAttempt, work: Callable[[], Savepoint], triggered_at_ms: int
+    ) -> Savepoint:
+        try:
+            return attempt.run(work)
+        except Exception as exc:
+            self._give_up(attempt, None, triggered_at_ms, exc)
+            raise
+
+    def _noted(
         self,
+        attempt: SavepointAttempt,
         new: NewSavepoint,
         epoch: int,
         triggered_at_ms: int,
@@ -170,10 +197,11 @@ class SavepointTaker:
         One that takes longer than a checkpoint may is given up, and its Spark jobs are cancelled.
         """
         with self._noted_as_begun(new, triggered_at_ms):
-            return self._complete(new, epoch, triggered_at_ms, savepoint_format)
+            return self._complete(attempt, new, epoch, triggered_at_ms, savepoint_format)
 
     def _complete(
         self,
+        attempt: SavepointAttempt,
         new: NewSavepoint,
         epoch: int,
         triggered_at_ms: int,
@@ -181,18 +209,21 @@ class SavepointTaker:
     ) -> Savepoint:
         query_id = self._files.query_id
         what = f"savepoint of epoch {epoch}, query {query_id}"
-        jobs = SparkJobs(self._spark.sparkContext, what)
+        jobs = attempt.jobs = SparkJobs(self._spark.sparkContext, what)
         try:
+            attempt.check()
             with jobs.expiring(self._timeout_ms):
                 snapshot = msgspec.structs.replace(
                     self._snapshot(epoch, jobs), triggered_at_ms=triggered_at_ms
                 )
                 job = SavepointJob(self._spark, what, jobs, self._idle_ms)
-                savepoint = new.write(snapshot, self._files.storage, savepoint_format, job)
+                savepoint = new.write(
+                    snapshot, self._files.storage, savepoint_format, job, attempt.check
+                )
         except BaseException as exc:
             new.discard()
             if isinstance(exc, Exception):
-                self._give_up(epoch, triggered_at_ms, exc)
+                self._give_up(attempt, epoch, triggered_at_ms, exc)
             raise
         self._taken.append(savepoint)
         self._history.note_savepoint(savepoint)
@@ -203,7 +234,11 @@ class SavepointTaker:
         with jobs.running():
             return take_snapshot(self._spark, self._files, epoch)
 
-    def _give_up(self, epoch: int | None, triggered_at_ms: int, error: Exception) -> None:
+    def _give_up(
+        self, attempt: SavepointAttempt, epoch: int | None, triggered_at_ms: int, error: Exception
+    ) -> None:
+        if not attempt.is_first_record():
+            return
         aborted = AbortedCheckpoint(
             kind="savepoint",
             checkpoint_id=None,

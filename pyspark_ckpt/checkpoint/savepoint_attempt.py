@@ -1,0 +1,99 @@
+"""One savepoint that is being taken, in a thread that its caller can give up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from pyspark.util import InheritableThread
+
+from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
+from pyspark_ckpt.checkpoint.in_time import expired, in_time
+from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
+
+_LONGEST_GRACE_MS = 30_000
+"""Spark jobs are cancelled at the timeout, and may then end by themselves for so long."""
+
+
+class SavepointAttempt:
+    """Takes one savepoint.
+
+    Parameters
+    ----------
+    what
+        The savepoint, for errors.
+    hold
+        Keeps the cleaner away.
+    timeout_ms
+        How long it may take.
+    """
+
+    def __init__(self, what: str, hold: CleaningHold, timeout_ms: int) -> None:
+        self._what = what
+        self._hold = hold
+        self._timeout_ms = timeout_ms
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._is_recorded = False
+        self._held = ExitStack()
+        self.jobs: SparkJobs | None = None
+
+    def run(self, work: Callable[[], Savepoint]) -> Savepoint:
+        """Return what `work` returns, with the local properties and tags of this thread.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it hangs: it cannot be cancelled, and cannot publish when it continues.
+        """
+        grace_ms = min(self._timeout_ms, _LONGEST_GRACE_MS)
+        try:
+            return in_time(self._what, self._timeout_ms + grace_ms, work, InheritableThread)
+        except BaseException:
+            self._give_up()
+            raise
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Have nothing cleaned until the end, or until it is given up."""
+        with ExitStack() as own:
+            own.enter_context(self._hold.held())
+            with self._lock:
+                if not self._is_given_up:
+                    self._held = own.pop_all()
+            try:
+                yield
+            finally:
+                self._let_go()
+
+    def check(self) -> None:
+        """Check that the savepoint may still be completed.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it was given up.
+        """
+        if self._is_given_up:
+            raise expired(self._what, self._timeout_ms)
+
+    def is_first_record(self) -> bool:
+        """Tell once that its failure is to be recorded."""
+        with self._lock:
+            is_first, self._is_recorded = not self._is_recorded, True
+            return is_first
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._is_given_up = True
+        self._let_go()
+        if self.jobs is not None:
+            with suppress(Exception):  # an application that has ended runs none
+                self.jobs.cancel()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            held = self._held.pop_all()
+        held.close()

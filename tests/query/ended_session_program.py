@@ -1,0 +1,65 @@
+"""A program that stops its session under a query, and starts the query in another session."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+os.environ["PYSPARK_PYTHON"] = sys.executable
+sys.path.append(str(Path(__file__).parents[2]))
+
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from tests.query import model
+from tests.query.harness import INTERVAL, Feed, Job, completed, until
+from tests.query.model import events_of
+
+cloudpickle.register_pickle_by_value(model)
+
+
+def session(work: Path) -> SparkSession:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.local.dir", str(work / "local"))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if "ckpt" in thread.name]
+
+
+def main(work: Path) -> None:
+    feed = Feed(work / "in").add(events_of(0))
+    job = Job(session(work), work, feed).using({INTERVAL: "1h"})
+    query = job.start()
+    query.processAllAvailable()
+    query.triggerCheckpoint()
+    feed.add(events_of(1))
+    query.processAllAvailable()
+    assert own_threads()
+    job.spark.stop()
+    until(lambda: not own_threads(), f"threads stay: {own_threads()}")
+    failure = query.exception()
+    again = job.but(spark=session(work))
+    epochs = [row.epoch for row in completed(again.run())]
+    told = {
+        "threads": own_threads(),
+        "failure": str(failure),
+        "failure_type": type(failure).__name__,
+        "epochs": epochs[-1:],
+    }
+    print(">", json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
