@@ -38,9 +38,9 @@ def library_error(failure: Exception | None) -> Exception | None:
         return failure
     both = _both(type(error), type(failure))
     combined: Exception = both.__new__(both)
-    combined.__dict__.update(failure.__dict__)
     combined.__dict__.update(error.__dict__)
-    combined.args = error.args
+    combined.__dict__.update(failure.__dict__)  # Spark's condition and stack trace
+    combined.args = (str(error),)
     return combined
 
 
@@ -52,5 +52,5 @@ def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:
     return _CLASSES[kind, failure]
 
 
-def _message(error: CkptError) -> str:
+def _message(error: Exception) -> str:
     return str(error.args[0])

@@ -30,6 +30,7 @@ from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf
 from pyspark_ckpt.parallelism import report_parallelism
 from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.query_failure import library_errors
 from pyspark_ckpt.query_plan import source_ids, source_names
 from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.spark_paths import qualified_path
@@ -146,7 +147,8 @@ class QueryStart:
         """Run the epoch that is due at the location, into the same sink, and no other."""
         runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
-        query.awaitTermination()
+        with library_errors():
+            query.awaitTermination()
 
     def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
         """Return what one run of Spark's query tells its tasks."""

@@ -46,6 +46,7 @@ from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_comm
 from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, has_ended, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import (
     checkpoints_stay,
+    ended_without_epoch,
     last_checkpoint_failed,
     spark_ended,
     stop_failed,
@@ -208,6 +209,8 @@ class CheckpointCoordinator:
             return newest
         if isinstance(taken, CompletedCheckpoint):
             return taken
+        if taken is Refusal.NO_COMMITTED_EPOCH and not self._query.isActive:
+            raise self._ended_without_epoch()
         if taken is Refusal.QUERY_ENDED:
             raise CheckpointAbortedError(
                 f"query {self._files.query_id} has ended: start it again to checkpoint it",
@@ -219,7 +222,12 @@ class CheckpointCoordinator:
         self, directory: str | None, savepoint_format: SavepointFormat
     ) -> Savepoint:
         """Take a savepoint of the newest committed epoch; as :meth:`SavepointTaker.take`."""
-        return self._savepoints.take(directory, savepoint_format)
+        try:
+            return self._savepoints.take(directory, savepoint_format)
+        except CheckpointAbortedError as exc:
+            if exc.reason != AbortReason.NO_COMMITTED_EPOCH or self._query.isActive:
+                raise
+        raise self._ended_without_epoch()
 
     def stop_with_savepoint(
         self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
@@ -334,6 +342,10 @@ class CheckpointCoordinator:
             logger.warning("%s: %s failed: %s", self._name, what, exc)
             return exc
         return None
+
+    def _ended_without_epoch(self) -> CheckpointAbortedError:
+        failure = self.failure or self._query.exception()
+        return ended_without_epoch(self._files.query_id, failure)
 
     def _note_end_of_spark(self) -> None:
         epoch, newest = self._files.spark_log.committed_epoch(), self._runner.newest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pyspark.errors import PySparkException
+
 from pyspark_ckpt.checkpoint.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.task_errors import error_text
+from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
 
 _START_AGAIN = "mend that and start the query again at its checkpointLocation"
@@ -79,6 +81,23 @@ def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
         f"query {query_id} has ended with its Spark application, before a checkpoint of epoch "
         f"{epoch} was taken; call the query's stop() before the session's stop(), and start the "
         "query again, which takes the checkpoint"
+    )
+
+
+def ended_without_epoch(query_id: str, failure: Exception | None) -> CheckpointAbortedError:
+    """Return the error of what is asked of a query that ended before its first epoch."""
+    reason = AbortReason.QUERY_ENDED
+    if failure is None:
+        return CheckpointAbortedError(
+            f"query {query_id} has ended before its first epoch, so there is nothing to save: "
+            "start it again",
+            reason,
+        )
+    told = task_error(failure) if isinstance(failure, PySparkException) else None
+    return CheckpointAbortedError(
+        f"query {query_id} has failed before its first epoch was committed, so there is nothing "
+        f"to save; it failed with {_text(told or failure)}",
+        reason,
     )
 
 

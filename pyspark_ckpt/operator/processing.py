@@ -309,8 +309,8 @@ class EpochProcessing:
             raise ProcessorError(
                 f"{self._where}, {_place(self._step, self._key)}: "
                 f"{type(self._processor).__name__} raised {type(exc).__name__}: "
-                f"{shortened(str(exc))}; correct the processor and start the query again, nothing "
-                f"of this epoch was committed{self._lines(exc)}"
+                f"{_indented(shortened(str(exc)))}; correct the processor and start the query "
+                f"again, nothing of this epoch was committed{self._lines(exc)}"
             ) from exc
 
     def _lines(self, error: Exception) -> str:
@@ -329,6 +329,11 @@ class EpochProcessing:
                 lines = definition(self._processor, step, self._sources.lines())
                 exc.add_place(f"; by {_place(step, self._origins.key_of(exc.row))}{lines}")
             raise
+
+
+def _indented(text: str) -> str:
+    """Return a text of the user's, no line of which can be taken for the name of an error."""
+    return "\n  ".join(text.splitlines())
 
 
 def _place(step: str, key: tuple[Any, ...] | None) -> str:

@@ -73,9 +73,10 @@ class Driver:
     def _tell(self) -> dict[str, Any]:
         if self._query is None:
             return {"active": False, "epoch": -1}
-        failure = None if self._query.isActive else self._query.exception()
+        is_active = self._query.isActive
+        failure = None if is_active else self._query.exception()
         return {
-            "active": self._query.isActive,
+            "active": is_active,
             "epoch": (self._query.lastProgress or {}).get("batchId", -1),
             "failure": failure and f"{type(failure).__name__}: {str(failure)[:500]}",
         }

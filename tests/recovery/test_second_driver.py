@@ -110,11 +110,11 @@ def _round(location: Path, interval: str, healthy: Driver, other: Driver) -> str
     survivor = healthy if told[0]["active"] else other
     epochs = []
     for _ in range(3):
+        begun = survivor.ask("tell")["epoch"]
+        _until(lambda: survivor.ask("tell")["epoch"] > begun, survivor)  # noqa: B023
         taken = survivor.ask("checkpoint")
         assert "epoch" in taken, (told, taken, survivor.ask("tell"))
         epochs.append(taken["epoch"])
-        begun = survivor.ask("tell")["epoch"]
-        _until(lambda: survivor.ask("tell")["epoch"] > begun, survivor)  # noqa: B023
     assert sorted(set(epochs)) == epochs
     assert survivor.ask("tell")["active"]
     assert not (other if survivor is healthy else healthy).ask("tell")["active"]
