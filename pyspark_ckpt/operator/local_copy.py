@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,13 @@ from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
 from pyspark_ckpt.operator.local_version import at_version
+from pyspark_ckpt.operator.unused_copies import LOCK, door_open, note_opened
 from state_backends import (
     BackendResourceError,
     StateBackend,
     StateBackendError,
 )
 
-_LOCK = "lock"
 _PRIVATE = "private-"
 _SCRATCH = "scratch"
 
@@ -51,7 +51,11 @@ class LocalCopy:
 
 @contextmanager
 def open_local_copy(
-    directory: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
+    directory: Path,
+    backend_type: str,
+    storage: WorkerStorage,
+    handle: Handle | None,
+    root: Path | None = None,
 ) -> Iterator[LocalCopy]:
     """Open a subtask's backend at exactly the version of `handle`.
 
@@ -68,15 +72,15 @@ def open_local_copy(
         The query's checkpoints directory.
     handle
         What Spark committed; ``None`` for a subtask that has no state yet.
+    root
+        The directory of all local copies, if unused ones are removed from it.
 
     Raises
     ------
     CorruptFileError
         If a durable file that is needed is missing or changed.
     """
-    # Spark's own directory may be open to every user of the host.
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _claimed(directory) as claimed:
+    with _claimed(directory, root) as claimed:
         place = claimed / backend_type
         snapshots = LocalSnapshots(claimed)
         scratch_place = claimed / _SCRATCH
@@ -108,7 +112,12 @@ def _scratch(directory: Path) -> Iterator[Path]:
 def subtask_directory(root: Path, query_id: str, uid: str, subtask: int) -> Path:
     """Return where an executor keeps its copy of a subtask."""
     operator = hashlib.sha256(uid.encode()).hexdigest()[:16]
-    return root / "pyspark_ckpt" / query_id / operator / str(subtask)
+    return copies_root(root) / query_id / operator / str(subtask)
+
+
+def copies_root(local_root: Path) -> Path:
+    """Return the directory of all local copies on one of an executor's disks."""
+    return local_root / "pyspark_ckpt"
 
 
 def executor_local_root(subtask: int) -> Path:
@@ -122,28 +131,34 @@ def executor_local_root(subtask: int) -> Path:
 
 
 @contextmanager
-def _claimed(directory: Path) -> Iterator[Path]:
+def _claimed(directory: Path, root: Path | None) -> Iterator[Path]:
     """Yield a directory that no other attempt uses: the subtask's own, or else a private one."""
-    with (directory / _LOCK).open("wb") as lock:
-        if _try_lock(lock):
-            _sweep(directory)
-            yield directory
-            return
+    with ExitStack() as held:
+        with nullcontext() if root is None else door_open(root):
+            # Spark's own directory may be open to every user of the host.
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            claimed = _claim(directory, held)
+        yield claimed
+
+
+def _claim(directory: Path, held: ExitStack) -> Path:
+    lock = held.enter_context((directory / LOCK).open("ab"))
+    if _try_lock(lock):
+        note_opened(directory)
+        _sweep(directory)
+        return directory
     while True:
         private = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=directory))
-        with (private / _LOCK).open("wb") as lock:
-            if not _try_lock(lock):  # being swept already, for a moment it looked abandoned
-                continue
-            try:
-                yield private
-            finally:
-                shutil.rmtree(private, ignore_errors=True)
-            return
+        lock = held.enter_context((private / LOCK).open("ab"))
+        if _try_lock(lock):
+            held.callback(shutil.rmtree, private, ignore_errors=True)
+            return private
+        # It is being swept already: for a moment it looked abandoned.
 
 
 def _sweep(directory: Path) -> None:
     """Remove the private copies of attempts that were killed."""
-    for lock_file in directory.glob(f"{_PRIVATE}*/{_LOCK}"):
+    for lock_file in directory.glob(f"{_PRIVATE}*/{LOCK}"):
         with lock_file.open("wb") as lock:
             if _try_lock(lock):
                 shutil.rmtree(lock_file.parent, ignore_errors=True)

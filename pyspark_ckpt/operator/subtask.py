@@ -34,6 +34,7 @@ from pyspark_ckpt.operator.epoch_end import end_epoch
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.local_copy import (
+    copies_root,
     executor_local_root,
     open_local_copy,
     subtask_directory,
@@ -43,6 +44,7 @@ from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFuncti
 from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.unused_copies import remove_unused
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (
@@ -97,8 +99,9 @@ class SubtaskFunction:
         old = self._checked(state, epoch)
         limit_bytes = epoch.runtime.memory_limit_bytes
         began = time.monotonic()
+        copies = copies_root(executor_local_root(epoch.subtask))
         with open_local_copy(
-            epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old
+            epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old, copies
         ) as copy:
             handle = old or self._descriptor.first_handle(
                 epoch.query_id, epoch.subtask, epoch.number
@@ -106,6 +109,7 @@ class SubtaskFunction:
             handle = materializer(copy, epoch.storage, epoch.runtime.materialization).advance(
                 handle, epoch.start
             )
+            remove_unused(copies)
             opened = time.monotonic()
             writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -102,4 +103,25 @@ def test_files_are_deleted_when_nothing_needs_them(
     assert digests(job.base) == before
     drop_local_copies(job.spark)
     job.run()
+    assert sequences(job.result()) == counted(job.feed.rows)
+
+
+def test_local_copies_of_an_ended_query_go_while_another_one_runs(job: Job) -> None:
+    """Those that no task opened for a day; the running query's stay."""
+    drop_local_copies(job.spark)  # of other tests
+    job = job.but(processor=Count, output="k string, n long").using({BACKEND: "rocksdb"})
+    job.feed.add(events_of(0, ROWS))
+    ended = job.run()
+    copies = list(Path(job.spark.conf.get("spark.local.dir")).rglob(f"pyspark_ckpt/{ended.id}"))
+    assert copies
+    for path in copies:
+        for lock in [*path.rglob("lock"), path.parent / "looked"]:
+            os.utime(lock, (0, 0))
+    other = job.but(location="loc2", out="out2")
+    with other.running() as query:
+        query.processAllAvailable()
+        assert not any(path.exists() for path in copies)
+        assert all((path.parent / query.id).is_dir() for path in copies)
+    job.feed.add(events_of(1, ROWS))
+    job.run()  # the ended one comes back
     assert sequences(job.result()) == counted(job.feed.rows)
