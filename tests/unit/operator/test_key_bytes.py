@@ -85,6 +85,7 @@ def test_bytes_are_fixed_in_every_process() -> None:
     program = f"import json; from {__name__} import encoded; print(json.dumps(encoded()))"
     environment = {
         **os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(root), "TZ": "Asia/Tokyo",
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
     }  # fmt: skip
     result = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, check=True, cwd=root

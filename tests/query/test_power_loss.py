@@ -1,0 +1,104 @@
+"""Spark does not sync its own files: after a power loss its newest epochs may be gone.
+
+A checkpoint is durable, and the cleaner keeps what the two epochs before it need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
+from tests.golden import comparing, program
+from tests.golden.make import write_input
+from tests.golden.model import GOLDEN_EPOCHS, LATER_EPOCHS, RULES, Model, rows_of
+from tests.golden.model import run as run_model
+from tests.golden.program import Sink
+from tests.query.harness import BACKEND, OFTEN, drop_local_copies
+
+NEWEST_EPOCH = 4
+"""It has no rows: those are in the epochs before it."""
+
+OPTIONS = {**OFTEN, BACKEND: "rocksdb"}
+
+
+@pytest.fixture(autouse=True)
+def program_by_value() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(program)
+    yield
+    cloudpickle.unregister_pickle_by_value(program)
+
+
+@pytest.fixture
+def location(spark: SparkSession, tmp_path: Path) -> Path:
+    """Of a query that has ended, with a checkpoint of its newest epoch."""
+    told(spark, tmp_path, tmp_path / "location", GOLDEN_EPOCHS)
+    newest_of(tmp_path / "location")
+    assert drop_local_copies(spark)
+    return tmp_path / "location"
+
+
+def told(
+    spark: SparkSession, base: Path, location: Path, epochs: range, restore: Path | None = None
+) -> Sink:
+    for number in epochs:
+        write_input(base, number, rows_of(number), RULES[number])
+    sink = Sink()
+    writer = program.writer(spark, base, location, sink, OPTIONS)
+    query = (writer if restore is None else writer.restoreFrom(str(restore))).start()
+    query.processAllAvailable()
+    query.stop()
+    return sink
+
+
+def newest_of(location: Path) -> Path:
+    checkpoints = (location / "pyspark_ckpt").glob("chk-*")
+    newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
+    assert ckpt.verify(str(newest)).epoch == NEWEST_EPOCH
+    return newest
+
+
+def lose(location: Path, epochs: int) -> None:
+    """Delete what Spark wrote in the newest epochs."""
+    for epoch in range(NEWEST_EPOCH - epochs + 1, NEWEST_EPOCH + 1):
+        paths = [location / "offsets" / f"{epoch}", location / "commits" / f"{epoch}"]
+        paths += location.glob(f"sources/*/{epoch}")
+        paths += location.glob(f"state/*/*/{epoch + 1}.delta")
+        assert len(paths) >= 4, paths
+        for path in paths:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("lost", [1, KEPT_PREDECESSORS])
+def test_a_query_goes_on_from_the_epoch_that_spark_still_has(
+    spark: SparkSession, tmp_path: Path, location: Path, lost: int
+) -> None:
+    """Scenario 9: the epochs run again, from handles before the newest checkpoint's."""
+    lose(location, lost)
+    held = [number for number in GOLDEN_EPOCHS if number <= NEWEST_EPOCH - lost]
+    model = Model(2)
+    for number in held:
+        model.epoch(number)
+    counted = model.counted
+    model.continue_at(2)
+    again = [number for number in (*GOLDEN_EPOCHS, *LATER_EPOCHS) if number not in held]
+    sink = told(spark, tmp_path, location, LATER_EPOCHS)
+    comparing.check(sink, run_model(again, model).told, counted)
+
+
+def test_a_checkpoint_that_is_newer_than_what_spark_has_restores(
+    spark: SparkSession, tmp_path: Path, location: Path
+) -> None:
+    """Scenario 9: also when Spark has lost more than can be run again."""
+    lose(location, NEWEST_EPOCH)
+    sink = told(spark, tmp_path, tmp_path / "new", LATER_EPOCHS, newest_of(location))
+    model = run_model(GOLDEN_EPOCHS, Model(2))
+    counted = model.counted
+    model.continue_at(2)
+    comparing.check(sink, run_model(LATER_EPOCHS, model).told, counted)
