@@ -9,11 +9,8 @@ import sys
 from pathlib import Path
 
 import nbformat
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from jupyter_client.manager import KernelManager
-from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 
@@ -21,34 +18,52 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def readme_examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_example_runs(spark: SparkSession, tmp_path: Path) -> None:
-    """The code block over a stream of three events, with its directories below a temporary one."""
-    example = readme_examples()[0]
-    (tmp_path / "events").mkdir()
-    table = pa.table({"user": ["ada", "ada", "bob"]})
-    pq.write_table(table, tmp_path / "events" / "1.parquet")
-    events = spark.readStream.schema("user string").parquet(str(tmp_path / "events"))
-    source = re.sub(r'"([a-z/]+/)"', rf'"{tmp_path}/\1"', example)
-    names: dict[str, object] = {"events": events}
-    exec(compile(source, "README.md", "exec"), names)
-    names["query"].stop()
-    names["fork"].stop()
-    rows = spark.read.parquet(str(tmp_path / "out")).collect()
-    assert sorted((row.user, row.n) for row in rows) == [("ada", 2), ("bob", 1)]
-    assert names["savepoint"].epoch == 0
-    assert Path(names["savepoint"].path).parent == tmp_path / "savepoints"
+def run_as_it_stands(program: str, directory: Path) -> str:
+    """Run a program in a directory, without a setting of the tests' but the Python."""
+    (directory / "program.py").write_text(program)
+    environment = {
+        name: value
+        for name, value in _environment().items()
+        if name not in ("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS")
+    }
+    finished = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
+    return finished.stdout
 
 
-def test_the_readme_example_of_a_test_passes() -> None:
-    """The second code block, after the processor of the first; its assertions are the test."""
-    query, test = readme_examples()
-    processor, _, _ = query.partition("\n\ncounts = ")
-    assert "assert" in test
-    exec(compile(f"{processor}\n{test}", "README.md", "exec"), {})
+@pytest.mark.own_jvm
+def test_the_first_example_of_the_readme_counts_in_every_run(tmp_path: Path) -> None:
+    for ada, bob in ((4, 2), (8, 4)):
+        output = run_as_it_stands(python_blocks(ROOT / "README.md")[0], tmp_path)
+        shown = [
+            tuple(cell.strip() for cell in line.strip("|").split("|"))
+            for line in output.splitlines()
+            if re.match(r"\| *(ada|bob)", line)
+        ]
+        assert sorted(shown) == [("ada", str(ada)), ("bob", str(bob))]
+
+
+def test_the_other_examples_of_the_readme_run_as_they_stand() -> None:
+    """They continue the processor of the first; their assertions are the test."""
+    first, *others = python_blocks(ROOT / "README.md")
+    processor, _, _ = first.partition("\n\nspark = ")
+    assert any("assert" in other for other in others)
+    names: dict[str, object] = {}
+    for block in (processor, *others):
+        exec(compile(block, "README.md", "exec"), names)
+
+
+@pytest.mark.own_jvm
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    run_as_it_stands("\n\n".join(python_blocks(page)), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["rocksdb", "heap"])
