@@ -36,6 +36,7 @@ from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator.user_sources import UserSources
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.output_mode import in_any_mode
+from pyspark_ckpt.passed_watermark import carrier_row, with_passed_watermark
 
 STATE_SCHEMA = "handle binary"
 """What Spark's own state store keeps for a subtask."""
@@ -114,12 +115,16 @@ class OperatorPlan:
         output = OutputRows(
             self.arguments.output_schema, self.arguments.uid, coerces_integers=coerces
         )
-        function = self._function(output)
+        emits_event_time = bool(self.arguments.event_time_column) and self._has_watermark
+        carrier = carrier_row(self.keyed.df) if emits_event_time else None
+        function = self._function(output, passes_watermark=carrier is not None)
         processed = (
             self._streamed(function, output)
             if self.keyed.df.isStreaming
             else self._run_once(function, output)
         )
+        if carrier is not None:
+            processed = with_passed_watermark(processed, carrier)
         return processed.select(*output.columns(self.arguments.event_time_column))
 
     def _check(self) -> None:
@@ -143,7 +148,7 @@ class OperatorPlan:
     def _has_watermark(self) -> bool:
         return self.keyed.columns.event_time_index is not None
 
-    def _function(self, output: OutputRows) -> OperatorFunction:
+    def _function(self, output: OutputRows, *, passes_watermark: bool) -> OperatorFunction:
         arguments = self.arguments
         declared = declare_states(
             arguments.processor,
@@ -161,6 +166,7 @@ class OperatorPlan:
             states=declared.descriptors,
             processor=processor_name(arguments.processor),
             code_sha256=code_fingerprint(arguments.processor),
+            passes_watermark=passes_watermark,
             migrations={
                 name: MigrationDescriptor.of(migration)
                 for name, migration in arguments.migrations.items()

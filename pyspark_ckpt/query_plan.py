@@ -33,6 +33,7 @@ _SESSION_AGGREGATE = "sessionWindowStateStoreSaveExec"
 _SESSION_WINDOW = "spark.sessionWindow"
 """Key in the metadata of a grouping column that is a session window."""
 
+_DELAYING = frozenset({"symmetricHashJoin", "flatMapGroupsWithState", "applyInPandasWithState"})
 _BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
 _EVENT_TIME = TimeMode.EVENT_TIME.value
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -165,6 +166,8 @@ def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
             f"{where} with {_FORMAT_VERSION} above 1 are not built yet: unset it, or compute them "
             "in a query of their own"
         )
+    if operators.each_has_its_watermark:
+        _check_passed_watermarks(where, operators)
     if not operators.have_one_watermark:
         return
     # What another operator emits can be late for the next one by the watermark of all.
@@ -179,6 +182,18 @@ def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
             "behind several, or one with timeMode='EventTime', nothing; compute them in a query of "
             "their own"
         )
+
+
+def _check_passed_watermarks(where: str, operators: StatefulOperators) -> None:
+    """Refuse what lets watermarks pass otherwise than ours do: as the query's watermark is."""
+    last = max(operators.ours)
+    for number, native in operators.native.items():
+        if number > last and native.name in _DELAYING:
+            raise NotBuiltYetError(
+                f"{where} are not built yet in this order: {native.name} delays the watermark or "
+                "has none, and what follows the operator would go by the query's: compute it in a "
+                "query of its own"
+            )
 
 
 def _descriptor(node: Any) -> OperatorDescriptor | None:

@@ -122,6 +122,7 @@ class QueryStart:
         location.claim_directory()
         self._last_epochs.finish_interrupted()
         self._fill_location()
+        location.check_watermark_policy(self._spark)
         location.prepare_sink(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
         query = self._start_spark(
@@ -177,6 +178,7 @@ class QueryStart:
             operators.descriptors,
             ends_by_itself=ends_by_itself,
             one_watermark=operators.have_one_watermark,
+            passed_watermarks=operators.each_has_its_watermark,
         )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
         try:

@@ -28,6 +28,7 @@ def conf_of_start(
     *,
     ends_by_itself: bool,
     one_watermark: bool = False,
+    passed_watermarks: bool = False,
 ) -> dict[str, str]:
     """Return the conf that a query with these operators is started with.
 
@@ -38,12 +39,17 @@ def conf_of_start(
     ends_by_itself
         Whether its trigger ends the query once all data is read.
     one_watermark
-        Whether operators of Spark's own come after one of these.
+        Whether operators of Spark's own come after one of these, and all have one watermark.
+    passed_watermarks
+        Whether they do, and each operator has a watermark of its own.
     """
     # Spark's own operators would take Avro, which a session may ask for; this one cannot.
     conf = {_ENCODING: "unsaferow"}
     if operators:
         conf[_PARTITIONS] = str(operators[0].parallelism)
+    if passed_watermarks:
+        # Spark does not know that these operators pass their watermark on.
+        conf[_CORRECTNESS_CHECK] = "false"
     if one_watermark:
         # Spark gives no watermark to what comes after applyInPandasWithState: windows there would
         # never close. That rows may be late by a common one was checked with the plan.
@@ -53,7 +59,8 @@ def conf_of_start(
         # Spark refuses a second applyInPandasWithState, and gives it no watermark of its own;
         # with one watermark for the whole query both run.
         conf[_OPERATION_CHECK] = "false"
-        conf[WATERMARK_PER_OPERATOR] = "false"
+        if not passed_watermarks:
+            conf[WATERMARK_PER_OPERATOR] = "false"
     has_processing_time = any(
         operator.time_mode == TimeMode.PROCESSING_TIME.value for operator in operators
     )

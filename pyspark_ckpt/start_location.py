@@ -39,6 +39,7 @@ from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
+from pyspark_ckpt.passed_watermark import MIN, POLICY
 from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,26 @@ class StartLocation:
                     f"epoch: set {key} to {bound} before building the query, or "
                     f"{self._way_to_another_parallelism}"
                 )
+
+    def check_watermark_policy(self, spark: SparkSession) -> None:
+        """Check that Spark goes by the policy by which operators were built to pass a watermark.
+
+        Called when the location is filled. By the policy ``max`` every row would be late.
+
+        Raises
+        ------
+        PlanError
+            If it is ``max`` in the session or, where epochs have begun, in the location.
+        """
+        passing = [each.uid for each in self.operators.descriptors if each.passes_watermark]
+        begun = self._log.begun_epoch()
+        stored = None if begun is None else self._log.offsets_entry(begun).watermark_policy
+        policy = stored or str(spark.conf.get(POLICY, MIN)).lower()
+        if passing and policy != MIN:
+            raise PlanError(
+                f"operator {passing[0]!r} was built with {POLICY}={MIN}, the query would run with "
+                f"{policy} at {self.storage.root}: set it to {policy} and build the query again"
+            )
 
     def check_states(self, spark: SparkSession) -> None:
         """Check that the states of committed epochs fit what the processors ask for.

@@ -38,6 +38,12 @@ class OffsetsEntry:
         store = self.metadata.get("conf", {}).get("spark.sql.streaming.stateStore.providerClass")
         return None if store is None else str(store)
 
+    @property
+    def watermark_policy(self) -> str | None:
+        """Which of several watermarks is the query's, ``min`` or ``max``."""
+        policy = self.metadata.get("conf", {}).get("spark.sql.streaming.multipleWatermarkPolicy")
+        return None if policy is None else str(policy).lower()
+
     def text(self) -> str:
         """Return the entry as Spark writes it."""
         return "\n".join(["v1", json.dumps(self.metadata), *self.source_offsets])

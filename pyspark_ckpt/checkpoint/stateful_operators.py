@@ -47,9 +47,25 @@ class StatefulOperators:
     @property
     def have_one_watermark(self) -> bool:
         """Whether all operators share one: Spark gives none to what comes after one of ours."""
-        return max(self.ours, default=0) > 0 and (
-            len(self.ours) > 1 or min(self.native, default=len(self.in_order)) < max(self.ours)
-        )
+        return self._has_followed and not self.each_has_its_watermark
+
+    @property
+    def each_has_its_watermark(self) -> bool:
+        """Whether Spark's own operators come after ours, and Spark works out the watermark of each.
+
+        All of ours that others follow then pass theirs on.
+        """
+        followed = [operator for number, operator in self.ours.items() if number > 0]
+        return self._natives_follow and all(operator.passes_watermark for operator in followed)
+
+    @property
+    def _has_followed(self) -> bool:
+        return len(self.ours) > 1 or self._natives_follow
+
+    @property
+    def _natives_follow(self) -> bool:
+        """Whether one of Spark's own operators comes after one of ours."""
+        return min(self.native, default=len(self.in_order)) < max(self.ours, default=0)
 
     @property
     def descriptors(self) -> tuple[OperatorDescriptor, ...]:

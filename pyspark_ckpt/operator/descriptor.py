@@ -32,7 +32,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     It travels in the metadata of the token column, so the plan itself tells the driver, at
     ``start()``, which operators a query has, whatever was done to the DataFrame in between.
-    `processor` and `code_sha256` tell which code it is. `initial_state` names what
+    `processor` and `code_sha256` tell which code it is, `passes_watermark` whether
+    what follows it in event time has a watermark. `initial_state` names what
     :mod:`pyspark_ckpt.initial_state` remembers for it.
     """
 
@@ -47,6 +48,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     initial_state: str | None = None
     processor: str = ""
     code_sha256: str = ""
+    passes_watermark: bool = False
 
     def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
         """Return the handle of a subtask that has no state yet."""
