@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
+from typing import cast
 from weakref import WeakSet
 
 import lmdb
@@ -34,13 +35,13 @@ from state_backends.errors import (
     StateBackendError,
 )
 from state_backends.heap_entries import (
-    CRC_BYTES,
     HEAD_BYTES,
     DamagedEntryError,
     check,
     check_all,
     in_key_order,
     opened,
+    opened_all,
     sealed,
     sealed_all,
     stored_key,
@@ -109,11 +110,13 @@ class HeapBackend(StateBackend):
         under = list(keys) if is_short else list(map(stored_key, keys))
         with self._translated("read"), self._environment.begin() as transaction:
             found = list(map(transaction.get, under))
-            if None in found:
+            if None not in found:
+                check_all(under, cast("list[bytes]", found))
+                if is_short:
+                    return cast("list[bytes | None]", opened_all(cast("list[bytes]", found)))
+            else:
                 _check_missing(transaction, under, found)
-            check_all(under, found)
-        if is_short:
-            return [None if stored is None else stored[:-CRC_BYTES] for stored in found]
+                check_all(*_present(under, found))
         return [
             None if stored is None else opened(key, stored)
             for key, stored in zip(keys, found, strict=True)
@@ -302,6 +305,13 @@ def _room_for(size_bytes: int) -> int:
 
 def _map_bytes(wanted: int) -> int:
     return min(-(-wanted // ROOM_BYTES) * ROOM_BYTES, MOST_MAP_BYTES)
+
+
+def _present(
+    under: Sequence[bytes], found: Sequence[bytes | None]
+) -> tuple[list[bytes], list[bytes]]:
+    keys = [key for key, stored in zip(under, found, strict=True) if stored is not None]
+    return keys, [stored for stored in found if stored is not None]
 
 
 def _check_missing(

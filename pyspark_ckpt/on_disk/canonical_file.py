@@ -39,6 +39,7 @@ MAX_GROUP_BYTES = 1 << 32
 _GROUP_ENTRIES = 100_000
 _GROUP_BYTES = 32 << 20
 _READ_ENTRIES = 10_000
+_READ_BYTES = 8 << 20
 _CODEC = "zstd"
 _SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.95
@@ -124,7 +125,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
         _check(parquet, name, entries)
         _check_pages(parquet, file)
         missing = entries
-        for batch in parquet.iter_batches(_READ_ENTRIES, columns=_READ_COLUMNS):
+        for batch in _batches(parquet):
             keys, values = (column.to_pylist() for column in batch.columns)
             if None in keys or None in values:
                 raise _corrupt(name, "an entry has no key or no value")
@@ -136,6 +137,15 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
         raise
     except (pa.ArrowException, PageError, OSError, MemoryError) as exc:  # Arrow raises three
         raise _corrupt(name, str(exc)) from exc
+
+
+def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """Yield the entries in batches of so many entries, or of about so many bytes."""
+    for number in range(parquet.metadata.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        entry_bytes = group.total_byte_size // max(group.num_rows, 1)
+        entries = min(_READ_ENTRIES, max(_READ_BYTES // max(entry_bytes, 1), 1))
+        yield from parquet.iter_batches(entries, row_groups=[number], columns=_READ_COLUMNS)
 
 
 def _codec(column: pa.ChunkedArray) -> str:
