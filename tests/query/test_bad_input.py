@@ -190,7 +190,7 @@ def test_nothing_to_checkpoint(job: Job) -> None:
 
 def test_no_checkpoint_location(job: Job) -> None:
     """Without a checkpointLocation there is nowhere to recover from."""
-    writer = ckpt.write_stream(job.df()).format("noop")
+    writer = ckpt.write_stream(job.df()).format("parquet").option("path", str(job.base / "out"))
     with refused(ckpt.ConfigurationError, "checkpointLocation", unchanged=job.base):
         writer.start()
 
