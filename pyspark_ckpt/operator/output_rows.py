@@ -112,17 +112,19 @@ class OutputRows:
             If a row does not fit the output schema; names the column, the value and the row.
         """
         width = len(self.schema.fields)
-        for place, row in enumerate(rows):
-            if not isinstance(row, tuple):
-                raise self._misfit(f" returned {type(row).__name__}: yield pyspark.sql.Row", place)
+        # Row by row only where something is wrong: most rows of an epoch go through here.
+        if not all(issubclass(kind, tuple) for kind in set(map(type, rows))):
+            place = next(n for n, row in enumerate(rows) if not isinstance(row, tuple))
+            kind = type(rows[place]).__name__
+            raise self._misfit(f" returned {kind}: yield pyspark.sql.Row", place)
         ordered = [self._values(row) for row in rows]
-        for place, values in enumerate(ordered):
-            if len(values) != width:
-                raise self._misfit(
-                    f" returned a row that has not the {width} columns of its outputStructType "
-                    f"{self.schema.simpleString()}: {shown(rows[place])}",
-                    place,
-                )
+        if not set(map(len, ordered)) <= {width}:
+            place = next(n for n, values in enumerate(ordered) if len(values) != width)
+            raise self._misfit(
+                f" returned a row that has not the {width} columns of its outputStructType "
+                f"{self.schema.simpleString()}: {shown(rows[place])}",
+                place,
+            )
         columns = zip(*ordered, strict=True) if ordered else [()] * width
         return pd.DataFrame(
             {
