@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.errors import PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
@@ -231,6 +232,29 @@ class TestTime:
             harness.setProcessingTime(new_ms)
         with pytest.raises(ckpt.ClockError, match=f"watermark is 5 ms .* {new_ms} ms"):
             harness.setWatermark(new_ms)
+
+    def test_a_timer_without_a_clock_is_pysparks_error(self) -> None:
+        harness = ProcessorHarness(_Echo())
+        with pytest.raises(ckpt.TimeModeError, match="registerTimer needs a clock") as raised:
+            harness.test("ada", [Row(n=1)])
+        assert isinstance(raised.value, PySparkValueError)
+        assert isinstance(raised.value, PySparkRuntimeError)
+        assert raised.value.getCondition() == "UNSUPPORTED_OPERATION"
+
+    @pytest.mark.parametrize(
+        ("mode", "move"),
+        [
+            ("None", "setProcessingTime"),
+            ("None", "setWatermark"),
+            ("ProcessingTime", "setWatermark"),
+            ("EventTime", "setProcessingTime"),
+        ],
+    )
+    def test_a_clock_that_the_operator_has_not(self, mode: str, move: str) -> None:
+        event_time = (lambda row: 0) if mode == "EventTime" else None
+        harness = ProcessorHarness(Count(), timeMode=mode, eventTimeExtractor=event_time)
+        with pytest.raises(ckpt.TimeModeError, match=f"UNSUPPORTED_OPERATION.*{move}"):
+            getattr(harness, move)(5)
 
     def test_output_of_timers_is_of_the_kind_of_the_last_call(self) -> None:
         harness = ProcessorHarness(PandasCount(), timeMode="ProcessingTime")
