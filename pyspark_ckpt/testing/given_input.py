@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
@@ -36,6 +37,8 @@ class GivenColumns:
     """
 
     event_time_index = None
+    sent_schema = pa.schema([])
+    """Nothing is sent, and no limit of a frame's bytes asks for it."""
 
     def __init__(self, keys: GivenKeys, key_names: Sequence[str] = ()) -> None:
         self._keys = keys
