@@ -78,12 +78,17 @@ class Epochs:
             base = BaseSnapshot(f"{epoch}-b", epoch, 1, (BaseFile("state.chg", file),))
             segments = ()
         segments = (*segments, self._segment("count", epoch))
-        handle = _handle("count", epoch, base, segments)
+        self.commit_handle(following(_handle("count", epoch, base, segments), last))
+        return epoch
+
+    def commit_handle(self, handle: Handle) -> None:
+        """Commit an epoch that somebody else has run for the busy operator."""
+        epoch = len(self.handles)
+        assert handle.epoch == epoch
         if self.rare is None:
             self.rare = _handle("rare", epoch, None, (self._segment("rare", epoch),))
         self._commit_in_spark(epoch)
-        self.handles.append(following(handle, last))
-        return epoch
+        self.handles.append(handle)
 
     def committed_epoch(self) -> int | None:
         return len(self.handles) - 1 if self.handles else None
