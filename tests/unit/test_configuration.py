@@ -200,6 +200,16 @@ def test_a_value_that_is_not_allowed_is_named_with_its_key_and_what_is(
     assert KEYS[key].allowed in str(raised.value)
 
 
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_one_checkpoint_at_a_time_is_the_only_number(number: int) -> None:
+    """Scenario 25: no conf and no option makes a query take several checkpoints at once."""
+    text = str(number)
+    for conf, options in (({CONCURRENT: text}, {}), ({}, {CONCURRENT: text})):
+        with pytest.raises(ConfigurationError, match=r"max-concurrent-checkpoints.*gains nothing"):
+            read_settings(conf, options)
+    assert Settings().max_concurrent_checkpoints == setting(CONCURRENT, "1") == 1
+
+
 @pytest.mark.parametrize("key", ["spark.ckpt.", f"{INTERVAL}s", "spark.ckpt.state.backend.Type"])
 def test_an_unknown_key_is_named_with_all_known_ones(key: str) -> None:
     for conf, options in (({key: "1"}, {}), ({}, {key: "1"})):
