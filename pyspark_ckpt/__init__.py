@@ -121,3 +121,8 @@ __all__ = [
     "verify",
     "write_stream",
 ]
+
+
+def __dir__() -> list[str]:
+    """Show the public names only, not the modules that they come from."""
+    return __all__

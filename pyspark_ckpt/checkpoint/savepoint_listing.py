@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.savepoint import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
@@ -10,15 +12,30 @@ from pyspark_ckpt.on_disk.layout import is_savepoint_name
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import Storage
 
+LEVELS = 3
+"""How deep a directory of savepoints may have directories, as the option ``--directory`` makes."""
 
-def savepoint_entries(directory: Storage) -> list[HistoryEntry]:
-    """Describe the savepoints in a directory, oldest first; none if it has no ``savepoint-...``.
 
-    Their files are not looked at.
+def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]:
+    """Describe the savepoints in a directory, oldest first; their files are not looked at.
+
+    Parameters
+    ----------
+    directory
+        Where ``savepoint-...`` directories are.
+    levels
+        How many levels of other directories in it are searched too.
     """
-    names = [name for name in directory.list() if is_savepoint_name(name)]
-    entries = [_entry(directory.child(name)) for name in names]
+    entries = [_entry(place) for place in _savepoints(directory, levels)]
     return sorted(entries, key=lambda entry: entry.triggered_at_ms or 0)
+
+
+def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
+    for name in directory.list():
+        if is_savepoint_name(name):
+            yield directory.child(name)
+        elif levels and not name.startswith((".", "_")):
+            yield from _savepoints(directory.child(name), levels - 1)
 
 
 def _entry(place: Storage) -> HistoryEntry:

@@ -11,12 +11,12 @@ import pandas as pd
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, entries_of, history
-from pyspark_ckpt.checkpoint.history_entry import BEGUN
+from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.savepoint import format_of
-from pyspark_ckpt.checkpoint.savepoint_listing import savepoint_entries
+from pyspark_ckpt.checkpoint.savepoint_listing import LEVELS, savepoint_entries
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
@@ -36,18 +36,28 @@ _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 
 
 def list_checkpoints(arguments: Namespace) -> Result:
-    """List the checkpoints of a query, or the savepoints in a directory, that are there."""
-    savepoints = savepoint_entries(open_storage(arguments.path))
-    if savepoints:
-        frame = as_frame(savepoints, _OF_A_SAVEPOINT)
-        text = table(frame, "")
-        if BEGUN in set(frame.status):
-            text += f"{BEGUN}: not complete; still being taken, or the driver ended before\n"
-        return Result({"savepoints": records(frame)}, text)
-    storage = find_checkpoints_directory(arguments.path)
+    """List the checkpoints of a query, or the savepoints in and below a directory."""
+    directory = open_storage(arguments.path)
+    if savepoint_entries(directory):
+        return _listed(savepoint_entries(directory, LEVELS))
+    try:
+        storage = find_checkpoints_directory(arguments.path)
+    except CheckpointNotFoundError:
+        savepoints = savepoint_entries(directory, LEVELS)
+        if not savepoints:
+            raise
+        return _listed(savepoints)
     with closing(find_store(storage)) as store:
         frame = as_frame(entries_of(store))[_OF_A_CHECKPOINT]
     return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
+
+
+def _listed(savepoints: list[HistoryEntry]) -> Result:
+    frame = as_frame(savepoints, _OF_A_SAVEPOINT)
+    text = table(frame, "")
+    if BEGUN in set(frame.status):
+        text += f"{BEGUN}: not complete; still being taken, or the driver ended before\n"
+    return Result({"savepoints": records(frame)}, text)
 
 
 def show_history(arguments: Namespace) -> Result:
@@ -146,9 +156,9 @@ def _told_of(ancestors: pd.DataFrame) -> str:
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what goes into the text: no operators, and the time as people write it (UTC)."""
+    """Return what goes into the text: no operators, and the time as people write it."""
     completed_at = pd.Timestamp(fields["completed_at_ms"], unit="ms")
-    shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%S}")}
+    shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%SZ}")}
     operators = ("operators", "native_operators")
     kept = (
         shown.get(name, (name, value)) for name, value in fields.items() if name not in operators

@@ -64,6 +64,6 @@ def table(frame: pd.DataFrame, empty: str) -> str:
         return f"{empty}\n"
     shown = frame.copy()
     if "triggered_at" in shown:
-        shown["triggered_at"] = shown["triggered_at"].dt.strftime("%Y-%m-%d %H:%M:%S")
+        shown["triggered_at"] = shown["triggered_at"].dt.strftime("%Y-%m-%d %H:%M:%SZ")
     text: str = shown.astype(object).where(frame.notna(), "-").to_string(index=False)
     return f"{text}\n"

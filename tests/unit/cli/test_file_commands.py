@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import pyspark_ckpt
 from pyspark_ckpt import rename_uid
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.origin import write_origin
@@ -95,6 +97,39 @@ def test_list_and_history(
     shutil.rmtree(storage.root / "chk-1")
     assert main(["list", str(storage.root)]) == 0
     assert capsys.readouterr().out == "no checkpoints\n"
+
+
+def test_list_finds_savepoints_in_sub_directories(
+    savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `savepoint --directory before-upgrade` makes them; nothing outside is listed."""
+    below = savepoint.parent / "before-upgrade" / savepoint.name
+    shutil.copytree(savepoint, below)
+    for path, expected in (
+        (savepoint.parent, {str(savepoint), str(below)}),
+        (below.parent.parent.parent / "sp" / "before-upgrade", {str(below)}),
+    ):
+        assert main(["list", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert {row["path"] for row in told["savepoints"]} == expected
+    shutil.rmtree(savepoint)
+    assert main(["list", str(savepoint.parent)]) == 0
+    text = capsys.readouterr().out
+    assert str(below) in text
+    assert re.search(r"\d\d:\d\d:\d\dZ", text), "the time says its zone"
+
+
+def test_python_runs_the_package(savepoint: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspark_ckpt", "verify", str(savepoint)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all as written" in done.stdout
+
+
+def test_the_package_shows_public_names_only() -> None:
+    assert dir(pyspark_ckpt) == sorted(pyspark_ckpt.__all__)
 
 
 def test_history_tells_what_the_query_was_restored_from(
