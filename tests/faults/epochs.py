@@ -37,6 +37,38 @@ _SUBTASKS = frozenset({Subtask("count", 0), Subtask("rare", 0)})
 _NATIVE_ID = 2
 
 
+class SparkFiles:
+    """What Spark writes into a ``checkpointLocation``: its logs, and the log of a file source.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation``.
+    query_id
+        The id that Spark gave the query.
+    """
+
+    def __init__(self, location: Path, query_id: str = QUERY_ID) -> None:
+        self.location = location
+        self.put("metadata", json.dumps({"id": query_id}))
+
+    def commit(self, epoch: int) -> None:
+        """Write what Spark writes in an epoch."""
+        conf = {"spark.sql.shuffle.partitions": "1"}
+        times = {"batchWatermarkMs": 3, "batchTimestampMs": 1}
+        offset = json.dumps({"logOffset": epoch}, separators=(",", ":"))
+        read = json.dumps({"path": f"file:///input/{epoch}", "timestamp": 1, "batchId": epoch})
+        self.put(f"offsets/{epoch}", f"v1\n{json.dumps({**times, 'conf': conf})}\n{offset}")
+        self.put(f"sources/0/{epoch}", f"v1\n{read}")
+        self.put(f"commits/{epoch}", 'v1\n{"nextBatchWatermarkMs":3}')
+
+    def put(self, path: str, text: str) -> None:
+        """Write one of the files."""
+        file = self.location / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
 class Epochs:
     """A query of two operators, one of which has rows in its first epoch only.
 
@@ -56,10 +88,10 @@ class Epochs:
         self.location = Path(self._own.name) if location is None else location
         self.handles: list[Handle] = []
         self.rare: Handle | None = None
-        self._put("metadata", json.dumps({"id": QUERY_ID}))
+        self._spark = SparkFiles(self.location)
         name = {"operatorInfo": {"operatorId": _NATIVE_ID, "operatorName": "dedupe"}}
         stored = json.dumps({**name, "stateStoreInfo": []})
-        self._put(f"state/{_NATIVE_ID}/_metadata/metadata", f"v1\n{stored}")
+        self._spark.put(f"state/{_NATIVE_ID}/_metadata/metadata", f"v1\n{stored}")
 
     def continued_on(self, storage: Storage, location: Path) -> Epochs:
         """Return the same query where its files are now."""
@@ -87,7 +119,8 @@ class Epochs:
         assert handle.epoch == epoch
         if self.rare is None:
             self.rare = _handle("rare", epoch, None, (self._segment("rare", epoch),))
-        self._commit_in_spark(epoch)
+        self._spark.put(f"state/{_NATIVE_ID}/0/{epoch + 1}.delta", f"state of {epoch}")
+        self._spark.commit(epoch)
         self.handles.append(handle)
 
     def committed_epoch(self) -> int | None:
@@ -138,21 +171,6 @@ class Epochs:
         path = segment_path(uid, 0, epoch)
         file = self.storage.write(path, [b"segment", str(epoch).encode()])
         return Segment(f"{epoch}-s", epoch, 1, file.size_bytes, file=file)
-
-    def _commit_in_spark(self, epoch: int) -> None:
-        """Write what Spark writes in an epoch."""
-        conf = {"spark.sql.shuffle.partitions": "1"}
-        times = {"batchWatermarkMs": 3, "batchTimestampMs": 1}
-        offset = json.dumps({"logOffset": epoch})
-        self._put(f"offsets/{epoch}", f"v1\n{json.dumps({**times, 'conf': conf})}\n{offset}")
-        self._put(f"sources/0/{epoch}", f"v1\nfile {epoch}")
-        self._put(f"state/{_NATIVE_ID}/0/{epoch + 1}.delta", f"state of {epoch}")
-        self._put(f"commits/{epoch}", 'v1\n{"nextBatchWatermarkMs":3}')
-
-    def _put(self, path: str, text: str) -> None:
-        file = self.location / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
 
 
 def _handle(

@@ -1,0 +1,412 @@
+"""A query without Spark whose state is real: keys in subtasks of two operators, and a model of it.
+
+Subtasks run epochs with the library's backends, barrier and base snapshots. Its runner gathers,
+checks and cleans, savepoints are written and forks are seeded by its own code, redistribution
+included. What Spark does between these steps is done here: it commits handles and sorts entries by
+subtask. The model is a dict of values by key for each operator and each epoch.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from pyspark_ckpt.checkpoint.acknowledgement import Subtask as SubtaskName
+from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
+from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.committed_handles import checked_handles
+from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.redistributing import has_to_move
+from pyspark_ckpt.checkpoint.restore_source import RestoreSource
+from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
+from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.seeded_handles import adopt
+from pyspark_ckpt.checkpoint.snapshot import gather
+from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
+from pyspark_ckpt.configuration import Materialization, Settings
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.redistribution_run import (
+    Movement,
+    ReadSubtask,
+    WriteSubtask,
+    newest_of,
+)
+from pyspark_ckpt.operator.unified_states import UnifiedStates
+from tests.faults.epochs import SparkFiles
+from tests.faults.faulty_storage import FaultyStorage, Plan
+from tests.unit.operator.materialized_subtask import MaterializedSubtask, Writes
+
+Model = dict[str, dict[str, bytes]]
+"""The values of keys, by operator."""
+
+UIDS = ("count", "rare")
+KEYS = tuple("abcdefgh")
+MAX_PARALLELISM = 8
+RETAINED = 2
+_TEXT = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
+_STATES = (StateDescriptor("last", "value", _TEXT),)
+_INLINE_BYTES = {"count": 0, "rare": 60}
+
+
+@dataclass
+class Faults(Plan):
+    """As a plan; one that `is_final` has everything fail from its operation on: a death."""
+
+    is_final: bool = False
+
+    def is_due(self, operation: str) -> bool:
+        is_due = super().is_due(operation)
+        return is_due or (self.is_final and self.was_hit)
+
+    def set(self, index: int, fault: str = "before", *, is_final: bool = False) -> None:
+        """Let the operation that comes after `index` others meet the fault."""
+        self.index, self.fault, self.is_final = len(self.done) + index, fault, is_final
+
+    def clear(self) -> None:
+        """Let nothing fail any more."""
+        self.index, self.is_final = None, False
+
+
+def key_group_of(key: str) -> int:
+    """In the place of Spark's hash."""
+    return zlib.crc32(key.encode()) % MAX_PARALLELISM
+
+
+def stored_key(key: str) -> bytes:
+    return key_group_of(key).to_bytes(2, "big") + b"\0" + msgspec.msgpack.encode((key,))
+
+
+class Subtask(MaterializedSubtask):
+    """A subtask; Spark may run its epochs twice, and begin from the handle that did not count."""
+
+    has_begun = False
+    parent: Handle | None = None
+    loser: Handle | None = None
+    loser_parent: Handle | None = None
+    calls: list[set[str]]
+    counted: list[Handle]
+    first: Handle
+
+    def attempt(self, writes: Writes) -> Handle:
+        made = super().attempt(writes)
+        if self.has_begun:
+            return made
+        return msgspec.structs.replace(made, predecessors=msgspec.UNSET)
+
+    def call(
+        self,
+        number: int,
+        writes: Writes,
+        *,
+        twin: bool = False,
+        from_loser: bool = False,
+        lasting: bool = True,
+        twin_settings: Materialization | None = None,
+    ) -> Handle:
+        """Run an epoch; with a `twin`, another executor runs it too and its handle is lost.
+
+        The twin may find other things due. A process that is not `lasting` uploads at once. Both
+        start from handles that were made from the same one: the two attempts at an epoch have
+        not been apart for longer.
+        """
+        self.number = number - 1
+        committed, here = self.handle, self.directory
+        settings, uploads = self.settings, self.uploads
+        start, parent = committed, self.parent
+        if from_loser and self.loser is not None:
+            start, parent = self.loser, self.loser_parent
+        loser = None
+        try:
+            if twin:
+                is_near = self.loser is not None and self.loser_parent is parent
+                self.handle = self.loser if is_near and self.loser is not None else start
+                self.directory = here.with_name(f"{here.name} elsewhere")
+                self.settings = twin_settings or settings
+                loser, loser_parent = self.attempt(writes), self.handle
+                self.directory, self.settings = here, settings
+            self.handle, self.uploads = start, uploads if lasting else None
+            made = self.epoch(writes)
+        except (OSError, CkptError):
+            self.handle, self.directory, self.settings = committed, here, settings
+            raise
+        finally:
+            self.uploads = uploads
+        self.parent, self.loser, self.loser_parent = start, loser, None
+        if loser is not None:
+            self.loser_parent = loser_parent
+        self.has_begun = True
+        return made
+
+    def begin_anew(self) -> None:
+        """Forget an epoch that Spark did not commit: the subtask has no handle yet."""
+        self.handle = self.first
+        self.has_begun = False
+
+    def lose_processes(self, *, copies_too: bool) -> None:
+        """Let the executor die."""
+        self.loser = None
+        if self.uploads is not None:
+            self.uploads.waiting.clear()
+        if copies_too:
+            for directory in (self.directory, *self.directory.parent.glob("* elsewhere")):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass
+class KeyedQuery:
+    """A query, its directories, and what its state was after each epoch.
+
+    Parameters
+    ----------
+    root
+        For the ``checkpointLocation``, the checkpoints, the savepoints and the executors' copies.
+    parallelism, backend
+        Of both operators.
+    retained
+        How many checkpoints are.
+    """
+
+    root: Path
+    parallelism: int
+    backend: str
+    retained: int = RETAINED
+    models: dict[int, Model] = field(default_factory=dict)
+    committed: dict[int, dict[str, dict[int, Handle]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.query_id = self.root.name
+        self.spark = SparkFiles(self.root / "location", self.query_id)
+        self.storage = LocalStorage(self.root / "checkpoints")
+        self.faults, self.task_faults = Faults(), Faults()
+        self.subtasks: dict[tuple[str, int], Subtask] = {}
+        self.complete: dict[int, int] = {}
+        self.savepoints: dict[Path, int] = {}
+        self.starts = 0
+        self.operators = StatefulOperators(
+            tuple(
+                OperatorDescriptor(
+                    uid=uid, parallelism=self.parallelism, max_parallelism=MAX_PARALLELISM,
+                    key_schema=_TEXT,
+                )
+                for uid in UIDS
+            )
+        )  # fmt: skip
+        self.start()
+
+    @property
+    def epoch(self) -> int | None:
+        """The newest committed epoch."""
+        return max(self.models, default=None)
+
+    @property
+    def model(self) -> Model:
+        """What the state is."""
+        return self.models[max(self.models)] if self.models else {uid: {} for uid in UIDS}
+
+    @property
+    def handles(self) -> dict[str, dict[int, Handle]]:
+        """The committed handles of the newest epoch, by operator and subtask."""
+        return self.committed[max(self.committed)] if self.committed else {}
+
+    def start(self) -> None:
+        """Start a driver."""
+        self.starts += 1
+        self.faults.clear()
+        storage = FaultyStorage(self.storage, self.faults)
+        self.files = QueryFiles(
+            checkpoint_location=str(self.spark.location),
+            spark_log=SparkLog(LocalStorage(self.spark.location)),
+            storage=storage,
+            query_id=self.query_id,
+            query_name=None,
+            backend_type=self.backend,
+            operators=self.operators,
+            source_ids=(0,),
+        )
+        names = frozenset(SubtaskName(uid, n) for uid in UIDS for n in range(self.parallelism))
+        settings: dict[str, Any] = {
+            "num_retained": self.retained,
+            "interval_ms": 3_600_000,
+            "tolerable_failed_checkpoints": 1000,
+        }
+        self.runner = CheckpointRunner(
+            self.query_id, names, storage, Settings(**settings), self.gathered
+        )
+
+    def gathered(self, epoch: int) -> CheckpointMetadata:
+        """Gather an epoch as a driver does."""
+
+        def handles_of(operator_id: int) -> tuple[Handle, ...]:
+            held = self.committed[epoch].get(UIDS[operator_id], {})
+            by_subtask = [held[number] for number in sorted(held)]
+            return checked_handles(self.files, epoch, operator_id, by_subtask)
+
+        return gather(self.files, epoch, "4.3.0", handles_of)
+
+    def subtask(self, uid: str, number: int) -> Subtask:
+        """Return a subtask, which begins from the handle that Spark committed for it."""
+        if (uid, number) not in self.subtasks:
+            descriptor = next(each for each in self.operators.descriptors if each.uid == uid)
+            first = descriptor.first_handle(self.query_id, number, 0)
+            first = msgspec.structs.replace(first, states=_STATES)
+            handle = self.handles.get(uid, {}).get(number)
+            subtask = Subtask(
+                self.root / "executor" / uid / str(number),
+                self.backend,
+                FaultyStorage(self.storage, self.task_faults),
+                handle or first,
+                inline_bytes=_INLINE_BYTES[uid],
+            )
+            subtask.calls, subtask.first = [], first
+            subtask.counted = [] if handle is None else [handle]
+            subtask.has_begun = handle is not None
+            self.subtasks[uid, number] = subtask
+        return self.subtasks[uid, number]
+
+    def commit(self, writes: Mapping[str, Mapping[str, bytes | None]], made: Any) -> None:
+        """Have Spark commit an epoch with the handles that its subtasks made."""
+        epoch = 0 if self.epoch is None else self.epoch + 1
+        model = {uid: dict(values) for uid, values in self.model.items()}
+        for uid, its in writes.items():
+            model[uid].update({key: value for key, value in its.items() if value is not None})
+            for key in [key for key, value in its.items() if value is None]:
+                model[uid].pop(key, None)
+        before = self.handles
+        self.spark.commit(epoch)
+        self.committed[epoch] = {uid: {**before.get(uid, {}), **made.get(uid, {})} for uid in UIDS}
+        self.models[epoch] = model
+
+    def savepoint(self, savepoint_format: SavepointFormat) -> Path:
+        """Write a savepoint of the newest epoch."""
+        assert self.epoch is not None
+        directory = self.root / "savepoints"
+        directory.mkdir(exist_ok=True)
+        snapshot = self.gathered(self.epoch)
+        made = write_savepoint(snapshot, self.storage, str(directory), savepoint_format)
+        self.savepoints[Path(made.path)] = self.epoch
+        return Path(made.path)
+
+    def checkpoints(self) -> dict[int, Path]:
+        """Return the directories of the complete checkpoints, oldest first."""
+        found = {
+            int(path.parent.name.removeprefix("chk-")): path.parent
+            for path in self.storage.root.glob("chk-*/_metadata")
+            if (path.parent / "_author").exists()
+        }
+        return dict(sorted(found.items()))
+
+    def state_files(self) -> set[str]:
+        """Return the paths of the files that tasks and snapshots wrote."""
+        return {
+            f"{directory}/{path.name}"
+            for directory in ("shared", "taskowned")
+            for path in (self.storage.root / directory).glob("*")
+        }
+
+    def take(self) -> bool:
+        """Take a checkpoint; there is none of an epoch that has one."""
+        taken = self.runner.take(lambda: self.epoch, periodic=False)
+        if isinstance(taken, CompletedCheckpoint):
+            self.complete[taken.checkpoint_id] = taken.epoch
+            return True
+        assert taken is Refusal.NO_NEW_EPOCH, taken
+        return False
+
+
+def by_subtask(
+    query: KeyedQuery, writes: Mapping[str, Mapping[str, bytes | None]]
+) -> Iterator[tuple[str, int, dict[bytes, bytes | None]]]:
+    """Yield what each subtask writes that gets rows; the others are idle."""
+    for uid, its in writes.items():
+        for place in sorted({subtask_of(key, query.parallelism) for key in its}):
+            yield (
+                uid,
+                place,
+                {
+                    stored_key(key): value
+                    for key, value in its.items()
+                    if subtask_of(key, query.parallelism) == place
+                },
+            )
+
+
+def subtask_of(key: str, parallelism: int) -> int:
+    return key_group_of(key) * parallelism // MAX_PARALLELISM
+
+
+def fork(
+    path: Path, root: Path, model: Model, parallelism: int, backend: str, faults: Faults
+) -> KeyedQuery:
+    """Seed a new query from a checkpoint or savepoint."""
+    source = RestoreSource(str(path))
+    query = KeyedQuery(root, parallelism, backend)
+    stored = {operator.uid: operator for operator in source.metadata.operators}
+    epoch = source.metadata.epoch
+    copies = FaultyStorage(query.storage, faults)
+    handles: dict[str, dict[int, Handle]] = {}
+    for operator in query.operators.descriptors:
+        old = stored[operator.uid]
+        if has_to_move(old, operator):
+            made = moved(source.storage, query.storage, old, operator, query.query_id, epoch)
+        else:
+            made = [
+                adopt(each, operator, query.query_id, epoch, source.storage, copies)
+                for each in old.handles
+            ]
+        handles[operator.uid] = {handle.subtask: handle for handle in made}
+    copy_source_logs(source, LocalStorage(query.spark.location))
+    query.spark.commit(epoch)
+    query.committed[epoch], query.models[epoch] = handles, model
+    return query
+
+
+def moved(
+    source: Storage,
+    target: Storage,
+    stored: OperatorMetadata,
+    wanted: OperatorDescriptor,
+    query_id: str,
+    epoch: int,
+) -> list[Handle]:
+    """Redistribute an operator with the functions of the Spark job; the sorting is done here."""
+    movement = Movement(
+        handles=tuple(map(encode_handle, stored.handles)),
+        source_root=source.url,
+        operator=wanted,
+        merged=UnifiedStates(wanted.uid, stored.handles),
+        broadcast_giver=newest_of(stored.handles).subtask,
+        has_same_clock=True,
+    )
+    places = pa.RecordBatch.from_pydict({"id": list(range(len(stored.handles)))})
+    read = ReadSubtask(movement, None)
+    rows = sorted(
+        (row["subtask"], row["head"], row["value"])
+        for batch in read(iter([places]))
+        for row in batch.to_pylist()
+    )
+    write = WriteSubtask(movement, query_id, target.url, epoch)
+    made = []
+    for _, group in groupby(rows, key=itemgetter(0)):
+        columns = [list(column) for column in zip(*group, strict=True)]
+        types = (pa.int32(), pa.binary(), pa.binary())
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, names=["subtask", "stored_key", "value"])
+        made += [
+            decode_handle(row["handle"]) for out in write(iter([batch])) for row in out.to_pylist()
+        ]
+    return made
