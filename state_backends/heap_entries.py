@@ -15,6 +15,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add, itemgetter
+from typing import cast
 from zlib import crc32
 
 HEAD_BYTES = 448
@@ -22,7 +23,8 @@ HEAD_BYTES = 448
 
 _STORED_LONG_KEY_BYTES = HEAD_BYTES + 32
 _LENGTH = struct.Struct(">I")
-CRC_BYTES = 4
+_CRC = struct.Struct("<I")
+CRC_BYTES = _CRC.size
 _without_crc = itemgetter(slice(None, -CRC_BYTES))
 _GOOD = 0x2144DF1C
 """What CRC-32 gives for any bytes that are followed by their own CRC-32."""
@@ -59,12 +61,14 @@ def check(under: bytes, stored: bytes) -> None:
         raise DamagedEntryError(f"the entry {under[:80]!r} does not match its checksum")
 
 
-def sealed_all(keys: Sequence[bytes], values: Sequence[bytes | None]) -> list[tuple[bytes, bytes]]:
-    """Return what :func:`sealed` does of many short keys, none of which is deleted."""
-    return [
-        (key, value + crc32(key + value).to_bytes(CRC_BYTES, "little"))  # type: ignore[operator]
-        for key, value in zip(keys, values, strict=True)
-    ]
+def sealed_all(
+    keys: Sequence[bytes], values: Sequence[bytes | None]
+) -> Iterable[tuple[bytes, bytes]]:
+    """Yield what :func:`sealed` does of many short keys, none of which is deleted."""
+    # One pair after the other, made in C: a list of them takes 0.4 microseconds an entry more.
+    present = cast("Sequence[bytes]", values)
+    crcs = map(crc32, present, map(crc32, keys))
+    return zip(keys, map(add, present, map(_CRC.pack, crcs)), strict=True)
 
 
 def check_all(under: Sequence[bytes], stored: Sequence[bytes]) -> None:
