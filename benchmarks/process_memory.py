@@ -39,9 +39,9 @@ def measured(command: Sequence[str]) -> Growth:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        first = most = _taken(process.pid)
+        first = most = taken_bytes(process.pid)
         while process.poll() is None:
-            taken = _taken(process.pid)
+            taken = taken_bytes(process.pid)
             most = max(most[0], taken[0]), max(most[1], taken[1])
             time.sleep(_INTERVAL_SECONDS)
     if line.strip() != BEGIN or process.returncode:
@@ -49,7 +49,8 @@ def measured(command: Sequence[str]) -> Growth:
     return Growth(most[0] - first[0], most[1] - first[1])
 
 
-def _taken(pid: int) -> tuple[int, int]:
+def taken_bytes(pid: int) -> tuple[int, int]:
+    """Return what a process has allocated, and its pages of mapped files; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

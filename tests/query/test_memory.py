@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
+import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import Job
+from tests.query.harness import BACKEND, BACKENDS, INLINE, Job, drop_local_copies
+from tests.query.model import sequences
+from tests.query.worker_memory import MIB, watched_workers
 
 LIMIT = "spark.ckpt.execution.memory-limit"
 KEYS = 5_000
@@ -116,3 +121,95 @@ def test_an_epoch_beyond_the_limit(job: Job, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_large_epoch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000,000 rows."""
     check_growth(job, monkeypatch, 5_000_000, "64mb", 0.2)
+
+
+BLOB_BYTES = 50_000
+MOST_MIB = 300
+"""Savepoint and restore came to 240, for 200 MB; all of it applied in one step, to 380."""
+
+
+def blob(key: str, n: int) -> bytes:
+    return random.Random(f"{key} {n}").randbytes(BLOB_BYTES)  # not compressible
+
+
+class Blobs(StatefulProcessor):
+    """Number of a key's rows, and 50 KB; tells whether they were as left."""
+
+    def init(self, handle: Any) -> None:
+        self.blob = handle.getValueState("blob", "n long, bytes binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, found = self.blob.get() or (0, None)
+        is_right = found is None or bytes(found) == blob(key[0], n)
+        n += len(list(rows))
+        self.blob.update((n, blob(key[0], n)))
+        yield Row(k=key[0], n=n, is_right=is_right)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def one_subtask(spark: SparkSession) -> Iterator[None]:
+    """All state in one worker."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1")
+    yield
+    spark.conf.set(name, before)
+
+
+def check_epochs_after_a_backfill(job: Job, backend: str, keys: int) -> None:
+    """Run a back-fill, small epochs, a rebuild and a restore, each in workers of its own.
+
+    What a worker takes at most is compared with the epochs of a small state, in which it has opened
+    a copy, and imported all it needs.
+    """
+    options = {BACKEND: backend, LIMIT: "8mb", INLINE: "0b"}
+    job = job.but(processor=Blobs, output="k string, n long, is_right boolean").using(options)
+    peaks: dict[str, float] = {}
+
+    def epochs(name: str, job: Job, *numbers: range, restore: str | None = None) -> None:
+        job.feed.add(*([(f"{n:07}", n) for n in each] for each in numbers))
+        with watched_workers(job.spark) as memory:
+            job.run(restore)
+        peaks[name] = memory.peak_mib
+
+    few = range(0, keys, keys // 10)
+    epochs("small", job, few)
+    epochs("back-fill", job, range(keys))
+    epochs("next", job, few, few)
+    assert drop_local_copies(job.spark) > 0
+    job.feed.add([(f"{n:07}", n) for n in few])
+    with watched_workers(job.spark) as memory, job.running() as query:
+        query.processAllAvailable()
+        peaks["rebuild"] = memory.peak_mib
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints"))
+    peaks["savepoint"] = memory.peak_mib
+    fork = job.but(location="fork", out="out-fork")
+    epochs("restore", fork, few, restore=savepoint.path)
+
+    rows = [*job.result(), *fork.result()]
+    assert all(row[2] for row in rows)
+    times = Counter(key for key, _ in job.feed.rows)
+    assert sequences(rows) == {key: [*range(1, n + 1)] for key, n in times.items()}
+    grown = {name: peak - peaks["small"] for name, peak in peaks.items()}
+    whole = keys * BLOB_BYTES / MIB
+    print(f"{backend}, {whole:.0f} MiB:", {name: f"{mib:.0f}" for name, mib in grown.items()})
+    assert max(grown.values()) < MOST_MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.usefixtures("one_subtask")
+def test_epochs_after_one_beyond_the_limit(job: Job) -> None:
+    """200 MB, beside a limit of 8 MB."""
+    check_epochs_after_a_backfill(job, "rocksdb", 4_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.soak
+@pytest.mark.usefixtures("one_subtask")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_epochs_after_a_large_one(job: Job, backend: str) -> None:
+    """1 GB."""
+    check_epochs_after_a_backfill(job, backend, 20_000)
