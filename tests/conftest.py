@@ -67,6 +67,10 @@ collect_ignore = (
     ]
 )
 
+# A signal in the middle of a call to the JVM leaves an answer behind that the next call would read,
+# and every later test fails. Beside other processes this one ends instead, and another takes over.
+TIME_LIMIT_METHOD = "thread" if "PYTEST_XDIST_WORKER" in os.environ else "signal"
+
 PARALLELISM = 2
 WORKERS = Path(__file__).with_name("workers")
 
@@ -81,15 +85,16 @@ SOAK_TIME_LIMIT_S = 3600
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what starts drivers of its own, as notebooks do: it takes longest.
 
-    A signal ends a test beyond its limit, and the next one begins. The signal reaches a test that
-    waits for the JVM, but none that hangs in native code or while it ends. There the traceback of
-    all threads is written after `faulthandler_timeout`, and the process ends.
+    Where one process runs all tests, a signal ends one beyond its limit, and the next begins. The
+    signal reaches a test that waits for the JVM, but none that hangs in native code or while it
+    ends. There the traceback of all threads is written after `faulthandler_timeout`, and the
+    process ends.
     """
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_time_limit_s(item), method="signal"))
+            item.add_marker(pytest.mark.timeout(_time_limit_s(item), method=TIME_LIMIT_METHOD))
     items.sort(key=lambda item: item.get_closest_marker("own_jvm") is None)
 
 

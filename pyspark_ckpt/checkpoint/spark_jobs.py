@@ -21,6 +21,9 @@ _LOCAL_PROPERTIES = (
     "spark.job.interruptOnCancel",
 )
 
+_AGAIN_S = 0.5
+"""How long after a cancellation the jobs are cancelled again that were started meanwhile."""
+
 
 class SparkJobs:
     """Jobs that belong together.
@@ -38,6 +41,8 @@ class SparkJobs:
         self._what = what
         self._tag = f"pyspark_ckpt-{secrets.token_hex(6)}"
         self._is_cancelled = False
+        self._inside = 0
+        self._guard = threading.Lock()
 
     @contextmanager
     def running(self, pool: str | None = None) -> Iterator[None]:
@@ -62,6 +67,7 @@ class SparkJobs:
         context.setInterruptOnCancel(True)  # a task that hangs hears of nothing else
         if pool is not None:
             context.setLocalProperty("spark.scheduler.pool", pool)
+        self._count(1)
         try:
             yield
         except BaseException:
@@ -69,14 +75,34 @@ class SparkJobs:
                 context.cancelJobsWithTag(self._tag)
             raise
         finally:
+            self._count(-1)
             context.removeJobTag(self._tag)
             for name, value in before.items():
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
 
     def cancel(self) -> None:
-        """Cancel those that run, from any thread, and start no more."""
+        """Cancel those that run, from any thread, and those that a thread still starts."""
         self._is_cancelled = True
         self._context.cancelJobsWithTag(self._tag)
+        self._cancel_again_later()
+
+    def _cancel_again_later(self) -> None:
+        """Cancel again while a thread is inside: between two jobs it does not hear of it."""
+        with self._guard:
+            if not self._inside:
+                return
+        timer = threading.Timer(_AGAIN_S, self._cancel_again)
+        timer.daemon = True
+        timer.start()
+
+    def _cancel_again(self) -> None:
+        with suppress(Exception):  # an application that has ended runs none
+            self._context.cancelJobsWithTag(self._tag)
+            self._cancel_again_later()
+
+    def _count(self, change: int) -> None:
+        with self._guard:
+            self._inside += change
 
     @contextmanager
     def expiring(self, timeout_ms: int) -> Iterator[None]:

@@ -21,10 +21,9 @@ from typing import Any
 os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.append(str(Path(__file__).parents[2]))
 
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
 from tests.query import model
@@ -36,12 +35,10 @@ DELTA_SCHEMA = "query_id string, epoch int, k string, n long"
 def recipes() -> dict[str, Any]:
     """Return the functions that the documentation has."""
     text = (Path(__file__).parents[2] / "docs" / "restore.md").read_text()
-    names = {
-        "ckpt": ckpt, "sqlite3": sqlite3, "F": F, "CommitProperties": CommitProperties,
-        "DeltaTable": DeltaTable, "Transaction": Transaction, "write_deltalake": write_deltalake,
-    }  # fmt: skip
-    for block in re.findall(r"```python\n(def to_.*?)```", text, re.DOTALL):
-        exec(compile(block, "restore.md", "exec"), names)
+    names: dict[str, Any] = {"ckpt": ckpt}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        if "def to_" in block:
+            exec(compile(block, "restore.md", "exec"), names)
     return names
 
 

@@ -18,6 +18,7 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
     Segment,
 )
+from pyspark_ckpt.on_disk.layout import operator_mark
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import make_base, read_base
 from state_backends import Changes, StateBackend, open_backend
@@ -42,7 +43,7 @@ def test_a_base_holds_all_state_at_the_version_of_the_handle(
     assert (base.epoch, base.entries, base.format) == (9, 25_000, CHANGES_FORMAT)
     (reference,) = (each.file for each in base.files)
     assert base.size_bytes == reference.size_bytes
-    assert reference.path.startswith("shared/base-3-9-")
+    assert reference.path.startswith(f"shared/base-{operator_mark(grown.uid)}-3-9-")
     storage.verify_size(reference)
     assert entries(storage, base) == [(key, b"v" + key) for key in keys]
     assert backend.version() == "here"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.operator import expiry_sweep
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.expiry_sweep import FREE
@@ -233,8 +234,10 @@ def test_what_is_written_to_a_state_as_it_is_deleted_goes_too(
 ) -> None:
     handle = subtask_epochs.begin()
     state = handle.getListState("l", NUMBER, TTL_MS)
-    handle.deleteIfExists("l")
     state.appendValue((1,))
+    handle.deleteIfExists("l")
+    with pytest.raises(StateUseError, match="'l'"):
+        state.appendValue((2,))
     for _ in range(3):
         subtask_epochs.end()
         handle = subtask_epochs.begin()
