@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 
+from pyspark_ckpt.checkpoint.numbered_files import highest_number
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.on_disk.layout import term_path
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
@@ -33,7 +34,7 @@ class DriverTerm:
     def __init__(self, storage: CoordinatorStorage) -> None:
         self.author = secrets.token_hex(16)
         self._storage = storage
-        self._term = self._claim(_highest(storage) + 1)
+        self._term = self._claim(highest_number(storage, term_path) + 1)
 
     def check(self) -> None:
         """Check that no driver has come after this one.
@@ -61,18 +62,3 @@ class DriverTerm:
         except FileExistsError:
             return False
         return True
-
-
-def _highest(storage: CoordinatorStorage) -> int:
-    """Return the highest term there is, 0 if there is none; terms have no gaps."""
-    missing = 1
-    while storage.exists(term_path(missing)):
-        missing *= 2
-    there = missing // 2
-    while missing - there > 1:
-        middle = (there + missing) // 2
-        if storage.exists(term_path(middle)):
-            there = middle
-        else:
-            missing = middle
-    return there

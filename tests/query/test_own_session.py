@@ -180,6 +180,7 @@ def test_the_streams_of_the_session(job: Job) -> None:
     assert len(streams._jsqm.listListeners()) == listeners
     assert streams.awaitAnyTermination(0)
     streams.resetTerminated()
+    job.feed.add(events_of(1))  # the first query may have had all there was
     job.but(processor=Fails).start()
     with pytest.raises(PySparkException):
         streams.awaitAnyTermination(DEADLINE)
