@@ -37,8 +37,9 @@ def location_of(query: ckpt.CheckpointedQuery) -> Path:
     return Path(root.removeprefix("file:"))
 
 
-def nobody_deletes() -> bool:
-    return not any("temporary" in thread.name for thread in threading.enumerate())
+def nobody_deletes(location: Path) -> bool:
+    """Whether the thread that decides about the location is over; other queries have their own."""
+    return not any(thread.name.endswith(location.name) for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("sink", ["foreachBatch", "memory", "console", "noop"])
@@ -89,7 +90,7 @@ def test_it_stays_after_an_error(job: Job) -> None:
         if forced:
             until(lambda path=location: not path.exists(), f"{location} stays")
         else:
-            until(nobody_deletes, "a thread is left")
+            until(lambda path=location: nobody_deletes(path), f"a thread is left for {location}")
             assert location.exists()
 
 
