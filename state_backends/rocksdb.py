@@ -61,7 +61,7 @@ _MOST_TIMES_THE_LARGEST = 3
 """RocksDB merges once there are four small sorted runs; so many large ones do not count.
 
 Were they counted, each new run of a large state would be merged with the smallest of them, which
-takes longer than a short epoch, again and again (measured, design 15)."""
+takes longer than a short epoch, again and again (measured, design 27)."""
 
 _Scanned = TypeVar("_Scanned")
 
@@ -276,7 +276,7 @@ def _options(*, create: bool) -> Options:
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
     # Leveled compaction rewrites all SST files after a few epochs of scattered keys, and does not
-    # come to its end in short ones. Tiers leave the large files alone (measured, design 15).
+    # come to its end in short ones. Tiers leave the large files alone (measured, design 27).
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_keep_log_file_num(1)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)

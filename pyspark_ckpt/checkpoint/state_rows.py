@@ -2,7 +2,7 @@
 
 Read with Spark's own data source for state. A few partitions are read by the driver itself: making
 a Spark job for them takes three times as long, most of it planning, and competes with the epoch
-that runs meanwhile (measured, design 15).
+that runs meanwhile (measured, design 29).
 """
 
 from __future__ import annotations
