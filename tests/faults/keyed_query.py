@@ -91,16 +91,42 @@ def stored_key(key: str) -> bytes:
     return key_group_of(key).to_bytes(2, "big") + b"\0" + msgspec.msgpack.encode((key,))
 
 
+@dataclass(frozen=True)
+class Call:
+    """What a subtask did in an epoch.
+
+    Parameters
+    ----------
+    epoch
+        Its number.
+    line
+        The handle that was committed and the handles that led to it, oldest first.
+    written
+        The files of all its attempts, and what uploads finished meanwhile.
+    """
+
+    epoch: int
+    line: tuple[Handle, ...]
+    written: set[str]
+
+
 class Subtask(MaterializedSubtask):
-    """A subtask; Spark may run its epochs twice, and begin from the handle that did not count."""
+    """A subtask; Spark may run its epochs twice, and begin from the handle that did not count.
+
+    `line` are the committed handle and the handles that led to it, oldest first: each call began
+    from the handle before its own. `loser_line` leads to the handle that did not count.
+    """
 
     has_begun = False
-    parent: Handle | None = None
-    loser: Handle | None = None
-    loser_parent: Handle | None = None
-    calls: list[set[str]]
-    counted: list[Handle]
+    line: tuple[Handle, ...] = ()
+    loser_line: tuple[Handle, ...] = ()
+    calls: list[Call]
     first: Handle
+
+    @property
+    def loser(self) -> Handle | None:
+        """The handle of the attempt that did not count, if an executor may still have it."""
+        return self.loser_line[-1] if self.loser_line else None
 
     def attempt(self, writes: Writes) -> Handle:
         made = super().attempt(writes)
@@ -127,28 +153,26 @@ class Subtask(MaterializedSubtask):
         self.number = number - 1
         committed, here = self.handle, self.directory
         settings, uploads = self.settings, self.uploads
-        start, parent = committed, self.parent
-        if from_loser and self.loser is not None:
-            start, parent = self.loser, self.loser_parent
-        loser = None
+        line = self.loser_line if from_loser and self.loser_line else self.line
+        loser_line: tuple[Handle, ...] = ()
         try:
             if twin:
-                is_near = self.loser is not None and self.loser_parent is parent
-                self.handle = self.loser if is_near and self.loser is not None else start
+                is_near = self.loser_line and self.loser_line[-2:-1] == line[-2:-1]
+                start = self.loser_line if is_near else line
+                self.handle = start[-1] if start else committed
                 self.directory = here.with_name(f"{here.name} elsewhere")
                 self.settings = twin_settings or settings
-                loser, loser_parent = self.attempt(writes), self.handle
+                loser_line = (*start, self.attempt(writes))
                 self.directory, self.settings = here, settings
-            self.handle, self.uploads = start, uploads if lasting else None
+            self.handle = line[-1] if line else committed
+            self.uploads = uploads if lasting else None
             made = self.epoch(writes)
         except (OSError, CkptError):
             self.handle, self.directory, self.settings = committed, here, settings
             raise
         finally:
             self.uploads = uploads
-        self.parent, self.loser, self.loser_parent = start, loser, None
-        if loser is not None:
-            self.loser_parent = loser_parent
+        self.line, self.loser_line = (*line, made), loser_line
         self.has_begun = True
         return made
 
@@ -159,7 +183,7 @@ class Subtask(MaterializedSubtask):
 
     def lose_processes(self, *, copies_too: bool) -> None:
         """Let the executor die."""
-        self.loser = None
+        self.loser_line = ()
         if self.uploads is not None:
             self.uploads.waiting.clear()
         if copies_too:
@@ -273,7 +297,9 @@ class KeyedQuery:
                 inline_bytes=_INLINE_BYTES[uid],
             )
             subtask.calls, subtask.first = [], first
-            subtask.counted = [] if handle is None else [handle]
+            if handle is not None:
+                subtask.line = (handle,)
+                subtask.calls.append(Call(handle.epoch, subtask.line, set()))
             subtask.has_begun = handle is not None
             self.subtasks[uid, number] = subtask
         return self.subtasks[uid, number]

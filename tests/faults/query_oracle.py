@@ -22,6 +22,9 @@ from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.merged_state import merged_state
 from tests.faults.keyed_query import UIDS, KeyedQuery, Model, stored_key, subtask_of
 
+HANDLES_KEPT = 3
+"""What so many handles refer to may stay: a subtask's last one, and two that it comes from."""
+
 
 def restored(path: Path, backend: str | None = None) -> Model:
     """Read the whole state of a checkpoint or savepoint, with a backend or by merging its files."""
@@ -108,12 +111,51 @@ def all_files_of(path: Path) -> set[Path]:
 
 def needed_next(query: KeyedQuery) -> dict[str, tuple[int, str]]:
     """Return the files of the handles that the next epoch may begin from."""
-    committed = [each for handles in query.handles.values() for each in handles.values()]
-    losers = [each.loser for each in query.subtasks.values() if each.loser is not None]
     found: dict[str, tuple[int, str]] = {}
-    for handle in (*committed, *losers):
+    for handle in _next_begin_from(query):
         found |= files_in(handle)
     return found
+
+
+def uploaded_of(query: KeyedQuery) -> dict[str, set[str]]:
+    """Return what is uploaded of each snapshot that is pending where the next epoch may begin."""
+    pending = (handle.pending for handle in _next_begin_from(query))
+    there = query.state_files()
+    return {
+        each.snapshot_id: {path for path in there if each.snapshot_id in path}
+        for each in pending
+        if each is not None
+    }
+
+
+def _next_begin_from(query: KeyedQuery) -> list[Handle]:
+    committed = [each for handles in query.handles.values() for each in handles.values()]
+    losers = [each.loser for each in query.subtasks.values() if each.loser is not None]
+    return [*committed, *losers]
+
+
+def without_owner(query: KeyedQuery) -> set[str]:
+    """Return the files that may not be there after the cleaner has run.
+
+    Checkpoints and the next epoch need files. Besides, for each subtask that the newest checkpoint
+    covers there may be what was written in the epoch of the handle before its last one and later,
+    what its last handles refer to, and the snapshots that are pending in them.
+    """
+    checkpoints = query.checkpoints()
+    may = {path for number in checkpoints for path in files_of(query, number)}
+    may |= set(needed_next(query))
+    newest = read_metadata(query.storage, f"chk-{max(checkpoints)}").epoch
+    pending = set()
+    for subtask in query.subtasks.values():
+        lines = [call.line for call in subtask.calls if call.epoch <= newest]
+        line = lines[-1][-HANDLES_KEPT:] if lines else ()
+        since = line[-2:][0].epoch if line else newest + 1
+        may.update(*(call.written for call in subtask.calls if call.epoch >= since))
+        for handle in line:
+            may |= set(files_in(handle))
+            pending |= {handle.pending.snapshot_id} if handle.pending else set()
+    rest = query.state_files() - may
+    return {path for path in rest if not any(each in path for each in pending)}
 
 
 def committed_files(query: KeyedQuery) -> set[str]:

@@ -21,7 +21,8 @@ from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from tests.faults.keyed_query import KEYS, KeyedQuery, by_subtask
-from tests.faults.query_oracle import files_in, restored, tree
+from tests.faults.query_oracle import files_in, restored, tree, uploaded_of
+from tests.unit.operator.materialized_subtask import ALWAYS, NEVER
 from tests.unit.operator.subtask_epochs import IN_MEMORY
 
 EPOCHS = 40
@@ -63,7 +64,6 @@ class Files:
             assert subtask.uploads is not None
             subtask.uploads.run()
             made.setdefault(uid, {})[place] = handle
-            subtask.counted.append(handle)
             self.calls.setdefault((uid, place), []).append(query.state_files() - before)
         query.commit(writes, made)
 
@@ -87,7 +87,7 @@ class Files:
         referred = (
             files_in(handle)
             for subtask in self.query.subtasks.values()
-            for handle in subtask.counted[-CALLS_KEPT:]
+            for handle in subtask.line[-CALLS_KEPT:]
         )
         written = (path for calls in self.calls.values() for path in calls[-CALLS_KEPT:])
         return set().union(*referred, *written)
@@ -152,6 +152,34 @@ def test_what_a_savepoint_copies_stays_until_it_is_written(directory: Path) -> N
     assert query.take()
     assert sorted(query.checkpoints()) == [21]
     assert needed - query.state_files()
+    query.runner.close()
+
+
+def test_what_is_uploaded_of_a_pending_snapshot_stays_until_it_is_the_base(
+    directory: Path,
+) -> None:
+    """Scenario 46: an upload that takes many epochs is not begun anew behind every checkpoint."""
+    query = KeyedQuery(directory / "query", 1, "rocksdb", 1)
+    subtask = query.subtask("count", 0)
+    assert subtask.uploads is not None
+    uploaded: dict[str, set[str]] = {}
+    bases = 0
+    for number in range(12):
+        writes = {"count": {"a": bytes([number])}, "rare": {}}
+        ((_, _, changes),) = by_subtask(query, writes)
+        subtask.settings = ALWAYS if number else NEVER
+        for waiting in list(subtask.uploads.waiting):
+            subtask.uploads.step(waiting)
+        handle = subtask.call(number, changes)
+        query.commit(writes, {"count": {0: handle}})
+        before = uploaded_of(query)
+        assert query.take()
+        assert uploaded_of(query) == before
+        if handle.base is not None and handle.base.snapshot_id in uploaded:
+            bases += 1
+            assert uploaded.pop(handle.base.snapshot_id) <= set(files_in(handle))
+        uploaded.update({each: paths for each, paths in before.items() if paths})
+    assert bases >= 2
     query.runner.close()
 
 
