@@ -5,7 +5,7 @@ has a random token, and its directory says which token owns it. A copy has the s
 directory also says where the owner's token lies, by path and by file. One of the two may change,
 as it does when a location is moved, or put back at its path; then the next number says where it is
 now. No record is ever replaced, so of two starts at once one gets the number, and the other looks
-again (docs/design/0020-identity.md).
+again (docs/design/0040-owner-of-a-checkpoints-directory.md).
 """
 
 from __future__ import annotations
