@@ -37,7 +37,9 @@ MAX_GROUP_BYTES = 1 << 32
 """Largest row group that is read: a single entry may take a gigabyte."""
 
 _GROUP_ENTRIES = 100_000
-_GROUP_BYTES = 32 << 20
+_GROUP_BYTES = 8 << 20
+"""A row group ends where either is reached; up to five of them are in memory at once."""
+
 _READ_ENTRIES = 10_000
 _READ_BYTES = 8 << 20
 _CODEC = "zstd"

@@ -22,6 +22,9 @@ FRAME_ENTRIES = 10_000
 FRAME_BYTES = 8 << 20
 """A frame ends where either is reached."""
 
+_MOVED_BYTES = 1 << 20
+"""What is moved to disk, or read from it, at once."""
+
 _ENTRY_BYTES = 250
 """What an entry takes in memory beside its bytes: two objects, two dictionary places."""
 
@@ -147,13 +150,18 @@ class EpochWrites:
         if self._spilled is None:
             self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
             self._spilled = open_backend("rocksdb", self._spill_place / "writes", create=True)
-        keys = sorted(self._memory)
-        self._spilled.apply(
-            [Changes(keys, [_encode(self._memory[key]) for key in keys])], str(next(self._spills))
-        )
-        self._memory.clear()
         self._below.clear()
+        self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
         self._bytes = 0
+
+    def _taken_in_order(self) -> Iterator[Changes]:
+        """Take the writes out of memory in key order, encoded for the store on disk.
+
+        In small parts, because memory is full: all of them encoded would take as much again.
+        """
+        memory = self._memory
+        encoded = ((key, _encode(memory.pop(key))) for key in sorted(memory))
+        yield from in_parts(encoded, FRAME_ENTRIES, _MOVED_BYTES)
 
     def all_in_order(self) -> Iterator[Changes]:
         """Yield all writes in key order, in frames."""
@@ -162,8 +170,7 @@ class EpochWrites:
             yield from self._frames_in_memory()
             return
         in_memory = ((key, self._memory[key]) for key in sorted(self._memory))
-        spilled = ((key, _decode(stored)) for key, stored in self._spilled.scan())
-        yield from in_frames(overlaid(spilled, in_memory))
+        yield from in_frames(overlaid(_read_once(self._spilled), in_memory))
 
     def _frames_in_memory(self) -> Iterator[Changes]:
         keys = sorted(self._memory)
@@ -211,6 +218,14 @@ def in_frames(entries: Iterator[tuple[bytes, Write]]) -> Iterator[Changes]:
 def frames_of(backend: StateBackend) -> Iterator[Changes]:
     """Yield all state of a backend in such frames."""
     return backend.scan_in_parts(FRAME_ENTRIES, FRAME_BYTES)
+
+
+def _read_once(spilled: StateBackend) -> Iterator[tuple[bytes, Write]]:
+    """Yield all that lies on disk, past the cache for what is read again."""
+    for part in spilled.scan_in_parts(FRAME_ENTRIES, _MOVED_BYTES):
+        for key, stored in zip(part.keys, part.values, strict=True):
+            assert stored is not None  # a delete is encoded, too
+            yield key, _decode(stored)
 
 
 def _encode(write: Write) -> bytes:

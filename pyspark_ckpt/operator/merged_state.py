@@ -19,8 +19,8 @@ from state_backends import Changes
 _FEW = 4
 """Writes to fewer than one in so many entries are put in one by one."""
 
-_MEMORY_BYTES = 64 << 20
-"""For what the segments write; more of it goes to disk."""
+_MEMORY_BYTES = 16 << 20
+"""For what the segments write; more of it goes to disk. A larger part in memory is no faster."""
 
 
 def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Changes]:

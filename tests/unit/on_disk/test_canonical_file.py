@@ -66,6 +66,14 @@ def test_many_entries_and_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode(data, len(entries)) == entries
 
 
+def test_row_groups_of_large_values_are_small() -> None:
+    """A writer and a reader hold several row groups in memory at once."""
+    entries = [(b"%06d" % n, b"v" * 100_000) for n in range(600)]
+    metadata = pq.ParquetFile(io.BytesIO(encode(entries))).metadata
+    sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
+    assert max(sizes) < 10 << 20
+
+
 @pytest.mark.parametrize("size", [1, 3, 10])
 def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
     """Sorted by key group and key; what belongs to no key group comes last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def test_memory_is_bounded_and_all_writes_come_back(make_writes: MakeWrites) -> 
     assert writes.is_spilled
     assert most * 100 < 100_000
     assert pairs(writes) == [(b"%05d" % number, b"v" * 100) for number in range(5000)]
+
+
+def test_a_spill_takes_little_beside_the_writes(make_writes: MakeWrites) -> None:
+    """Memory is full when writes are spilled, so they are encoded a few at a time."""
+    writes = make_writes(10**9)
+    for number in range(3000):
+        writes.add(b"%05d" % number, b"%05d" % number * 2000)  # 30 MB in all
+    tracemalloc.start()
+    try:
+        writes.spill()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 8 << 20
+    assert pairs(writes) == [(b"%05d" % n, b"%05d" % n * 2000) for n in range(3000)]
 
 
 def test_below_the_limit_nothing_goes_to_disk(make_writes: MakeWrites, tmp_path: Path) -> None:
