@@ -85,8 +85,6 @@ SOAK_TIME_LIMIT_S = 3600
 NOT_YET_BESIDE_OTHERS = (
     "test_another_number_after_a_crash",
     "test_the_command_line_gives_up",
-    "test_epochs_after_one_beyond_the_limit",
-    "test_nothing_grows_with_the_checkpoints",
 )
 """Tests that pass alone and failed in a full run; `make soak` runs them until that is mended."""
 
