@@ -6,7 +6,6 @@ it stands for.
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass
 
@@ -28,20 +27,22 @@ class InitialState:
     rows: DataFrame
     function: OperatorFunction
 
-    def handles(self, runtime: Runtime) -> list[Handle]:
+    def handles(self, runtime: Runtime, time_ms: int) -> list[Handle]:
         """Run a job that makes the state; return its handles, which refer to durable files.
 
         Parameters
         ----------
         runtime
             The settings of the query that is about to start.
+        time_ms
+            The processing time that the processor sees.
 
         Raises
         ------
         pyspark.errors.PySparkException
             If the job fails, with the processor's error in its message.
         """
-        function = InitialStateFunction(self.function, runtime, time.time_ns() // 1_000_000)
+        function = InitialStateFunction(self.function, runtime, time_ms)
         parallelism = self.function.descriptor.parallelism
         rows = (
             self.rows.repartition(parallelism, TOKEN)

@@ -34,9 +34,11 @@ from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator.user_sources import UserSources
+from pyspark_ckpt.operator.wake_rows import WakeRows
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.output_mode import in_any_mode
 from pyspark_ckpt.passed_watermark import carrier_row, with_passed_watermark
+from pyspark_ckpt.streaming_row import streaming_row
 
 STATE_SCHEMA = "handle binary"
 """What Spark's own state store keeps for a subtask."""
@@ -182,6 +184,7 @@ class OperatorPlan:
             self._broadcast_rows(),
             self._initial_rows(output),
             UserSources.of(arguments.processor, _functions_of(arguments.migrations)),
+            None if self.initial is None else WakeRows(arguments.uid),
         )
 
     def _streamed(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
@@ -213,9 +216,12 @@ class OperatorPlan:
 
     def _rows(self, function: OperatorFunction) -> DataFrame:
         rows = self.keyed.with_tokens()
+        tokens = subtask_tokens(self.keyed.parallelism)
+        if self.keyed.df.isStreaming and function.wake is not None:
+            rows = function.wake.plan(rows, streaming_row(self.keyed.df.sparkSession), tokens)
         if self.broadcast is None or function.broadcast is None:
             return rows
-        return function.broadcast.plan(rows, self.broadcast, subtask_tokens(self.keyed.parallelism))
+        return function.broadcast.plan(rows, self.broadcast, tokens)
 
     def _broadcast_rows(self) -> BroadcastRows | None:
         if self.broadcast is None:

@@ -9,15 +9,14 @@ dropped again. Its time lies in the far future, so that it never holds the query
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.operator.event_time import NEVER_LATE
+from pyspark_ckpt.streaming_row import streaming_row
 
-_DATASETS = "org.apache.spark.sql.classic.Dataset"
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 MIN = "min"
 _TIME = "__ckpt_passed"
@@ -36,15 +35,11 @@ def carrier_row(df: DataFrame) -> DataFrame | None:
     spark = df.sparkSession
     if not df.isStreaming or str(spark.conf.get(POLICY, MIN)).lower() != MIN:
         return None
-    node = spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()
-    is_streaming = True  # Spark allows no union of a stream and a batch
     try:
-        streamed = node.copy(node.output(), node.data(), is_streaming, node.stream())
-    except (Py4JError, TypeError) as exc:
-        logger.warning("PySpark %s: nothing in event time can follow: %s", spark.version, exc)
+        return streaming_row(spark)
+    except NotBuiltYetError as exc:
+        logger.warning("nothing in event time can follow: %s", exc)
         return None
-    datasets: Any = getattr(spark._jvm, _DATASETS)
-    return DataFrame(datasets.ofRows(spark._jsparkSession, streamed), spark)
 
 
 def with_passed_watermark(output: DataFrame, row: DataFrame) -> DataFrame:

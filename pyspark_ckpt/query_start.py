@@ -23,6 +23,7 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
+from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
@@ -105,6 +106,7 @@ class QueryStart:
         self._sink_log = sink_log
         self._table = table
         self._spark_query = spark_query
+        self._initial_handles: FileReference | None = None
         self._last_epochs = LastEpochs(SparkLog(location.storage), self._run_one_epoch)
 
     def run(self) -> CheckpointedQuery:
@@ -134,10 +136,7 @@ class QueryStart:
 
     def _fill_location(self) -> None:
         if self._settings.restore_path is None:
-            sources = len(source_ids(self._stream))
-            self._location.start_from_initial_state(
-                self._spark, self._runtime, sources, self._sink_log, self._table
-            )
+            self._initial_handles = self._location.make_initial_states(self._runtime)
             return
         request = restore_request(
             self._stream, self._settings, self._settings.restore_path, self._migrations
@@ -167,6 +166,7 @@ class QueryStart:
             memory_limit_bytes=settings.memory_limit_bytes,
             materialization=settings.materialization,
             drained_from_ms=drained_from_ms,
+            initial_handles=self._initial_handles,
         )
 
     def _start_spark(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,8 +14,7 @@ from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
-from pyspark_ckpt.checkpoint.seeded_state import Seed
-from pyspark_ckpt.checkpoint.seeding import INITIAL_EPOCH, seed, seed_initial
+from pyspark_ckpt.checkpoint.seeding import seed
 from pyspark_ckpt.checkpoint.seeding_marker import (
     QUERY_ID_NAME,
     begin_seeding,
@@ -26,9 +26,11 @@ from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.configuration import PARALLELISM
-from pyspark_ckpt.errors import NotBuiltYetError, PlanError, RestoreError
+from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
+from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.on_disk.layout import (
     CHECKPOINTS_DIRECTORY,
     IDENTITY_NAME,
@@ -262,62 +264,58 @@ class StartLocation:
             before,
         )
 
-    def start_from_initial_state(
-        self,
-        spark: SparkSession,
-        runtime_of: Callable[[str], Runtime],
-        sources: int,
-        file_sink: FileSinkLog | None,
-        table: TableSink | None = None,
-    ) -> None:
-        """Seed a fresh location from the operators' initial states, if they have any.
+    def make_initial_states(self, runtime_of: Callable[[str], Runtime]) -> FileReference | None:
+        """Make the operators' initial states, unless an epoch is committed.
+
+        Made states are durable on return. Until epoch 0 is committed each start makes them anew, as
+        Spark does. The processor sees one processing time in all starts after epoch 0 has begun.
 
         Parameters
         ----------
-        spark
-            The session the query will be started from.
         runtime_of
             Returns the settings of the query for its id.
-        sources
-            At how many places it reads a source.
-        file_sink
-            The log of Spark's file sink, ``None`` for another sink.
-        table
-            The table that it writes to, if it is one.
+
+        Returns
+        -------
+        FileReference or None
+            What epoch 0 starts from, ``None`` if it starts empty or is committed.
 
         Raises
         ------
         RestoreError
-            If the location is not fresh, but has no committed epoch either.
+            If epoch 0 began with an initial state and the query is built without one now, or if a
+            restore was interrupted.
         """
-        initial = [initial_state_of(operator) for operator in self.operators.descriptors]
-        if not any(initial):
-            self.check_not_half_seeded()
-            return
+        all_states = [initial_state_of(operator) for operator in self.operators.descriptors]
+        states = [state for state in all_states if state is not None]
         if self._committed_epoch is not None:
-            logger.info("%s has committed epochs: no initial state is made", self.storage.root)
-            return
-        if self.operators.native:
-            raise NotBuiltYetError(
-                "an initialState beside Spark's own stateful operators is not built yet: compute "
-                "them in a query of their own"
+            if states:
+                logger.info("%s has committed epochs: no initial state is made", self.storage.root)
+            return None
+        if not states:
+            self.check_not_half_seeded()
+            self._check_began_without_initial_state()
+            return None
+        if self._is_half_seeded:
+            clear_unfinished(self.storage, self._checkpoints_directory)
+        query_id = self.make_query_id()
+        runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
+        time_ms = self._initial_time_ms(checkpoints) or time.time_ns() // 1_000_000
+        handles = [handle for state in states for handle in state.handles(runtime, time_ms)]
+        return write_initial_handles(checkpoints, handles, time_ms)
+
+    def _initial_time_ms(self, checkpoints: Storage) -> int | None:
+        """Return the time of the initial states that an epoch 0 in the location began with."""
+        begun = self._log.begun_epoch()
+        return None if begun is None else newest_initial_time_ms(checkpoints)
+
+    def _check_began_without_initial_state(self) -> None:
+        query_id = self._log.query_id()
+        if query_id is not None and self._initial_time_ms(self.checkpoints(query_id)) is not None:
+            raise RestoreError(
+                f"{self.storage.root}: epoch 0 began with an initialState and is not committed; "
+                "build the query with initialState again, or give it a fresh checkpointLocation"
             )
-        if file_sink is not None:
-            file_sink.check_fresh(INITIAL_EPOCH)
-        self._clear_for_seeding()
-        if table is not None:
-            table.make()
-        query_id = begin_seeding(self.storage)
-        self.claim_directory()
-        runtime = runtime_of(query_id)
-        seeds = [
-            Seed(operator, [] if state is None else state.handles(runtime))
-            for operator, state in zip(self.operators.descriptors, initial, strict=True)
-        ]
-        seed_initial(spark, self.storage, seeds, sources)
-        if file_sink is not None:
-            file_sink.fill(INITIAL_EPOCH)
-        finish_seeding(self.storage, "its initial state")
 
     def make_query_id(self) -> str:
         """Return the id of the query, durable in the location; a fresh location gets one.

@@ -20,6 +20,7 @@ from pyspark_ckpt.on_disk.layout import (
     SHARED,
     TASK_OWNED,
     StateFile,
+    initial_time_ms,
     is_native_state,
     is_source_log,
     state_file,
@@ -89,8 +90,9 @@ def _may_go(
 ) -> bool:
     file = state_file(name)
     if file is None:
-        # They are written by the coordinator, which does not clean at the same time.
-        return is_source_log(name) or is_native_state(name)
+        # They are written by the coordinator, which does not clean at the same time. What epoch 0
+        # starts from is not needed once there is a checkpoint.
+        return is_source_log(name) or is_native_state(name) or initial_time_ms(name) is not None
     since = _kept_since(file, kept_since)
     return (
         file.snapshot_id not in pending

@@ -23,7 +23,7 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
-from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET, OffsetsEntry, SparkLog
+from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
 from pyspark_ckpt.checkpoint.spark_state import copy_first_version
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.on_disk.handle import Handle
@@ -31,9 +31,6 @@ from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.own_session import own_session
-
-INITIAL_EPOCH = 0
-"""The epoch that initial states count as the end of."""
 
 _SCRATCH = "_seed"
 
@@ -108,30 +105,6 @@ def _seed(
         skipped=source.skipped,
     )
     write_origin(checkpoints, origin)
-    shutil.rmtree(location.path(_SCRATCH))
-
-
-def seed_initial(
-    spark: SparkSession,
-    location: LocalStorage,
-    seeds: Sequence[Seed],
-    sources: int,
-) -> None:
-    """Fill a location that was marked with initial states.
-
-    Parameters
-    ----------
-    spark
-        The session the query will be started from.
-    location
-        The ``checkpointLocation``.
-    seeds
-        The state of each operator, in the order of their ids.
-    sources
-        At how many places the query reads a source; all from their start.
-    """
-    ids = range(len(seeds))
-    _place(spark, location, seeds, ids, _Entries(INITIAL_EPOCH, (NO_OFFSET,) * sources))
     shutil.rmtree(location.path(_SCRATCH))
 
 

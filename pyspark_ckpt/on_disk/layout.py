@@ -7,6 +7,7 @@
       shared/base-<operator>-<subtask>-<epoch>-<random>.chg  base snapshots of one file
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       shared/native-<operator id>-<digest>.bin              files of Spark's own operators
+      shared/initial-<time>-<random>.bin                    handles of initial states, for epoch 0
       taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
       owners/<number>                                       which checkpointLocation owns this
       drivers/<term>                                        one driver, by a number that only grows
@@ -79,6 +80,9 @@ _SOURCE_FILE = re.compile(
 )
 
 
+_INITIAL_FILE = re.compile(
+    r"\.?initial-(?P<time_ms>[0-9]{1,15})-[0-9a-f]{16}\.bin(?:\.[0-9a-f]{8}\.tmp)?"
+)
 _NATIVE_FILE = re.compile(r"\.?native-[0-9]{1,9}-[0-9a-f]{32}\.bin(?:\.[0-9a-f]{8}\.tmp)?")
 
 
@@ -242,3 +246,14 @@ def is_source_log(name: str) -> bool:
 def is_native_state(name: str) -> bool:
     """Tell whether `name` is a copy of a state file of Spark's own operators."""
     return _NATIVE_FILE.fullmatch(name) is not None
+
+
+def initial_path(time_ms: int) -> str:
+    """Return a new, unique path for the handles of initial states that were made for a time."""
+    return f"{SHARED}/initial-{time_ms}-{secrets.token_hex(8)}.bin"
+
+
+def initial_time_ms(name: str) -> int | None:
+    """Return the processing time for which initial states were made, ``None`` for other files."""
+    match = _INITIAL_FILE.fullmatch(name)
+    return None if match is None else int(match["time_ms"])

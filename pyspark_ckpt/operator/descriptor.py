@@ -7,7 +7,7 @@ import msgspec
 from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.on_disk.handle import FileReference, Handle, StateDescriptor
 from pyspark_ckpt.on_disk.rolled_back import RolledBack
 
 DEFAULT_UID = "operator"
@@ -70,7 +70,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     `run` is a name that no other start of the query has. `announces_epochs` tells that the sink is
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
     `rolled_back` are the epochs that rollbacks of the location made void. `drained_from_ms` is the
-    true watermark in an epoch that drains the query.
+    true watermark in an epoch that drains the query. `initial_handles` has what epoch 0 starts from
+    where an operator has an initial state.
     """
 
     query_id: str
@@ -85,6 +86,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int
     materialization: Materialization
     drained_from_ms: int | None = None
+    initial_handles: FileReference | None = None
 
 
 class AnnouncedEpoch(msgspec.Struct, frozen=True):

@@ -19,10 +19,12 @@ from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
 from state_backends import open_backend
 
 HANDLES_SCHEMA = "subtask int, handle binary"
-INITIAL_EPOCH = 0
+_NOTHING_INLINE = 0
+"""Every subtask reads the handles of all subtasks: they must be small."""
 
 
 class InitialStateFunction:
@@ -35,7 +37,7 @@ class InitialStateFunction:
     runtime
         The settings of the query that is about to start.
     now_ms
-        The processing time of the epoch that stands for the initial state.
+        The processing time that the processor sees.
     """
 
     def __init__(self, function: OperatorFunction, runtime: Runtime, now_ms: int) -> None:
@@ -72,7 +74,7 @@ class InitialStateFunction:
                     handle,
                     processing.states,
                     INITIAL_EPOCH,
-                    self._runtime.inline_threshold_bytes,
+                    _NOTHING_INLINE,
                 )
             finally:
                 table.close()

@@ -24,6 +24,7 @@ from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources
+from pyspark_ckpt.operator.wake_rows import WakeRows
 
 _INPUT_SHARE = 2
 WRITES_SHARE = 4
@@ -48,6 +49,8 @@ class OperatorFunction:
         The other sides of the input, if there are any.
     sources
         The text of the user's code where executors have no file of it.
+    wake
+        The rows that have every subtask called in epoch 0, for an operator with an initial state.
     """
 
     processor: StatefulProcessor
@@ -59,6 +62,7 @@ class OperatorFunction:
     broadcast: BroadcastRows | None
     initial: InitialRows | None
     sources: UserSources = NO_SOURCES
+    wake: WakeRows | None = None
 
     def processing(
         self, handle: Handle, table: StateTable, clock: EpochClock, epoch: int

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.configuration import RUNTIME_KEY
-from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.on_disk.handle import (
     EpochMetrics,
     Handle,
@@ -26,6 +26,7 @@ from pyspark_ckpt.on_disk.handle import (
     encode_handle,
     following,
 )
+from pyspark_ckpt.on_disk.initial_handles import read_initial_handle
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
@@ -45,6 +46,7 @@ from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.unused_copies import remove_unused
+from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (
@@ -96,7 +98,7 @@ class SubtaskFunction:
         # PySpark's worker appends an empty frame to every output frame; pandas warns each time.
         warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
         epoch = self._epoch(int(token[0]), state)
-        old = self._checked(state, epoch)
+        old = self._checked(state, epoch) or self._initial_handle(epoch)
         limit_bytes = epoch.runtime.memory_limit_bytes
         began = time.monotonic()
         copies = copies_root(executor_local_root(epoch.subtask))
@@ -114,6 +116,8 @@ class SubtaskFunction:
             writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)
             try:
+                if self._function.wake is not None:
+                    frames = self._function.wake.keyed_only(frames)
                 if self._function.broadcast is not None:
                     frames = self._function.broadcast.keyed_only(frames)
                 parts = self._function.parts(frames, epoch.subtask, limit_bytes, copy.scratch)
@@ -174,6 +178,19 @@ class SubtaskFunction:
             watermark_ms=watermark_ms,
             drained_at_ms=drained_at_ms,
         )
+
+    def _initial_handle(self, epoch: _Epoch) -> Handle | None:
+        """Return the handle of the subtask's initial state, in the epoch that starts from it."""
+        if self._function.initial is None or epoch.number != INITIAL_EPOCH:
+            return None
+        uid = self._descriptor.uid
+        reference = epoch.runtime.initial_handles
+        if reference is None:
+            raise PlanError(
+                f"operator {uid!r}, subtask {epoch.subtask}: its initial state was not made; start "
+                "the query with pyspark_ckpt.write_stream(df)"
+            )
+        return read_initial_handle(epoch.storage, reference, uid, epoch.subtask)
 
     def _checked(self, state: GroupState, epoch: _Epoch) -> Handle | None:
         """Return the handle that Spark committed last, if it belongs to this operator."""

@@ -55,35 +55,24 @@ NOT_APPLYING = (
     ),
     NotApplying(
         (
-            "test_transform_with_map_state_metadata_with_init_state",
             "test_transform_with_list_state_metadata",
             "test_transform_with_value_state_metadata",
             "test_transform_with_state_restart_with_multiple_rows_init_state",
+            "*StateVariable*::test_transform_with_state_with_timers_single_partition",
         ),
         "They read state through Spark's sources `state-metadata` and `statestore`. Spark stores a "
         "handle for each subtask; state is read from a savepoint instead.",
         _READS_STATE,
     ),
     NotApplying(
-        ("test_transform_with_map_state_metadata",),
-        "As those above, but it does so in an epoch without rows only, which may not come before "
-        "it stops the query.",
+        (
+            "test_transform_with_map_state_metadata",
+            "test_transform_with_map_state_metadata_with_init_state",
+        ),
+        "As those above, but they do so in an epoch without rows only, which may not come before "
+        "they stop the query.",
         _READS_STATE,
         always=False,
-    ),
-    NotApplying(
-        (
-            "test_transform_with_state_init_state",
-            "test_transform_with_state_init_state_with_extra_transformation",
-            "test_transform_with_state_init_state_with_timers",
-            "TransformWithStateInPandasTests::test_transform_with_state_with_bytes_limit",
-            "TransformWithStateInPandasTests::test_transform_with_state_with_records_limit",
-            "*StateVariable*::test_transform_with_state_with_timers_single_partition",
-        ),
-        "They expect the first rows in epoch 0. Here the initial state is epoch 0, made before the "
-        "first rows, so that it is checkpointed as all state is; rows begin with epoch 1. The "
-        "limits of frames, which two of them are about, hold: tests/query/test_frames.py.",
-        r"in check_results(.|\n)*\nE +AssertionError",
     ),
 )
 

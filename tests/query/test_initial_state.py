@@ -1,21 +1,32 @@
-"""Initial state of whole queries: made once, before the first epoch, and complete."""
+"""Initial state of whole queries: what epoch 0 starts from, once and complete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import BACKEND, OFTEN, Job, newest_checkpoint
+from tests.query.harness import (
+    BACKEND,
+    OFTEN,
+    Job,
+    await_checkpoint,
+    newest_checkpoint,
+    until,
+)
 from tests.query.model import in_order
+from tests.query.session_conf import session_conf
 from tests.query.stored import entries_of_states, handles_of, metadata_of
 
 KEYS = [f"k{i}" for i in range(12)]  # of both subtasks
 OUTPUT = "k string, n long"
+PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class Begun(StatefulProcessor):
@@ -35,6 +46,14 @@ class Begun(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class WithBroadcast(Begun):
+    """Take broadcast rows, too."""
+
+    def handleBroadcastRows(self, rows: Any, timerValues: Any) -> Iterator[Row]:
+        assert list(rows)
+        return iter(())
 
 
 def beginning(job: Job, first: int = 100) -> Any:
@@ -63,11 +82,10 @@ def test_made_once(job: Job) -> None:
     first = job.run()
     told = [("k0", 8), ("k3", 301), ("new", 1)]
     assert job.result() == in_order(told)
-    # The sink's directory can be read by itself, though it begins with the second epoch.
     files = job.spark.read.parquet(str(job.base / "out"))
     assert in_order(files.collect()) == in_order(told)
     checkpoint = newest_checkpoint(first)
-    assert metadata_of(checkpoint).epoch == 1
+    assert metadata_of(checkpoint).epoch == 0
     assert [handle.subtask for handle in handles_of(checkpoint)] == [0, 1]
     assert numbers(checkpoint) == len(KEYS) + 1
     job.feed.add([("k0", 1), ("k4", 1)])
@@ -84,7 +102,7 @@ def test_made_once(job: Job) -> None:
 
 
 def test_half_made(job: Job) -> None:
-    """A query that was killed while the state was made begins anew, and only so."""
+    """Version 0.1.0 made the state in a marked location; if it was killed, it is made anew."""
     job.location_path.mkdir()
     (job.location_path / "_seeding").touch()
     # Spark had committed the seeding, and its offsets were about to be replaced.
@@ -101,7 +119,7 @@ def test_half_made(job: Job) -> None:
 
 
 def test_foreach_batch(job: Job) -> None:
-    """The initial state is epoch 0: foreachBatch sees ids from 1 on, without a gap.
+    """The rows of epoch 0 come after the initial state, in each action.
 
     The query reads its source at two places, of which Spark keeps two offsets and one log.
     """
@@ -109,12 +127,113 @@ def test_foreach_batch(job: Job) -> None:
     seen: dict[int, list[tuple[Any, ...]]] = {}
 
     def sink(batch: DataFrame, epoch: int) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(batch.count).result() == 1
         seen[epoch] = [tuple(row) for row in batch.collect()]
 
     job.feed.add([("k2", 1)], [("k2", 2)])
     writer = job.writer().foreachBatch(sink).trigger(availableNow=True)
     writer.start().awaitTermination()
-    assert seen == {1: [("k2", 202)], 2: [("k2", 206)]}
+    assert seen == {0: [("k2", 202)], 1: [("k2", 206)]}
+
+
+def test_subtasks_without_rows(job: Job) -> None:
+    """They have their state in the first checkpoint, which restores at another parallelism."""
+    job.feed.add([(KEYS[0], 1)])
+    checkpoint = newest_checkpoint(job.run())
+    assert [handle.epoch for handle in handles_of(checkpoint)] == [0, 0]
+    assert numbers(checkpoint) == len(KEYS)
+    job.feed.add([(key, 1) for key in KEYS])
+    with session_conf(job.spark, {PARTITIONS: "5"}):
+        wider = job.but(location="wide", out="wide-out")
+        query = wider.run(restore=checkpoint)
+        assert [handle.parallelism for handle in handles_of(newest_checkpoint(query))] == [5] * 5
+    sums = [100 * i + 1 for i in range(len(KEYS))]
+    sums[0] += 8
+    assert wider.result() == in_order(zip(KEYS, sums, strict=True))
+
+
+def test_leaves_nothing_behind(job: Job) -> None:
+    """What epoch 0 starts from goes with the first checkpoint; an idle subtask is not called."""
+    job.feed.add([(KEYS[0], 1)])
+    with job.running() as query:
+        await_checkpoint(query, 0)
+        until(lambda: not list(job.checkpoint_path.glob("shared/initial-*")), "it is still there")
+        job.feed.add([(KEYS[0], 1)])
+        second = await_checkpoint(query, 1)
+    assert sorted(handle.epoch for handle in handles_of(second.path)) == [0, 1]
+
+
+class FailsOnce(Begun):
+    """The first attempt of each task of epoch 0 fails after all of its work."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        context = TaskContext.get()
+        self.fails = (
+            context is not None
+            and context.attemptNumber() == 0
+            and context.getLocalProperty("streaming.sql.batchId") == "0"
+        )
+
+    def close(self) -> None:
+        if self.fails:
+            raise RuntimeError("the first attempt")
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
+def test_tasks_that_fail_in_epoch_0(job: Job, backend: str) -> None:
+    job.feed.add([(key, 1) for key in KEYS])
+    job = job.but(processor=FailsOnce).using({BACKEND: backend})
+    job.run()
+    job.feed.add([(KEYS[1], 1)])
+    job.run()
+    sums = [(key, 100 * i + 1) for i, key in enumerate(KEYS)]
+    sums[0] = (KEYS[0], 8)
+    assert job.result() == in_order([*sums, (KEYS[1], 102)])
+
+
+class FailsWithRows(Begun):
+    """A processor that has to be corrected."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        raise ValueError("not good")
+
+
+def test_restart_before_the_first_commit(job: Job) -> None:
+    """The state is made anew, from what is given now; a query without one is refused."""
+    job.feed.add([(KEYS[2], 1)])
+    with pytest.raises(Exception, match="not good"):
+        job.but(processor=FailsWithRows).run()
+    assert (job.location_path / "offsets" / "0").exists()
+    with pytest.raises(ckpt.RestoreError, match="initialState again"):
+        job.but(arguments={}).run()
+    checkpoint = newest_checkpoint(job.but(arguments={"initialState": beginning(job, 7)}).run())
+    assert job.result() == [(KEYS[2], 15)]
+    assert numbers(checkpoint) == len(KEYS)
+
+
+def test_beside_other_operators(job: Job) -> None:
+    """One of two operators has an initial state and broadcast rows; Spark's own one follows."""
+
+    def plan(job: Job) -> DataFrame:
+        uncounted = job.but(arguments={}, uid="second")
+        keyed = ckpt.key_by(job.stream(), "k").connectBroadcast(job.stream())
+        counted = job.process(keyed).withColumnRenamed("n", "v")
+        return uncounted.process(ckpt.key_by(counted, "k"))
+
+    def deduplicated(job: Job) -> DataFrame:
+        return job.process(ckpt.key_by(job.stream(), "k")).dropDuplicates(["k"])
+
+    job.feed.add([(KEYS[3], 1)])
+    both = job.but(plan=plan, processor=WithBroadcast)
+    both.run()
+    job.feed.add([(KEYS[3], 1)])
+    both.run()
+    assert both.result() == in_order([(KEYS[3], 301), (KEYS[3], 301 + 302)])
+    once = job.but(plan=deduplicated, location="once", out="once-out")
+    once.run()
+    assert [k for k, _ in once.result()] == [KEYS[3]]
 
 
 def test_processor_that_raises(job: Job) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
@@ -14,13 +14,6 @@ from tests.query.model import Count
 from tests.query.session_conf import session_conf
 
 OUTPUT = "k string, n long"
-
-
-class Begun(Count):
-    """Takes an initial state."""
-
-    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
-        self.count.update((initialState.v,))
 
 
 @pytest.fixture
@@ -55,17 +48,12 @@ def start(job: Job, df: DataFrame, location: str = "") -> None:
 
 
 def test_spark_operators_with_other_state_stores(job: Job) -> None:
-    """Files with ids in their names are not looked for; an initial state has no epoch before."""
+    """Files with ids in their names are not looked for."""
     df = transform(job).dropDuplicates(["k"])
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"
     with session_conf(job.spark, {version: "2"}):
         with refused(ckpt.NotBuiltYetError, version, "dedupe", unchanged=job.base):
             start(job, df)
-    initial = job.spark.createDataFrame([("a", 1)], "k string, v long")
-    df = transform(job, statefulProcessor=Begun(), initialState=initial.groupBy("k"))
-    df = df.dropDuplicates(["k"])
-    with refused(ckpt.NotBuiltYetError, "initialState", unchanged=job.base):
-        start(job, df)
 
 
 @pytest.mark.parametrize("scheme", ["s3a", "hdfs"])

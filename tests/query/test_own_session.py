@@ -224,7 +224,7 @@ class Slow(Reveal):
             pipe.read()
 
 
-def test_a_start_does_not_wait_for_another_ones_seeding(job: Job) -> None:
+def test_a_start_does_not_wait_for_another_ones_initial_state(job: Job) -> None:
     pipe = job.base / "pipe"
     os.mkfifo(pipe)
     initial = job.spark.createDataFrame([("k0", 1)], "k string, v long").groupBy("k")
@@ -238,7 +238,7 @@ def test_a_start_does_not_wait_for_another_ones_seeding(job: Job) -> None:
     seeding = threading.Thread(target=slow.run)
     seeding.start()
     try:
-        until((job.base / "slow" / "_seeding").exists, "no seeding began")
+        until((job.base / "slow" / "metadata").exists, "the slow start did not begin")
         quick = threading.Thread(target=job.run)
         quick.start()
         quick.join(DEADLINE)

@@ -1,0 +1,36 @@
+"""A relation of one row that is a stream for Spark, so that it can be united with one.
+
+It is no source: it has no offsets, and never causes an epoch. Its row is there in each epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_ckpt.errors import NotBuiltYetError
+
+_DATASETS = "org.apache.spark.sql.classic.Dataset"
+
+
+def streaming_row(spark: SparkSession) -> DataFrame:
+    """Return a streaming DataFrame that has one row in each epoch.
+
+    Raises
+    ------
+    NotBuiltYetError
+        In a version of Spark whose relations are others.
+    """
+    node = spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()
+    is_streaming = True  # Spark allows no union of a stream and a batch
+    try:
+        streamed = node.copy(node.output(), node.data(), is_streaming, node.stream())
+    except (Py4JError, TypeError) as exc:
+        raise NotBuiltYetError(
+            f"PySpark {spark.version} has another relation for rows than PySpark 4.0 to 4.3 "
+            f"({exc}): use one of these versions"
+        ) from exc
+    datasets: Any = getattr(spark._jvm, _DATASETS)
+    return DataFrame(datasets.ofRows(spark._jsparkSession, streamed), spark)

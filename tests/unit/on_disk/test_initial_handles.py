@@ -1,0 +1,69 @@
+"""What epoch 0 starts from: each subtask finds its own handle, or an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.on_disk.initial_handles import (
+    newest_initial_time_ms,
+    read_initial_handle,
+    write_initial_handles,
+)
+from pyspark_ckpt.on_disk.layout import SHARED, initial_path, initial_time_ms, state_file
+from pyspark_ckpt.on_disk.storage import Storage, open_storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+def handle(uid: str, subtask: int) -> Handle:
+    return Handle(
+        query_id="q",
+        uid=uid,
+        subtask=subtask,
+        parallelism=2,
+        max_parallelism=128,
+        epoch=0,
+        key_schema="{}",
+    )
+
+
+def test_a_subtask_finds_its_own(storage: Storage) -> None:
+    handles = [handle("a", 0), handle("a", 1), handle("b", 1)]
+    reference = write_initial_handles(storage, handles, 7)
+    for each in handles:
+        assert read_initial_handle(storage, reference, each.uid, each.subtask) == each
+    assert read_initial_handle(storage, reference, "b", 0) is None
+
+
+def test_a_changed_file_is_refused(storage: Storage) -> None:
+    reference = write_initial_handles(storage, [handle("a", 0)], 7)
+    storage.delete([reference.path])
+    with pytest.raises(CorruptFileError):
+        read_initial_handle(storage, reference, "a", 0)
+    wrong = storage.write(reference.path, [msgspec.msgpack.encode(["no handle"])])
+    with pytest.raises(CorruptFileError, match="start the query again"):
+        read_initial_handle(storage, wrong, "a", 0)
+
+
+def test_the_newest_time_counts(storage: Storage) -> None:
+    assert newest_initial_time_ms(storage) is None
+    for time_ms in (5, 11, 7):
+        write_initial_handles(storage, [], time_ms)
+    storage.write(f"{SHARED}/initial-99-notes.txt", [])
+    assert newest_initial_time_ms(storage) == 11
+
+
+def test_names() -> None:
+    name = initial_path(12).rpartition("/")[2]
+    assert initial_time_ms(name) == 12
+    assert initial_time_ms(f".{name}.0a1b2c3d.tmp") == 12
+    assert state_file(name) is None
+    assert initial_time_ms("initial-12-0123456789abcdef.chg") is None
