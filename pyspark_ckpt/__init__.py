@@ -21,7 +21,7 @@ from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.planned_parts import PlannedState
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
-from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.configuration import read_conf_file

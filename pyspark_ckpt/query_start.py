@@ -23,7 +23,7 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime

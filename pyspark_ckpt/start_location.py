@@ -29,7 +29,7 @@ from pyspark_ckpt.configuration import PARALLELISM
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.on_disk.layout import (
     CHECKPOINTS_DIRECTORY,

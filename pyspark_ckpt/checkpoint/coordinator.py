@@ -41,7 +41,7 @@ from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, has_ended, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import (

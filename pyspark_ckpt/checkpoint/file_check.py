@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.at_once import AT_ONCE, all_of
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 
 ON_DRIVER = 16 * AT_ONCE

@@ -17,7 +17,7 @@ from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
-COLUMNS = (
+HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
     "new_bytes", "files", "phases_ms", "path", "reason",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
     return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
 
 
-def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUMNS) -> pd.DataFrame:
     """Return entries as a DataFrame of some columns."""
     rows = [msgspec.structs.asdict(entry) for entry in entries]
     fields = [field.name for field in msgspec.structs.fields(HistoryEntry)]

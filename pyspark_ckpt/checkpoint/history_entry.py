@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata

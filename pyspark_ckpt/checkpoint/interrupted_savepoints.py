@@ -9,7 +9,7 @@ from pyspark_ckpt.checkpoint.dispose import dispose_of_begun
 from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.in_progress import read_in_progress

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay

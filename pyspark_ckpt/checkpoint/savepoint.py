@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 import msgspec
 
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.checkpoint.savepoint_record import (
+    SAVEPOINT,
+    Savepoint,
+    SavepointFormat,
+    format_of,
+)
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
-from pyspark_ckpt.on_disk.handle import CANONICAL_FORMAT, FileReference, Handle
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
 from pyspark_ckpt.on_disk.layout import (
     IN_PROGRESS_NAME,
@@ -23,59 +28,6 @@ from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata
 from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
-
-SAVEPOINT = "savepoint"
-"""What the metadata of a savepoint says that it is."""
-
-
-class SavepointFormat(str, Enum):
-    """Flink's two formats of a savepoint."""
-
-    CANONICAL = "CANONICAL"
-    NATIVE = "NATIVE"
-
-    @classmethod
-    def of(cls, name: str) -> SavepointFormat:
-        """Return a format by its name.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is none of that name.
-        """
-        try:
-            return cls(str(name).upper())
-        except ValueError:
-            raise ConfigurationError(
-                f"format {name!r} of a savepoint: allowed are CANONICAL and NATIVE"
-            ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Savepoint:
-    """A completed savepoint; `path` is what ``restoreFrom`` takes."""
-
-    path: str
-    epoch: int
-    query_id: str
-    triggered_at_ms: int
-    completed_at_ms: int
-    size_bytes: int
-    files: int
-    format: str = SavepointFormat.CANONICAL.value
-
-
-def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:
-    """Return the format that a savepoint's files have, ``None`` for a checkpoint."""
-    if metadata.kind != SAVEPOINT:
-        return None
-    handles = [handle for operator in metadata.operators for handle in operator.handles]
-    is_canonical = all(
-        handle.base is not None and handle.base.format == CANONICAL_FORMAT and not handle.segments
-        for handle in handles
-    )
-    return SavepointFormat.CANONICAL if is_canonical else SavepointFormat.NATIVE
-
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
 """Runs the copies of all subtasks, wherever; returns the handles of what they made, in order."""

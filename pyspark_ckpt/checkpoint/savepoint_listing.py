@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
-from pyspark_ckpt.checkpoint.savepoint import format_of
+from pyspark_ckpt.checkpoint.savepoint_record import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import is_savepoint_name

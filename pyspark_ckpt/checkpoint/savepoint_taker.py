@@ -17,9 +17,10 @@ from pyspark_ckpt.checkpoint.in_time import in_time
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint import NewSavepoint
 from pyspark_ckpt.checkpoint.savepoint_attempt import SavepointAttempt
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.checkpoint.task_errors import error_text

@@ -17,7 +17,7 @@ from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 
 _OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
-COLUMNS = (
+SUBTASK_COLUMNS = (
     "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
     "files", "base_bytes", "segments", *_OF_EPOCH,
 )  # fmt: skip
@@ -51,7 +51,7 @@ def subtask_history(path: str) -> pd.DataFrame:
             handles = {(handle.uid, handle.subtask): handle for handle in metadata.handles()}
             rows += [_row(metadata, handle, before.get(key)) for key, handle in handles.items()]
             before = handles
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    return pd.DataFrame(rows, columns=list(SUBTASK_COLUMNS))
 
 
 def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:

@@ -15,8 +15,8 @@ from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.origin import read_origin
-from pyspark_ckpt.checkpoint.savepoint import format_of
 from pyspark_ckpt.checkpoint.savepoint_listing import LEVELS, savepoint_entries
+from pyspark_ckpt.checkpoint.savepoint_record import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError

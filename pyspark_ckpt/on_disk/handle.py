@@ -11,19 +11,12 @@ import secrets
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.file_reference import FileReference
 
 HANDLE_FORMAT_VERSION = 1
 
 EMPTY_VERSION = "empty"
 """Version of a subtask's state before its first change."""
-
-
-class FileReference(msgspec.Struct, frozen=True):
-    """A file by its path relative to a checkpoints or savepoint directory."""
-
-    path: str
-    size_bytes: int
-    sha256: str
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ from typing import BinaryIO
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage
-from pyspark_ckpt.on_disk.handle import FileReference
 from pyspark_ckpt.on_disk.layout import is_metadata
 
 MEMORY_SCHEME = "memory"

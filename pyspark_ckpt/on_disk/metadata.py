@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import operator_mark
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.stored_schema import checked_schema
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeVar
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.abstract_storage import Storage
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 
 logger = logging.getLogger(__name__)
 

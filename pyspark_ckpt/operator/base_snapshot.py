@@ -16,13 +16,13 @@ from pathlib import Path
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.canonical_file import decode_canonical
 from pyspark_ckpt.on_disk.change_file import decode_changes, encode_changes
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
-    FileReference,
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import base_path

@@ -155,9 +155,3 @@ def copy_as_sent(processor: StatefulProcessor, uid: str) -> StatefulProcessor:
             f"({type(exc).__name__}: {exc}); open connections and locks in init, not in __init__"
         ) from exc
     return copy
-
-
-def travels_by_value(module: str | None) -> bool:
-    """Tell whether Spark ships the code of a module, rather than have executors import it."""
-    registered = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
-    return module == "__main__" or module in registered

@@ -7,7 +7,8 @@ import msgspec
 from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import FileReference, Handle, StateDescriptor
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 from pyspark_ckpt.on_disk.rolled_back import RolledBack
 
 DEFAULT_UID = "operator"

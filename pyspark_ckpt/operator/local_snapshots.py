@@ -22,12 +22,12 @@ from pathlib import Path
 
 import msgspec
 
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
-    FileReference,
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import is_snapshot_id, new_snapshot_id

@@ -17,8 +17,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import msgspec
-
-from pyspark_ckpt.operator.declared_states import travels_by_value
+from pyspark import cloudpickle
 
 MAX_SOURCE_BYTES = 500_000
 """Source text that travels with an operator at most, before it is compressed to about a fifth."""
@@ -117,3 +116,9 @@ def _global_names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _global_names(constant)
+
+
+def travels_by_value(module: str | None) -> bool:
+    """Tell whether Spark ships the code of a module, rather than have executors import it."""
+    registered = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
+    return module == "__main__" or module in registered

@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata

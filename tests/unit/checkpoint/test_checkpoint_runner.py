@@ -20,7 +20,7 @@ from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.layout import segment_path, source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.on_disk.metadata_file import read_metadata

@@ -11,7 +11,7 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.storage import LocalStorage

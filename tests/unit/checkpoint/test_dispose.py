@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.savepoint import write_savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage

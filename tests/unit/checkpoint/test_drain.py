@@ -13,7 +13,8 @@ import pytest
 from pyspark_ckpt.checkpoint.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.handle import FileReference, Handle
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 
 WATERMARK_MS = 5_000

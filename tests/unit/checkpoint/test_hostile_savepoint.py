@@ -25,17 +25,14 @@ from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.native_file_check import checked_content, is_checked
 from pyspark_ckpt.checkpoint.restore_plan import plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.savepoint import write_savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.spark_state import with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.handle import (
-    BaseFile,
-    BaseSnapshot,
-    FileReference,
-    StateDescriptor,
-)
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, StateDescriptor
 from pyspark_ckpt.on_disk.metadata import (
     CheckpointMetadata,
     NativeFile,

@@ -15,7 +15,8 @@ from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.history_entry import BEGUN
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
-from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, SavepointFormat, run_copies_here
+from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, run_copies_here
+from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.errors import (

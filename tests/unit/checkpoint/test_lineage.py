@@ -14,7 +14,8 @@ from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.history_log import KEPT, HistoryLog
 from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.savepoint import write_savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
-from pyspark_ckpt.checkpoint.savepoint import SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.request_desk import Actions, RequestDesk
-from pyspark_ckpt.checkpoint.savepoint import Savepoint, SavepointFormat
+from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.cli.main import main

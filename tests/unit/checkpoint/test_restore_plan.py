@@ -11,7 +11,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan, plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.savepoint import SavepointFormat, write_savepoint
+from pyspark_ckpt.checkpoint.savepoint import write_savepoint
+from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.on_disk.handle import StateDescriptor

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
     BaseFile,
     BaseSnapshot,
-    FileReference,
     Handle,
     Segment,
     StateDescriptor,

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import (
     CheckpointMetadata,
     NativeFile,

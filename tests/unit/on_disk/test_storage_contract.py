@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.handle import FileReference
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import FileReference, Handle, Segment
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import Handle, Segment
 from pyspark_ckpt.on_disk.layout import epoch_of, operator_mark
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment

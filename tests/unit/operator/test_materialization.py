@@ -12,12 +12,12 @@ import pytest
 
 from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
-    FileReference,
     Handle,
     Segment,
 )

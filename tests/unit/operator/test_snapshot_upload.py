@@ -13,7 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, FileReference, Handle
+from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot

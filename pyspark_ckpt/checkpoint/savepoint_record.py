@@ -1,0 +1,62 @@
+"""A completed savepoint, and the two formats that it can have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.on_disk.handle import CANONICAL_FORMAT
+from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+
+SAVEPOINT = "savepoint"
+"""What the metadata of a savepoint says that it is."""
+
+
+class SavepointFormat(str, Enum):
+    """Flink's two formats of a savepoint."""
+
+    CANONICAL = "CANONICAL"
+    NATIVE = "NATIVE"
+
+    @classmethod
+    def of(cls, name: str) -> SavepointFormat:
+        """Return a format by its name.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of that name.
+        """
+        try:
+            return cls(str(name).upper())
+        except ValueError:
+            raise ConfigurationError(
+                f"format {name!r} of a savepoint: allowed are CANONICAL and NATIVE"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """A completed savepoint; `path` is what ``restoreFrom`` takes."""
+
+    path: str
+    epoch: int
+    query_id: str
+    triggered_at_ms: int
+    completed_at_ms: int
+    size_bytes: int
+    files: int
+    format: str = SavepointFormat.CANONICAL.value
+
+
+def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:
+    """Return the format that a savepoint's files have, ``None`` for a checkpoint."""
+    if metadata.kind != SAVEPOINT:
+        return None
+    handles = [handle for operator in metadata.operators for handle in operator.handles]
+    is_canonical = all(
+        handle.base is not None and handle.base.format == CANONICAL_FORMAT and not handle.segments
+        for handle in handles
+    )
+    return SavepointFormat.CANONICAL if is_canonical else SavepointFormat.NATIVE
