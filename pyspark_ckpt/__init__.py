@@ -12,7 +12,7 @@
     savepoint = query.triggerSavepoint("savepoints/")
 """
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.lineage import lineage
@@ -24,7 +24,6 @@ from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.checkpoint.verification import Verification, verify
-from pyspark_ckpt.configuration import read_conf_file
 from pyspark_ckpt.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -59,6 +58,7 @@ from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.restoring import plan_restore, rename_uid
 from pyspark_ckpt.rolling_back import Rollback, rollback
+from pyspark_ckpt.settings import read_conf_file
 from pyspark_ckpt.stream import KeyedStream, key_by
 from pyspark_ckpt.version import __version__
 from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream

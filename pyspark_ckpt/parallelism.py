@@ -6,7 +6,7 @@ import logging
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.configuration import PARALLELISM, read_settings
+from pyspark_ckpt.settings import PARALLELISM, read_settings
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 

@@ -21,7 +21,6 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.configuration import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import Origin
@@ -34,6 +33,7 @@ from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_failure import library_errors
 from pyspark_ckpt.query_plan import source_ids, source_names
 from pyspark_ckpt.session_conf import conf_of_start
+from pyspark_ckpt.settings import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.table_sink import TableSink

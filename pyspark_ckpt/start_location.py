@@ -25,7 +25,6 @@ from pyspark_ckpt.checkpoint.seeding_marker import (
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
-from pyspark_ckpt.configuration import PARALLELISM
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
@@ -42,6 +41,7 @@ from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.passed_watermark import MIN, POLICY
+from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.acknowledgement import acknowledgements_of
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState

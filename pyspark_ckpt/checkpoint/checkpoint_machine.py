@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Acknowledgement, Reception, Subtask
-from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.settings import Settings
 
 
 class CheckpointState(Enum):

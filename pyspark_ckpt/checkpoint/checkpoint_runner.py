@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work, monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
@@ -24,11 +24,11 @@ from pyspark_ckpt.checkpoint.listener import Listeners
 from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
-from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.retrying_storage import retried
 from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.settings import Settings
 
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""

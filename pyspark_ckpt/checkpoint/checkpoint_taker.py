@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace, Standing

@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
@@ -53,7 +53,6 @@ from pyspark_ckpt.checkpoint.stopping_failure import (
 )
 from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
-from pyspark_ckpt.configuration import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     FailedCheckpointsError,
@@ -62,6 +61,7 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.retrying_storage import RetryingStorage
+from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError
 
 _Result = TypeVar("_Result")

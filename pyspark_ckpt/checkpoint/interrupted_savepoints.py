@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.dispose import dispose_of_begun
 from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
 from pyspark_ckpt.checkpoint.history_log import HistoryLog

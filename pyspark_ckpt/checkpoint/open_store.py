@@ -13,9 +13,9 @@ from pyspark_ckpt.checkpoint.store_note import (
     write_store_note,
 )
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
-from pyspark_ckpt.configuration import ZOOKEEPER, Settings
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.settings import ZOOKEEPER, Settings
 
 
 def open_store(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.settings import Settings
 
 logger = logging.getLogger(__name__)
 

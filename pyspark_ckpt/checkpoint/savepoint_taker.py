@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.in_time import in_time
@@ -24,9 +24,9 @@ from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.checkpoint.task_errors import error_text
-from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from pyspark import SparkContext
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError
 
 _LOCAL_PROPERTIES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.errors import PySparkException
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 import msgspec
 
-from pyspark_ckpt.configuration import ZOOKEEPER, Settings
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import store_note_path
 from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.settings import ZOOKEEPER, Settings
 
 _MAX_BYTES = 64 << 10
 

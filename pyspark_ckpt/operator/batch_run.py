@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.on_disk.handle import EMPTY_VERSION
 from pyspark_ckpt.operator.epoch_clock import NO_TIME_MS, EpochClock, TimeMode
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
@@ -18,6 +17,7 @@ from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.settings import Settings
 from state_backends import open_backend
 
 _EPOCH = 0

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
 from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import make_base
@@ -27,6 +26,7 @@ from pyspark_ckpt.operator.snapshot_upload import (
     outlives_tasks,
     upload,
 )
+from pyspark_ckpt.settings import Materialization
 from state_backends import BackendCorruptError
 
 MOST_SEGMENTS = 3

@@ -17,7 +17,6 @@ import pandas as pd
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.on_disk.handle import (
     EpochMetrics,
@@ -47,6 +46,7 @@ from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.unused_copies import remove_unused
 from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
+from pyspark_ckpt.settings import RUNTIME_KEY
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (

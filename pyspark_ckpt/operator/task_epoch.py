@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_ckpt.configuration import EPOCH_KEY
 from pyspark_ckpt.errors import UnknownEpochError
 from pyspark_ckpt.operator.descriptor import Runtime, decode_announced
+from pyspark_ckpt.settings import EPOCH_KEY
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"

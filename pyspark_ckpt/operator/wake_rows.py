@@ -14,11 +14,11 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pyspark_ckpt.configuration import RUNTIME_KEY
 from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.side_rows import SideRows
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
+from pyspark_ckpt.settings import RUNTIME_KEY
 
 INITIAL_EPOCH = 0
 """The epoch that starts from the initial state."""

@@ -14,7 +14,6 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.configuration import read_settings
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
@@ -23,6 +22,7 @@ from pyspark_ckpt.operator.key_groups import check_max_parallelism
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator_arguments import OperatorArguments
+from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import EventTime
 from pyspark_ckpt.testing.given_keys import GivenKeys

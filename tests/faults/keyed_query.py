@@ -35,7 +35,6 @@ from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.snapshot import gather
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
-from pyspark_ckpt.configuration import Materialization, Settings
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
@@ -48,6 +47,7 @@ from pyspark_ckpt.operator.redistribution_run import (
     newest_of,
 )
 from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.settings import Materialization, Settings
 from tests.faults.epochs import SparkFiles
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Writes

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.configuration import PARALLELISM
+from pyspark_ckpt.settings import PARALLELISM
 from tests.query.harness import Job, newest_checkpoint, refused
 from tests.query.model import events_of, expected, expected_after
 from tests.query.session_conf import session_conf

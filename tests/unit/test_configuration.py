@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.configuration import (
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.settings import (
     KEYS,
+    MAX_INLINE_BYTES,
     PREFIX,
     RUNTIME_KEY,
     Settings,
@@ -15,8 +17,6 @@ from pyspark_ckpt.configuration import (
     read_conf_file,
     read_settings,
 )
-from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.setting_values import MAX_INLINE_BYTES
 
 HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."

@@ -108,7 +108,7 @@ def test_what_is_on_disk_does_not_depend_on_spark() -> None:
             "pyspark_ckpt.errors",
             ["on_disk", "operator", "checkpoint", "stream", "configuration", "testing"],
         ),
-        ("pyspark_ckpt.configuration", ["on_disk", "operator", "checkpoint", "stream", "writer"]),
+        ("pyspark_ckpt.settings", ["on_disk", "operator", "checkpoint", "stream", "writer"]),
     ],
 )
 def test_dependencies_point_downwards(package: str, above: list[str]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Acknowledgement, Reception, Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import (
     TRANSITIONS,
@@ -19,7 +19,7 @@ from pyspark_ckpt.checkpoint.checkpoint_machine import (
     CheckpointState,
     Refusal,
 )
-from pyspark_ckpt.configuration import Settings
+from pyspark_ckpt.settings import Settings
 
 A, B = Subtask("op", 0), Subtask("op", 1)
 SUBTASKS = frozenset({A, B})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.history_log import KEPT, HistoryLog

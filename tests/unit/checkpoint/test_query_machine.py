@@ -30,11 +30,11 @@ from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
-from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
 from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.settings import Materialization
 from state_backends import BACKEND_TYPES
 from tests.faults.faulty_storage import FAULTS, FaultyStorage
 from tests.faults.keyed_query import (

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint import zookeeper_pointers
-from pyspark_ckpt.checkpoint.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.claimed_source import discard
 from pyspark_ckpt.checkpoint.open_store import find_store, open_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
-from pyspark_ckpt.configuration import Settings
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.settings import Settings
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
 from tests.servers.zookeeper import zookeeper_server
 

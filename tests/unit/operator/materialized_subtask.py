@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.on_disk.handle import Handle, following
 from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
@@ -18,6 +17,7 @@ from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.snapshot_upload import upload, upload_steps
+from pyspark_ckpt.settings import Materialization
 
 State = dict[bytes, bytes]
 Writes = Mapping[bytes, bytes | None]

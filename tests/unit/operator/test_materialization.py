@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyspark_ckpt.configuration import Materialization
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
@@ -26,6 +25,7 @@ from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import MOST_SEGMENTS, is_due
+from pyspark_ckpt.settings import Materialization
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 

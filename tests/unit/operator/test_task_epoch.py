@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.configuration import EPOCH_KEY, Materialization
 from pyspark_ckpt.errors import UnknownEpochError
 from pyspark_ckpt.operator.descriptor import AnnouncedEpoch, Runtime, encode_announced
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
+from pyspark_ckpt.settings import EPOCH_KEY, Materialization
 
 RUNTIME = Runtime(
     query_id="q",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.configuration import Materialization
+from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
