@@ -17,7 +17,6 @@ import msgspec
 
 from benchmarks.process_memory import BEGIN
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_copy import open_local_copy
@@ -25,6 +24,7 @@ from pyspark_ckpt.operator.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.open import LocalStorage
 
 LIMIT_BYTES = 64 << 20
 """The memory limit of the epochs."""

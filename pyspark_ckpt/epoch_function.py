@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import UnknownEpochError
 from pyspark_ckpt.on_disk.rolled_back import RolledBack
-from pyspark_ckpt.on_disk.storage import open_local_storage
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
     Runtime,
@@ -19,6 +18,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_announced,
 )
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
+from pyspark_ckpt.storage.open import open_local_storage
 
 
 @dataclass(frozen=True, slots=True)

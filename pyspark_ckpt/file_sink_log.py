@@ -8,7 +8,7 @@ empty entries before it. Names and texts are Spark's (FileStreamSinkLog, version
 from __future__ import annotations
 
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULT_COMPACT_INTERVAL = 10

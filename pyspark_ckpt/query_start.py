@@ -22,7 +22,6 @@ from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.file_sink_log import FileSinkLog
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import Origin
 from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
@@ -36,6 +35,7 @@ from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.settings import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.spark_paths import qualified_path
 from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.table_sink import TableSink
 from pyspark_ckpt.temporary_location import FORCED, delete_when_ended
 

@@ -37,11 +37,11 @@ from pyspark_ckpt.on_disk.rolled_back import (
     void_after_return,
     void_after_rollback,
 )
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_local_storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.own_session import own_session
 from pyspark_ckpt.query_plan import is_active
 from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage, open_storage
 
 logger = logging.getLogger(__name__)
 

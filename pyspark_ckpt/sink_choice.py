@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL, DEFAULT_COMPACT_INTERVAL, FileSinkLog
-from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage
 from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.storage.open import LocalStorage, open_local_storage
 from pyspark_ckpt.table_sink import TableSink
 from pyspark_ckpt.temporary_location import may_be_temporary
 

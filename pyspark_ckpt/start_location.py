@@ -28,7 +28,6 @@ from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.initial_state import initial_state_of
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.on_disk.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -37,11 +36,12 @@ from pyspark_ckpt.on_disk.layout import (
     SEEDING_MARKER,
 )
 from pyspark_ckpt.on_disk.metadata import Origin
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.passed_watermark import MIN, POLICY
 from pyspark_ckpt.settings import PARALLELISM
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)

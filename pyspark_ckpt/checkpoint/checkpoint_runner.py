@@ -26,9 +26,9 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoi
 from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.retrying_storage import retried
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.retrying import retried
 
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""

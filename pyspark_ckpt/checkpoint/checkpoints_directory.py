@@ -9,7 +9,7 @@ from pyspark_ckpt.on_disk.layout import (
     TASK_OWNED,
     checkpoint_id_of,
 )
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 
 def find_checkpoints_directory(path: str) -> Storage:

@@ -19,7 +19,7 @@ from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.on_disk.metadata import Origin
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 
 logger = logging.getLogger(__name__)
 

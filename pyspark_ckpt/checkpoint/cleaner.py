@@ -26,7 +26,7 @@ from pyspark_ckpt.on_disk.layout import (
     state_file,
 )
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 
 def garbage(

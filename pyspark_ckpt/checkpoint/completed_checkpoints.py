@@ -13,7 +13,7 @@ from pyspark_ckpt.checkpoint.driver_term import DriverTerm
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.on_disk.layout import AUTHOR_NAME, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 PROBED_IDS = 8
 """How many ids beyond the highest one known are asked for by name when a store is claimed."""

@@ -60,8 +60,8 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
 )
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.retrying_storage import RetryingStorage
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
+from pyspark_ckpt.storage.retrying import RetryingStorage
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, UnsafePathError
-from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
 from pyspark_ckpt.on_disk.in_progress import (
     DISPOSED,
     OWN_DIRECTORIES,
@@ -15,7 +14,8 @@ from pyspark_ckpt.on_disk.in_progress import (
 from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import secrets
 
-from pyspark_ckpt.checkpoint.numbered_files import highest_number
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.on_disk.layout import term_path
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.numbered_files import highest_number
 
 
 class DriverTerm:

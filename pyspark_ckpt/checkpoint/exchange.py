@@ -12,7 +12,7 @@ import msgspec
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import ROLLBACK_MARKER
 from pyspark_ckpt.on_disk.rolled_back import RolledBack, write_rolled_back
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):

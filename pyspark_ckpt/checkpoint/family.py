@@ -15,7 +15,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 _LEVELS = 5
 """As in ``directory / a fork / its checkpointLocation / pyspark_ckpt / chk-N``."""

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.at_once import AT_ONCE, all_of
-from pyspark_ckpt.on_disk.file_reference import FileReference
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 ON_DRIVER = 16 * AT_ONCE
 """So many files are looked at by the driver itself: a Spark job would take as long."""

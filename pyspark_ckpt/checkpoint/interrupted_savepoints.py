@@ -15,7 +15,7 @@ from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.in_progress import read_in_progress
 from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 
 _MOST = 1000
 """Generations that are followed; what names itself as its parent must not be followed for ever."""

@@ -8,7 +8,7 @@ from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.on_disk.layout import checkpoint_name
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 
 def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:

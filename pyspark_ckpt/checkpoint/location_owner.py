@@ -15,10 +15,10 @@ from contextlib import suppress
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.numbered_files import highest_number
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.on_disk.layout import IDENTITY_NAME, OWNERS, owner_path
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 _MAX_BYTES = 64 << 10
 

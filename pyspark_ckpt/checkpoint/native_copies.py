@@ -7,10 +7,10 @@ import threading
 
 from pyspark_ckpt.checkpoint.spark_state import STATE, chunks_of
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.layout import native_path
 from pyspark_ckpt.on_disk.metadata import NativeFile
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 
 class NativeCopies:

@@ -13,7 +13,7 @@ from pyspark_ckpt.checkpoint.spark_state import STATE, is_operator_metadata, wit
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.metadata import NativeOperatorMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 _STORE = "spark.sql.streaming.stateStore."
 _CODEC = f"{_STORE}compression.codec"

@@ -14,8 +14,8 @@ from pyspark_ckpt.checkpoint.store_note import (
 )
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 from pyspark_ckpt.settings import ZOOKEEPER, Settings
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 
 def open_store(

@@ -8,7 +8,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.metadata import Origin
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"
 

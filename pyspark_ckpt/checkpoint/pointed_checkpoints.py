@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, m
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.on_disk.layout import POINTED_NAME, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 
 class Pointers(ABC):

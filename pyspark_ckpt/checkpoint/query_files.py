@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pyspark_ckpt.checkpoint.native_copies import NativeCopies
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from pyspark_ckpt.checkpoint.task_errors import task_error
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.metadata import OperatorMetadata
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
@@ -35,6 +34,7 @@ from pyspark_ckpt.operator.redistribution_run import (
 from pyspark_ckpt.operator.state_catalog import struct_type
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
 from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4
 

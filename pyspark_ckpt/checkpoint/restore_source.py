@@ -17,7 +17,7 @@ from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state."

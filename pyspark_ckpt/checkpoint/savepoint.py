@@ -14,8 +14,6 @@ from pyspark_ckpt.checkpoint.savepoint_record import (
     format_of,
 )
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.file_reference import FileReference
-from pyspark_ckpt.on_disk.fsspec_storage import DIRECTORY_MARKER
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
 from pyspark_ckpt.on_disk.layout import (
@@ -26,8 +24,10 @@ from pyspark_ckpt.on_disk.layout import (
 )
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
 """Runs the copies of all subtasks, wherever; returns the handles of what they made, in order."""

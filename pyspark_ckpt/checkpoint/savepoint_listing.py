@@ -10,7 +10,7 @@ from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.on_disk.layout import is_savepoint_name
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 LEVELS = 3
 """How deep a directory of savepoints may have directories, as the option ``--directory`` makes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_ckpt.errors import ConfigurationError, UnsafePathError
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 
 
 def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> str:

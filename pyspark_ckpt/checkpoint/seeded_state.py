@@ -22,7 +22,6 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.event_time import never_late_column
@@ -32,6 +31,7 @@ from pyspark_ckpt.operator.subtask import set_timeout
 from pyspark_ckpt.operator_plan import STATE_SCHEMA, TIMEOUTS
 from pyspark_ckpt.own_session import own_session
 from pyspark_ckpt.session_conf import conf_of_start
+from pyspark_ckpt.storage.open import LocalStorage
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}

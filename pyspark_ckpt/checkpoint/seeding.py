@@ -28,9 +28,9 @@ from pyspark_ckpt.checkpoint.spark_state import copy_first_version
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import Origin
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.own_session import own_session
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 _SCRATCH = "_seed"
 

@@ -13,7 +13,7 @@ import uuid
 
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.on_disk.layout import SEEDING_MARKER
-from pyspark_ckpt.on_disk.storage import LocalStorage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, open_storage
 
 QUERY_ID_NAME = "metadata"
 """Spark's file with the id of the query."""

@@ -11,7 +11,7 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.retrying_storage import retried
+from pyspark_ckpt.storage.retrying import retried
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 NO_OFFSET = "-"
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
-from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.base import CHUNK_BYTES
+from pyspark_ckpt.storage.open import LocalStorage
 
 STATE = "state"
 OUR_NAME = "applyInPandasWithState"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pyspark_ckpt.checkpoint.spark_state import STATE, files_below, version_of
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 _STORE_WIDE = frozenset({"SSTs", "logs", "_metadata"})
 _WHOLE_AND_CHANGES = (("snapshot", "delta"), ("zip", "changelog"))

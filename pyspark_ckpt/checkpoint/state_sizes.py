@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.storage.file_reference import FileReference
 
 
 @dataclass(frozen=True, slots=True)

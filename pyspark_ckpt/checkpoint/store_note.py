@@ -13,8 +13,8 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import store_note_path
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
 from pyspark_ckpt.settings import ZOOKEEPER, Settings
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 _MAX_BYTES = 64 << 10
 

@@ -22,8 +22,8 @@ from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import open_storage
 from pyspark_ckpt.restoring import rename_uid
+from pyspark_ckpt.storage.open import open_storage
 
 _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",

@@ -11,7 +11,7 @@ import secrets
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.storage.file_reference import FileReference
 
 HANDLE_FORMAT_VERSION = 1
 

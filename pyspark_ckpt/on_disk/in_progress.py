@@ -20,7 +20,7 @@ from pyspark_ckpt.on_disk.layout import (
     written_path,
 )
 from pyspark_ckpt.on_disk.metadata_check import MAX_FILES, check_path
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 DISPOSED = b"this savepoint was not complete and is being disposed of\n"
 """What takes the place of ``_metadata`` then, so that the savepoint cannot be completed."""

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import SHARED, initial_path, initial_time_ms
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage, WorkerStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage, WorkerStorage
+from pyspark_ckpt.storage.file_reference import FileReference
 
 
 def write_initial_handles(

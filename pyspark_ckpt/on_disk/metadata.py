@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.layout import operator_mark
+from pyspark_ckpt.storage.file_reference import FileReference
 
 
 class SourceLog(msgspec.Struct, frozen=True):

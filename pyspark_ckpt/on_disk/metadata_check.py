@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.stored_schema import checked_schema
+from pyspark_ckpt.storage.file_reference import FileReference
 
 MAX_FILES = 500_000
 MAX_OBJECTS = 4_000_000

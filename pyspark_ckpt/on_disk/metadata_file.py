@@ -20,7 +20,7 @@ from pyspark_ckpt.on_disk.in_progress import DISPOSED, read_in_progress
 from pyspark_ckpt.on_disk.layout import METADATA_NAME
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
 from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 2

@@ -22,7 +22,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import REQUESTS
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 KEPT = 200
 """Requests that stay as the audit trail."""

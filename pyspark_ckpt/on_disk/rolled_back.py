@@ -6,7 +6,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import ROLLED_BACK_NAME
-from pyspark_ckpt.on_disk.local_storage import LocalStorage
+from pyspark_ckpt.storage.local import LocalStorage
 
 ALL_EPOCHS = -1
 """No epoch is before this one."""

@@ -8,7 +8,7 @@ from itertools import chain
 from pyspark_ckpt.on_disk.change_file import encode_changes
 from pyspark_ckpt.on_disk.handle import Handle, Segment, new_version
 from pyspark_ckpt.on_disk.layout import segment_path
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
+from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import Changes
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.canonical_file import decode_canonical
 from pyspark_ckpt.on_disk.change_file import decode_changes, encode_changes
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
@@ -26,8 +25,9 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import base_path
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.epoch_writes import frames_of
+from pyspark_ckpt.storage.base import WorkerStorage
+from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import (
     BackendCorruptError,
     Changes,

@@ -16,7 +16,7 @@ from pyspark_ckpt.on_disk.layout import (
     checkpoint_id_of,
     checkpoint_name,
 )
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
+from pyspark_ckpt.storage.base import WorkerStorage
 
 
 def checkpoint_to_notify(processor: Any, storage: WorkerStorage) -> int | None:

@@ -6,10 +6,10 @@ import msgspec
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 from pyspark_ckpt.on_disk.rolled_back import RolledBack
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.file_reference import FileReference
 
 DEFAULT_UID = "operator"
 """Uid of an operator that was given none, as the only one of a query may; states are stored so."""

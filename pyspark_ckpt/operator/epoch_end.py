@@ -7,12 +7,12 @@ import time
 import msgspec
 
 from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import sweep
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_counting import StateCounting, is_due
+from pyspark_ckpt.storage.base import WorkerStorage
 
 
 def end_epoch(

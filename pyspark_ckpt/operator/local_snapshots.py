@@ -22,7 +22,6 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
@@ -32,6 +31,7 @@ from pyspark_ckpt.on_disk.handle import (
 )
 from pyspark_ckpt.on_disk.layout import is_snapshot_id, new_snapshot_id
 from pyspark_ckpt.operator.base_snapshot import CHANGES_NAME
+from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import BackendCorruptError, StateBackend, is_immutable
 
 _DIRECTORY = "snapshots"

@@ -21,9 +21,9 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
     Segment,
 )
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendCorruptError,
     BackendResourceError,

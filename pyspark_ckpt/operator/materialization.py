@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
-from pyspark_ckpt.on_disk.storage_views import WorkerStorage
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import LocalCopy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
@@ -27,6 +26,7 @@ from pyspark_ckpt.operator.snapshot_upload import (
     upload,
 )
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import BackendCorruptError
 
 MOST_SEGMENTS = 3

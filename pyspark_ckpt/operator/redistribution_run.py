@@ -25,7 +25,6 @@ from pyspark_ckpt.on_disk.handle import (
     new_version,
 )
 from pyspark_ckpt.on_disk.layout import base_path
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import executor_local_root
@@ -39,6 +38,7 @@ from pyspark_ckpt.operator.redistribution import (
 )
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
 from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
 
 _BATCH_ENTRIES = 8192

@@ -26,7 +26,6 @@ from pyspark_ckpt.on_disk.handle import (
     following,
 )
 from pyspark_ckpt.on_disk.initial_handles import read_initial_handle
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
@@ -47,6 +46,7 @@ from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.unused_copies import remove_unused
 from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.settings import RUNTIME_KEY
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (

@@ -17,9 +17,9 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
 )
 from pyspark_ckpt.on_disk.layout import canonical_path
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.local_copy import executor_local_root
 from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
 
 CANONICAL_NAME = "state.parquet"

@@ -19,7 +19,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator import lost_attributes
 from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -34,6 +33,7 @@ from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import encode_key_group
 from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
 from pyspark_ckpt.testing.given_input import GivenBroadcast, GivenColumns, GivenInput
 from pyspark_ckpt.testing.given_keys import GivenKey

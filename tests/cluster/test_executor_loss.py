@@ -17,7 +17,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.cluster.cluster import Cluster, Task, held_locks, users_of
 from tests.query.stored import metadata_of
 from tests.recovery.numbered_rows import check_output

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.faults.epochs import Epochs
 from tests.faults.faulty_storage import FaultyStorage, Plan
 

@@ -24,9 +24,9 @@ from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulO
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment, following
 from pyspark_ckpt.on_disk.layout import base_path, segment_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 QUERY_ID = "0123456789"
 NUM_RETAINED = 2

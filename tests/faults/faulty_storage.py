@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar
 
-from pyspark_ckpt.on_disk.abstract_storage import Storage
-from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.file_reference import FileReference
 
 Result = TypeVar("Result")
 

@@ -38,7 +38,6 @@ from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.redistribution_run import (
     Movement,
@@ -48,6 +47,7 @@ from pyspark_ckpt.operator.redistribution_run import (
 )
 from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.settings import Materialization, Settings
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import SparkFiles
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Writes

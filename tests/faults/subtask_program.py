@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 
 STOPS = ("base", "segment", "handle")

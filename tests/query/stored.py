@@ -9,9 +9,9 @@ from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.on_disk.change_file import decode_changes
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.stored_keys import MAX_STATES, is_keyed, state_id_of
+from pyspark_ckpt.storage.open import Storage
 
 Entries = dict[bytes, bytes]
 

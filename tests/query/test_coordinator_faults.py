@@ -21,10 +21,10 @@ from pyspark_ckpt.checkpoint import patience
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint
-from pyspark_ckpt.on_disk import retrying_storage
 from pyspark_ckpt.on_disk.request_files import BY_QUERY, Answer, Request, RequestFiles, now_ms
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.storage import retrying as retrying_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.query.harness import OFTEN, RETAINED, RETENTION, SAVEPOINT_DIR, TOLERABLE, Job, until
 from tests.query.model import events_of, expected

@@ -15,9 +15,9 @@ from pyspark_ckpt.checkpoint import patience
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.request_desk import RequestDesk
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker
-from pyspark_ckpt.on_disk import retrying_storage
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.start_location import StartLocation
+from pyspark_ckpt.storage import retrying as retrying_storage
+from pyspark_ckpt.storage.open import Storage
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.query.harness import (
     DEADLINE,

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint.exchange import Exchange, exchange
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     CHECKPOINT_DIR,
     INLINE,

@@ -20,11 +20,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, await_rows, newest_checkpoint, refused
 from tests.query.model import Count, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf

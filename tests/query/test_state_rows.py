@@ -19,7 +19,7 @@ from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_ha
 from pyspark_ckpt.checkpoint.state_rows import encoded_handles, written_handles
 from pyspark_ckpt.on_disk.handle import decode_handle
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, completed
 from tests.query.model import events_of
 

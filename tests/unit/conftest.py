@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import StateBackend, open_backend
 
 pytest.register_assert_rewrite("state_backends.contract")

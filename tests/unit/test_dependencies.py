@@ -54,7 +54,7 @@ def below(package: str) -> set[str]:
 
 
 def test_both_packages_are_found() -> None:
-    assert {"pyspark_ckpt", "pyspark_ckpt.on_disk.storage", "state_backends.heap"} <= set(MODULES)
+    assert {"pyspark_ckpt", "pyspark_ckpt.storage.open", "state_backends.heap"} <= set(MODULES)
 
 
 def test_the_reader_of_imports_sees_every_form(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_only_storage_makes_things_durable() -> None:
         return {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
 
     durable = {name for name, path in MODULES.items() if {"fsync", "link"} & calls(path)}
-    assert durable == {"pyspark_ckpt.on_disk.local_storage"}
+    assert durable == {"pyspark_ckpt.storage.local"}
 
 
 def _is_private(name: str) -> bool:

@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 
 @pytest.fixture

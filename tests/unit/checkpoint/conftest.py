@@ -7,7 +7,7 @@ import pytest
 
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 
 @pytest.fixture

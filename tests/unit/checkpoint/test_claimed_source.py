@@ -16,7 +16,7 @@ from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 
 NATIVE = SavepointFormat.NATIVE
 OWN = CompletedCheckpoint(1, "chk-1", 1, 1, 1, 1)

@@ -21,7 +21,7 @@ from pyspark_ckpt.on_disk.layout import (
     snapshot_path,
     source_log_path,
 )
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 FOREIGN = [
     "notes.txt", "shared/notes.txt", "shared/base-1.chg", "taskowned/segment-x-1.chg",
@@ -34,7 +34,7 @@ FOREIGN = [
 _KILLED_WRITE = """
 import os, signal, sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 def chunks():
     yield b"x" * 100_000
     os.kill(os.getpid(), signal.SIGKILL)

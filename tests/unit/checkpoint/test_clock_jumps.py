@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.on_disk.layout import segment_path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
 
 HOUR_MS = 3_600_000

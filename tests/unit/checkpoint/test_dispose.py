@@ -15,10 +15,10 @@ from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from tests.unit.checkpoint.tampered import tampered
 
 FILES = ["shared/base", "shared/log", "taskowned/segment"]

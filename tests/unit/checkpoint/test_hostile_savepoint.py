@@ -31,7 +31,6 @@ from pyspark_ckpt.checkpoint.spark_state import with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, StateDescriptor
 from pyspark_ckpt.on_disk.metadata import (
     CheckpointMetadata,
@@ -41,9 +40,10 @@ from pyspark_ckpt.on_disk.metadata import (
 )
 from pyspark_ckpt.on_disk.metadata_check import MAX_FILES
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.checkpoint.tampered import packed, tampered
 
 Change = Callable[[dict[str, Any]], None]

@@ -29,8 +29,8 @@ from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.in_progress import DISPOSED
 from pyspark_ckpt.on_disk.layout import canonical_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 FORMATS = list(SavepointFormat)
 QUERY, RUN = "0123456789", "the run before"

@@ -18,7 +18,7 @@ from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 
 def generations(storage: Storage, snapshot: CheckpointMetadata, count: int) -> list[str]:

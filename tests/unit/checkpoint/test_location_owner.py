@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

@@ -33,8 +33,8 @@ from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.on_disk.handle import Handle
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES
 from tests.faults.faulty_storage import FAULTS, FaultyStorage
 from tests.faults.keyed_query import (

@@ -28,7 +28,7 @@ from pyspark_ckpt.on_disk.request_files import (
     RequestFiles,
     now_ms,
 )
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 REQUEST = (
     b'{"action":"stop","requested_at_ms":1,"expires_at_ms":9999999999999,"requested_by":"x",'

@@ -17,8 +17,8 @@ from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulO
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, NativeOperatorMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
+from pyspark_ckpt.storage.open import LocalStorage
 
 
 def schema(**fields: T.DataType) -> str:

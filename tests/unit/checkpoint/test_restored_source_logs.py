@@ -17,7 +17,7 @@ from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.layout import source_log_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.checkpoint.tampered import tampered
 
 SECRET = "file:///elsewhere/secret.txt"

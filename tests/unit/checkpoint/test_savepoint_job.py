@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.storage.file_reference import FileReference
 
 
 def copy_of(subtask: int, size_bytes: int) -> SubtaskCopy:

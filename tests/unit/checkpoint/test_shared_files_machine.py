@@ -24,8 +24,8 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.on_disk.layout import snapshot_id_of, snapshot_path
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import (
     ALWAYS,

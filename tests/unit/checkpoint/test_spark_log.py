@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SourceLogFile, SparkLog
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 PutFile = Callable[..., Path]
 

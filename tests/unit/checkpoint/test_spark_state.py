@@ -18,7 +18,7 @@ from pyspark_ckpt.checkpoint.spark_state import (
 )
 from pyspark_ckpt.checkpoint.spark_state_files import needed_files
 from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 METADATA = (
     b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'

@@ -11,7 +11,7 @@ from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 
 
 def grown(handle: Handle, epoch: int, size_bytes: int, storage: Storage) -> Handle:

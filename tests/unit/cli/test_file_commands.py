@@ -25,7 +25,7 @@ from pyspark_ckpt.on_disk.metadata import (
     NativeOperatorMetadata,
     Origin,
 )
-from pyspark_ckpt.on_disk.storage import Storage
+from pyspark_ckpt.storage.open import Storage
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
 
 COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 KINDS = ("local", "memory", "s3")
 

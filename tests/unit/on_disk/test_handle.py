@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
@@ -22,6 +21,7 @@ from pyspark_ckpt.on_disk.handle import (
     following,
     new_version,
 )
+from pyspark_ckpt.storage.file_reference import FileReference
 
 BASE = BaseSnapshot(
     "4-b", 5, 9, (BaseFile("state.chg", FileReference("shared/base", 90, "b" * 64)),)

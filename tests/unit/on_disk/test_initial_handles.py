@@ -15,7 +15,7 @@ from pyspark_ckpt.on_disk.initial_handles import (
     write_initial_handles,
 )
 from pyspark_ckpt.on_disk.layout import SHARED, initial_path, initial_time_ms, state_file
-from pyspark_ckpt.on_disk.storage import Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 
 @pytest.fixture

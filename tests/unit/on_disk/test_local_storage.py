@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import UnsafePathError
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 Log = list[tuple[str, str]]
 

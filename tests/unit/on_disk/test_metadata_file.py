@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.on_disk.metadata import (
     CheckpointMetadata,
@@ -31,7 +30,8 @@ from pyspark_ckpt.on_disk.metadata_file import (
     encode_metadata,
     read_metadata,
 )
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 BASE = FileReference("shared/base", 1000, "b" * 64)
 SEGMENT = FileReference("taskowned/segment", 200, "c" * 64)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.local_storage import LocalStorage
 from pyspark_ckpt.on_disk.rolled_back import (
     RolledBack,
     read_rolled_back,
@@ -15,6 +14,7 @@ from pyspark_ckpt.on_disk.rolled_back import (
     void_after_rollback,
     write_rolled_back,
 )
+from pyspark_ckpt.storage.local import LocalStorage
 
 A10, B12 = RolledBack("a", 10), RolledBack("b", 12)
 ALL_B, ALL_C = RolledBack("b", -1), RolledBack("c", -1)

@@ -13,11 +13,11 @@ import pytest
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk import s3_storage
 from pyspark_ckpt.on_disk.layout import segment_path
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.s3_storage import PART_BYTES, S3Storage
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage import s3 as s3_storage
+from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.s3 import PART_BYTES, S3Storage
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET
@@ -141,7 +141,7 @@ def test_an_upload_whose_content_fails_leaves_no_parts(prefix: str) -> None:
 
 _KILLED_UPLOAD = """
 import os, signal, sys
-from pyspark_ckpt.on_disk.storage import open_storage
+from pyspark_ckpt.storage.open import open_storage
 def chunks():
     yield b"x" * int(sys.argv[3])
     os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError, UnsafePathError
-from pyspark_ckpt.on_disk.storage import LocalStorage, open_local_storage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, open_local_storage, open_storage
 
 
 def opened(url: str) -> Path:
@@ -96,7 +96,7 @@ def test_what_is_no_bucket_is_refused_and_no_secret_is_shown(url: str) -> None:
 def test_s3_without_its_library_says_what_to_install() -> None:
     program = (
         "import sys\nsys.modules['s3fs'] = None\n"
-        "from pyspark_ckpt.on_disk.storage import open_storage\n"
+        "from pyspark_ckpt.storage.open import open_storage\n"
         "try: open_storage('s3://bucket/x')\n"
         "except ValueError as refused: print(type(refused).__name__, refused)"
     )

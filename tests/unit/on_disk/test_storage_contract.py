@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.metadata_file import read_metadata
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 LARGE = 9 << 20
 """More than one part of an upload."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from pyspark_ckpt.on_disk.handle import Handle, following
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import open_local_copy
@@ -18,6 +17,7 @@ from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.snapshot_upload import upload, upload_steps
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.open import Storage
 
 State = dict[bytes, bytes]
 Writes = Mapping[bytes, bytes | None]

@@ -19,8 +19,8 @@ from pyspark_ckpt.on_disk.handle import (
     Segment,
 )
 from pyspark_ckpt.on_disk.layout import operator_mark
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import make_base, read_base
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import Changes, StateBackend, open_backend
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 
 class Curious:

@@ -12,9 +12,9 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads
+from pyspark_ckpt.storage.open import Storage
 from state_backends import (
     BACKEND_TYPES,
     BackendCorruptError,

@@ -18,7 +18,6 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, encode_handle
-from pyspark_ckpt.on_disk.storage import Storage
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.epoch_writes import in_frames
@@ -28,6 +27,7 @@ from pyspark_ckpt.operator.local_copy import (
     subtask_directory,
 )
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from pyspark_ckpt.storage.open import Storage
 from state_backends import (
     BACKEND_TYPES,
     BackendCorruptError,
@@ -41,7 +41,7 @@ State = dict[bytes, bytes]
 _HOLD = """
 import sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 with open_local_copy(Path(sys.argv[1]), sys.argv[2], LocalStorage(Path(sys.argv[3])), None):
     print("open", flush=True)
@@ -287,7 +287,7 @@ import os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
 from pyspark_ckpt.on_disk.handle import decode_handle
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 
 class Killing(LocalStorage):

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
@@ -21,11 +20,12 @@ from pyspark_ckpt.on_disk.handle import (
     Segment,
 )
 from pyspark_ckpt.on_disk.layout import epoch_of, snapshot_id_of
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import MOST_SEGMENTS, is_due
 from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 

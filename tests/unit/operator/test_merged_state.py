@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.on_disk.change_file import encode_changes
 from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator import merged_state as module
 from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import Changes
 from state_backends.backend import FIRST_RESERVED_KEY
 

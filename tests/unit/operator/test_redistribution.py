@@ -18,7 +18,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, TtlDescriptor
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
@@ -32,6 +31,7 @@ from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import encode_key_group, is_keyed
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import Changes, open_backend
 from tests.unit.operator.subtask_epochs import BOTH, IN_MEMORY, NUMBER, TEXT, SubtaskEpochs
 

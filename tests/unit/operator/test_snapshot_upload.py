@@ -13,19 +13,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle
-from pyspark_ckpt.on_disk.storage import LocalStorage, Storage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads, upload, upload_steps
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 
 _UPLOAD = """
 import sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import upload_steps
 class Storage(LocalStorage):

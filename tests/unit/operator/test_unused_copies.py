@@ -14,9 +14,9 @@ from subprocess import PIPE
 
 import pytest
 
-from pyspark_ckpt.on_disk.storage import LocalStorage
 from pyspark_ckpt.operator.local_copy import copies_root, open_local_copy, subtask_directory
 from pyspark_ckpt.operator.unused_copies import Keeping, remove_unused
+from pyspark_ckpt.storage.open import LocalStorage
 
 HOUR_S = 3600.0
 AT_ONCE = Keeping(longest_s=0, shortest_s=0, every_s=0)
@@ -25,7 +25,7 @@ BY_AGE = Keeping(longest_s=HOUR_S, shortest_s=60, every_s=0)
 _HOLDS = """
 import sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 directory, storage, root = map(Path, sys.argv[1:])
 with open_local_copy(directory, "heap", LocalStorage(storage), None, root):
@@ -149,7 +149,7 @@ def test_nothing_but_copies_is_removed(copies: Copies) -> None:
 _OPENS_AGAIN_AND_AGAIN = """
 import sys
 from pathlib import Path
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 directory, storage, root = map(Path, sys.argv[1:4])
 for number in range(int(sys.argv[4])):

@@ -15,9 +15,9 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.file_reference import FileReference
 from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.storage import LocalStorage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 

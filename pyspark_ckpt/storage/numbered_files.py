@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_ckpt.on_disk.storage_views import CoordinatorStorage
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
 
 def highest_number(storage: CoordinatorStorage, path_of: Callable[[int], str]) -> int:

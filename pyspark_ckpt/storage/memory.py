@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
-from pyspark_ckpt.on_disk.file_reference import FileReference
-from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage
 from pyspark_ckpt.on_disk.layout import is_metadata
+from pyspark_ckpt.storage.base import Storage, path_parts
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.object_store import FsspecStorage
 
 MEMORY_SCHEME = "memory"
 _lock = threading.Lock()

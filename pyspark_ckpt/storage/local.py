@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.abstract_storage import CHUNK_BYTES, Storage, path_parts
-from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.storage.base import CHUNK_BYTES, Storage, path_parts
+from pyspark_ckpt.storage.file_reference import FileReference
 
 _Check = Callable[[str], None]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

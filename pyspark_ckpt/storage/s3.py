@@ -21,8 +21,8 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.on_disk.abstract_storage import Storage, path_parts
-from pyspark_ckpt.on_disk.fsspec_storage import FsspecStorage, codes_of
+from pyspark_ckpt.storage.base import Storage, path_parts
+from pyspark_ckpt.storage.object_store import FsspecStorage, codes_of
 
 S3_SCHEMES = ("s3", "s3a")
 PART_BYTES = 8 << 20

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
-from pyspark_ckpt.on_disk.file_reference import FileReference
+from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.file_reference import FileReference
 
 logger = logging.getLogger(__name__)
 

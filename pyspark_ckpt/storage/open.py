@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from pyspark_ckpt.errors import NotBuiltYetError
-from pyspark_ckpt.on_disk.abstract_storage import Storage
-from pyspark_ckpt.on_disk.local_storage import LocalStorage
-from pyspark_ckpt.on_disk.memory_storage import MEMORY_SCHEME, MemoryStorage
-from pyspark_ckpt.on_disk.s3_storage import S3_SCHEMES, S3Storage
+from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.local import LocalStorage
+from pyspark_ckpt.storage.memory import MEMORY_SCHEME, MemoryStorage
+from pyspark_ckpt.storage.s3 import S3_SCHEMES, S3Storage
 
 __all__ = ["LocalStorage", "Storage", "open_local_storage", "open_storage"]
 

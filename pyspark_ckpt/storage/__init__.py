@@ -1,0 +1,1 @@
+"""Files below a root: create whole and exclusively, read checked, delete."""
