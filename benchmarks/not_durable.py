@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from pyspark_ckpt.on_disk.handle import Segment, new_version
+from pyspark_ckpt.formats.handle import Segment, new_version
 from pyspark_ckpt.operator import epoch_end, subtask
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import Materializer

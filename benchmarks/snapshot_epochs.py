@@ -31,7 +31,7 @@ from benchmarks.snapshot_report import ObservedEpoch, SnapshotReport
 from benchmarks.spark_run import report_epochs
 from benchmarks.workloads import counting
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 
 _OPERATOR = 0
 _PERCENT_PER_SNAPSHOT = 1.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.process_memory import BEGIN
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_copy import open_local_copy

@@ -17,7 +17,6 @@ from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
-from pyspark_ckpt.checkpoint.origin import Restore
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.planned_parts import PlannedState
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
@@ -50,8 +49,9 @@ from pyspark_ckpt.errors import (
     UnknownEpochError,
     UnsafePathError,
 )
+from pyspark_ckpt.formats.origin import Restore
+from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.rolled_back import RolledBack
 from pyspark_ckpt.operator.batch_input import BatchProcessor
 from pyspark_ckpt.operator.merging_states import AggregateFunction
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import UnknownEpochError
-from pyspark_ckpt.on_disk.rolled_back import RolledBack
+from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
     Runtime,

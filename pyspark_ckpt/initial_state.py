@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
 from pyspark_ckpt.operator.initial_run import HANDLES_SCHEMA, InitialStateFunction
 from pyspark_ckpt.operator.input_columns import TOKEN

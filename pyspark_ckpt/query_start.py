@@ -16,14 +16,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.drain import LastEpochs
-from pyspark_ckpt.checkpoint.origin import Restore, read_origin
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.file_sink_log import FileSinkLog
-from pyspark_ckpt.on_disk.metadata import Origin
-from pyspark_ckpt.on_disk.rolled_back import read_rolled_back
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import Restore, read_origin
+from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.output_mode import plan_error
 from pyspark_ckpt.own_session import start_with_conf

@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.metadata import OperatorMetadata, Origin
+from pyspark_ckpt.formats.metadata import OperatorMetadata, Origin
 from pyspark_ckpt.writer import CheckpointedStreamWriter
 
 

@@ -25,14 +25,14 @@ from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, finish_seeding
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import CkptError, RestoreError
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     SEEDING_MARKER,
     checkpoint_id_of,
     checkpoint_name,
 )
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.rolled_back import (
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.rolled_back import (
     read_rolled_back,
     void_after_return,
     void_after_rollback,

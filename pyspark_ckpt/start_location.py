@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.location_behind import check_not_behind
 from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
-from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
 from pyspark_ckpt.checkpoint.seeding import seed
@@ -27,15 +26,16 @@ from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.file_sink_log import FileSinkLog
-from pyspark_ckpt.initial_state import initial_state_of
-from pyspark_ckpt.on_disk.initial_handles import newest_initial_time_ms, write_initial_handles
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
+from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     IDENTITY_NAME,
     ROLLBACK_MARKER,
     SEEDING_MARKER,
 )
-from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import read_origin
+from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.passed_watermark import MIN, POLICY

@@ -22,7 +22,7 @@ from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 logger = logging.getLogger(__name__)
 

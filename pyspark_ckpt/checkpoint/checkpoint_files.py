@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried

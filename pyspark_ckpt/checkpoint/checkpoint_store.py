@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_file import encode_metadata, read_metadata
+from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyspark_ckpt.errors import CheckpointNotFoundError
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     SHARED,
     TASK_OWNED,

@@ -17,8 +17,8 @@ from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of
-from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.storage.open import open_storage
 
 logger = logging.getLogger(__name__)

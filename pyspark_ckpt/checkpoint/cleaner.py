@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     SHARED,
     TASK_OWNED,
     StateFile,
@@ -25,7 +25,7 @@ from pyspark_ckpt.on_disk.layout import (
     is_source_log,
     state_file,
 )
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 

@@ -15,7 +15,7 @@ from pyspark_ckpt.checkpoint.state_rows import (
     written_handles,
 )
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle
 
 
 def read_handles(

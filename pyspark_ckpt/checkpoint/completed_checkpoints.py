@@ -11,8 +11,8 @@ from __future__ import annotations
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.checkpoint.driver_term import DriverTerm
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.layout import AUTHOR_NAME, checkpoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.layout import AUTHOR_NAME, checkpoint_name
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 PROBED_IDS = 8

@@ -59,7 +59,7 @@ from pyspark_ckpt.errors import (
     FencedError,
     NotBuiltYetError,
 )
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.storage.retrying import RetryingStorage
 

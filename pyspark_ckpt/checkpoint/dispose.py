@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, UnsafePathError
-from pyspark_ckpt.on_disk.in_progress import (
+from pyspark_ckpt.formats.in_progress import (
     DISPOSED,
     OWN_DIRECTORIES,
     InProgress,
     read_in_progress,
 )
-from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.layout import term_path
+from pyspark_ckpt.formats.layout import term_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
 

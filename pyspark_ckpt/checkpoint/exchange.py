@@ -10,8 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import ROLLBACK_MARKER
-from pyspark_ckpt.on_disk.rolled_back import RolledBack, write_rolled_back
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
+from pyspark_ckpt.formats.rolled_back import RolledBack, write_rolled_back
 from pyspark_ckpt.storage.open import LocalStorage
 
 

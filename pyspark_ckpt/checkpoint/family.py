@@ -12,9 +12,9 @@ from typing import Any
 
 from pyspark_ckpt.checkpoint.lineage_rows import found_row, unfound_row
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import Storage
 
 _LEVELS = 5

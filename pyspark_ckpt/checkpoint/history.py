@@ -15,7 +15,7 @@ from pyspark_ckpt.checkpoint.history_entry import HistoryEntry, checkpoint_entri
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",

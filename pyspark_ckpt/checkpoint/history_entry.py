@@ -10,7 +10,7 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.state_sizes import sizes_of
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 BEGUN = "begun"
 """Status of a savepoint that is being taken, or whose driver ended before it was complete."""

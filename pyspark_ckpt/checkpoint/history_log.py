@@ -22,7 +22,7 @@ from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.layout import HISTORY
+from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.storage.open import Storage
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
-from pyspark_ckpt.on_disk.in_progress import read_in_progress
-from pyspark_ckpt.on_disk.layout import IN_PROGRESS_NAME
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.in_progress import read_in_progress
+from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import pandas as pd
 from pyspark_ckpt.checkpoint.family import rows_of_family
 from pyspark_ckpt.checkpoint.lineage_rows import as_frame, found_row, unfound_row
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 
 _MOST = 1000

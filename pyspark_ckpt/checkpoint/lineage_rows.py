@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 
 COLUMNS = (
     "kind", "path", "checkpoint_id", "query_id", "query_name", "epoch", "completed_at", "operators",

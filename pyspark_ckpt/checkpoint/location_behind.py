@@ -7,7 +7,7 @@ from contextlib import closing
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError, RestoreError
-from pyspark_ckpt.on_disk.layout import checkpoint_name
+from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
-from pyspark_ckpt.on_disk.layout import IDENTITY_NAME, OWNERS, owner_path
+from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

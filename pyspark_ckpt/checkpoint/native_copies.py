@@ -7,8 +7,8 @@ import threading
 
 from pyspark_ckpt.checkpoint.spark_state import STATE, chunks_of
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.layout import native_path
-from pyspark_ckpt.on_disk.metadata import NativeFile
+from pyspark_ckpt.formats.layout import native_path
+from pyspark_ckpt.formats.metadata import NativeFile
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.checkpoint.restore_source import PROVIDER, PROVIDERS, RestoreS
 from pyspark_ckpt.checkpoint.spark_state import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.metadata import NativeOperatorMetadata
+from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
 from pyspark_ckpt.storage.open import LocalStorage
 
 _STORE = "spark.sql.streaming.stateStore."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, StateCounts
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle, StateCounts
 
 _COUNTS = {
     "numInputRows": "rows",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.source_kinds import fits, kind_of_offset
 from pyspark_ckpt.checkpoint.state_check import compare_states
 from pyspark_ckpt.errors import CkptError, IncompatibleStateError, PlanError, RestoreError
+from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.metadata import OperatorMetadata
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.evolution_report import EvolutionReport
 from pyspark_ckpt.operator.state_catalog import schema_text

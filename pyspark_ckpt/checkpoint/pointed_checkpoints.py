@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.errors import FencedError
-from pyspark_ckpt.on_disk.layout import POINTED_NAME, checkpoint_name
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.layout import POINTED_NAME, checkpoint_name
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 

@@ -24,7 +24,7 @@ from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 
 KEPT_EPOCHS = 100
 """As many as Spark's ``recentProgress`` and its state store keep by default."""

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.checkpoint.task_errors import task_error
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.on_disk.metadata import OperatorMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens

@@ -12,7 +12,7 @@ from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
-from pyspark_ckpt.on_disk.request_files import BY_QUERY, Answer, Request, RequestFiles, now_ms
+from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
 from pyspark_ckpt.storage.open import Storage
 
 logger = logging.getLogger(__name__)

@@ -14,16 +14,16 @@ from pyspark_ckpt.checkpoint.savepoint_record import (
     format_of,
 )
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
+from pyspark_ckpt.formats.layout import (
     IN_PROGRESS_NAME,
     METADATA_NAME,
     new_savepoint_token,
     savepoint_name,
 )
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.on_disk.metadata_file import encode_metadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER

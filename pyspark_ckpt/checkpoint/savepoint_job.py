@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.checkpoint.progress import Progress, shown_progress
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.low_priority import at_low_priority
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 

@@ -8,8 +8,8 @@ from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.savepoint_record import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
-from pyspark_ckpt.on_disk.layout import is_savepoint_name
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import is_savepoint_name
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import Storage
 
 LEVELS = 3

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.on_disk.handle import CANONICAL_FORMAT
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.handle import CANONICAL_FORMAT
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 SAVEPOINT = "savepoint"
 """What the metadata of a savepoint says that it is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import BaseFile, Handle
-from pyspark_ckpt.on_disk.layout import base_path, segment_path
+from pyspark_ckpt.formats.handle import BaseFile, Handle
+from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_clock import TimeMode
 from pyspark_ckpt.operator.event_time import never_late_column

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.adopting import adopt_all
 from pyspark_ckpt.checkpoint.native_restore import place_native_state, store_conf
-from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.redistributing import has_to_move, redistribute
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
@@ -26,8 +25,9 @@ from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
 from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
 from pyspark_ckpt.checkpoint.spark_state import copy_first_version
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.own_session import own_session
 from pyspark_ckpt.storage.open import LocalStorage, Storage

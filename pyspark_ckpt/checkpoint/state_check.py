@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.evolution_report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.state_catalog import struct_type

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import store_note_path
+from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.settings import ZOOKEEPER, Settings
 from pyspark_ckpt.storage.base import CoordinatorStorage
 

@@ -10,7 +10,7 @@ from pyspark_ckpt.checkpoint.spark_state import OUR_NAME, operator_name
 from pyspark_ckpt.checkpoint.state_check import check_states
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 
 from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
+from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.storage.open import Storage
 
 

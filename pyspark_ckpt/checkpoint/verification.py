@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.checkpoint.subsumed import told_apart
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import METADATA_NAME
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 

@@ -14,14 +14,14 @@ from pyspark_ckpt.checkpoint.history import as_frame, entries_of, history
 from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
 from pyspark_ckpt.checkpoint.open_store import find_store
-from pyspark_ckpt.checkpoint.origin import read_origin
 from pyspark_ckpt.checkpoint.savepoint_listing import LEVELS, savepoint_entries
 from pyspark_ckpt.checkpoint.savepoint_record import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.restoring import rename_uid
 from pyspark_ckpt.storage.open import open_storage
 

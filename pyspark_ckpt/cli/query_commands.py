@@ -12,7 +12,7 @@ import msgspec
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.request_files import (
+from pyspark_ckpt.formats.requests import (
     BY_REQUESTER,
     Answer,
     Request,

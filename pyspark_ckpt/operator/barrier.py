@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from pyspark_ckpt.on_disk.change_file import encode_changes
-from pyspark_ckpt.on_disk.handle import Handle, Segment, new_version
-from pyspark_ckpt.on_disk.layout import segment_path
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import Handle, Segment, new_version
+from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import Changes
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.canonical_file import decode_canonical
-from pyspark_ckpt.on_disk.change_file import decode_changes, encode_changes
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.canonical_file import decode_canonical
+from pyspark_ckpt.formats.change_file import decode_changes, encode_changes
+from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
@@ -24,7 +24,7 @@ from pyspark_ckpt.on_disk.handle import (
     BaseSnapshot,
     Handle,
 )
-from pyspark_ckpt.on_disk.layout import base_path
+from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.epoch_writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.file_reference import FileReference

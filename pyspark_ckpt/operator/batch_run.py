@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pyspark_ckpt.on_disk.handle import EMPTY_VERSION
+from pyspark_ckpt.formats.handle import EMPTY_VERSION
 from pyspark_ckpt.operator.epoch_clock import NO_TIME_MS, EpochClock, TimeMode
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.input_columns import TOKEN

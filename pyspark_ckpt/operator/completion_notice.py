@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     AUTHOR_NAME,
     METADATA_NAME,
     POINTED_NAME,

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError, StateUseError
-from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable

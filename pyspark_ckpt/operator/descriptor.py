@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
-from pyspark_ckpt.on_disk.rolled_back import RolledBack
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.file_reference import FileReference
 

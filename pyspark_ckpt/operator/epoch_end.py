@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import sweep

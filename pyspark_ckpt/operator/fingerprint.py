@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor
 
 _NOT_THE_USERS = ("pyspark.", "pyspark_ckpt.", "abc", "typing", "builtins")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, encode_handle
+from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.epoch_end import end_epoch

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
 from pyspark_ckpt.operator.local_version import at_version
 from pyspark_ckpt.operator.unused_copies import LOCK, door_open, note_opened

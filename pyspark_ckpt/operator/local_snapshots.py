@@ -22,14 +22,14 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
 )
-from pyspark_ckpt.on_disk.layout import is_snapshot_id, new_snapshot_id
+from pyspark_ckpt.formats.layout import is_snapshot_id, new_snapshot_id
 from pyspark_ckpt.operator.base_snapshot import CHANGES_NAME
 from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import BackendCorruptError, StateBackend, is_immutable

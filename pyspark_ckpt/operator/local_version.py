@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.change_file import decode_changes
+from pyspark_ckpt.formats.handle import (
     EMPTY_VERSION,
     ROCKSDB_FORMAT,
     BaseSnapshot,

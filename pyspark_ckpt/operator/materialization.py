@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
+from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import LocalCopy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot

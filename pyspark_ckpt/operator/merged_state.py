@@ -9,7 +9,7 @@ from operator import lt
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT, Handle
+from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT, Handle
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_version import segment_changes

@@ -9,8 +9,8 @@ import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateUseError, StateValueError
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.deleted_state import withdraw
 from pyspark_ckpt.operator.epoch_clock import EpochClock

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pyspark_ckpt.errors import CorruptFileError, PlanError
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.key_groups import subtask_of
 from pyspark_ckpt.operator.message_pack import end_of_value
 from pyspark_ckpt.operator.operator_states import UNION

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.on_disk.change_file import encode_changes
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
     Handle,
@@ -24,7 +24,7 @@ from pyspark_ckpt.on_disk.handle import (
     encode_handle,
     new_version,
 )
-from pyspark_ckpt.on_disk.layout import base_path
+from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import executor_local_root

@@ -9,8 +9,8 @@ import msgspec
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
-from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
-from pyspark_ckpt.on_disk.stored_schema import checked_schema, not_a_schema
+from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import FREE

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
-from pyspark_ckpt.on_disk.handle import Handle, StateCount, StateCounts, StateDescriptor
+from pyspark_ckpt.formats.handle import Handle, StateCount, StateCounts, StateDescriptor
 from pyspark_ckpt.operator.key_groups import key_groups_of
 from pyspark_ckpt.operator.message_pack import end_of_value
 from pyspark_ckpt.operator.state_table import StateTable

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.message_pack import end_of_value
 from pyspark_ckpt.operator.state_catalog import StateCatalog, continued_ttl, struct_type
 from pyspark_ckpt.operator.state_rewrite import StateRewrite

@@ -9,8 +9,8 @@ import msgspec
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.schema_evolution import converter

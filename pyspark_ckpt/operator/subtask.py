@@ -18,14 +18,14 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.handle import (
     EpochMetrics,
     Handle,
     decode_handle,
     encode_handle,
     following,
 )
-from pyspark_ckpt.on_disk.initial_handles import read_initial_handle
+from pyspark_ckpt.formats.initial_handles import read_initial_handle
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode

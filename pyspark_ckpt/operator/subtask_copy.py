@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.on_disk.canonical_file import encode_canonical
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.canonical_file import encode_canonical
+from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
 )
-from pyspark_ckpt.on_disk.layout import canonical_path
+from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.operator.local_copy import executor_local_root
 from pyspark_ckpt.operator.merged_state import merged_state
 from pyspark_ckpt.storage.open import Storage, open_storage

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.on_disk.handle import TtlDescriptor
+from pyspark_ckpt.formats.handle import TtlDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.state_table import CurrentKey
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.expiry_sweep import FREE
 from pyspark_ckpt.operator.schema_evolution import Verdict, compare
 from pyspark_ckpt.operator.state_catalog import struct_type

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pyspark_ckpt.on_disk.layout import is_metadata
+from pyspark_ckpt.formats.layout import is_metadata
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.object_store import FsspecStorage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
+from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS
 from tests.cluster.cluster import Cluster, environment
 from tests.cluster.hosts import two_hosts
 from tests.query.stored import handles_of, metadata_of

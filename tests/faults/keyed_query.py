@@ -36,8 +36,8 @@ from pyspark_ckpt.checkpoint.snapshot import gather
 from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, decode_handle, encode_handle
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.redistribution_run import (
     Movement,

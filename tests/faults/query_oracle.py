@@ -15,8 +15,8 @@ import msgspec
 
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.merged_state import merged_state
 from pyspark_ckpt.storage.open import LocalStorage, Storage

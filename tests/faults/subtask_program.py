@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyspark_ckpt.on_disk.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.storage.open import open_storage
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt.on_disk.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
+from pyspark_ckpt.formats.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
 from pyspark_ckpt.operator import snapshot_upload
 from pyspark_ckpt.storage.file_reference import FileReference
 from tests.query.harness import (

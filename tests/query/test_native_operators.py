@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.query_plan import operators_of
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Feed, Job, digests, newest_checkpoint, refused

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.on_disk.handle import KEPT_PREDECESSORS
+from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS
 from tests.golden import comparing, program
 from tests.golden.make import write_input
 from tests.golden.model import GOLDEN_EPOCHS, LATER_EPOCHS, RULES, Model, rows_of

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.on_disk.handle import ROCKSDB_FORMAT
+from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT
 from tests.query.harness import (
     BACKEND,
     INLINE,

@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.on_disk.layout import SEEDING_MARKER
+from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from tests.faults.disk import Disk
 from tests.golden import comparing, program
 from tests.golden.continuing import expected_of, run

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.on_disk.layout import SEEDING_MARKER
+from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from tests.query.harness import digests
 
 PROGRAM = Path(__file__).with_name("restoring_program.py")

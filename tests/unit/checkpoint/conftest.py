@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
 from pyspark_ckpt.storage.open import Storage
 
 

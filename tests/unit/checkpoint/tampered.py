@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_file import MAGIC, METADATA_FORMAT_VERSION
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import MAGIC, METADATA_FORMAT_VERSION
 
 
 def packed(body: bytes, version: int = METADATA_FORMAT_VERSION, length: int | None = None) -> bytes:

@@ -19,9 +19,9 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
-from pyspark_ckpt.on_disk.layout import segment_path, source_log_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import segment_path, source_log_path
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

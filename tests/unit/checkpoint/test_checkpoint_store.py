@@ -13,7 +13,7 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.pointed_checkpoints import PointedCheckpoints
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage

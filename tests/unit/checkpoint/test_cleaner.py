@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     base_path,
     native_path,
     new_snapshot_id,

@@ -13,7 +13,7 @@ from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.on_disk.layout import segment_path
+from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
 

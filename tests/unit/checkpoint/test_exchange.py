@@ -15,7 +15,7 @@ from pyspark_ckpt.checkpoint.exchange import (
     finish_exchange,
 )
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
 from pyspark_ckpt.storage.open import LocalStorage
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}

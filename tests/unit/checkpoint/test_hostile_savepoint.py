@@ -31,15 +31,15 @@ from pyspark_ckpt.checkpoint.spark_state import with_operator_id
 from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, StateDescriptor
-from pyspark_ckpt.on_disk.metadata import (
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, StateDescriptor
+from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     NativeFile,
     NativeOperatorMetadata,
     SourceLog,
 )
-from pyspark_ckpt.on_disk.metadata_check import MAX_FILES
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.metadata_check import MAX_FILES
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -302,7 +302,7 @@ def test_a_pickle_in_the_place_of_a_data_file(
 
 def test_pickles_in_keys_and_values_are_bytes(storage: Storage, canary: tuple[bytes, Path]) -> None:
     """Scenario 43: keys and values that are pickles."""
-    from pyspark_ckpt.on_disk.change_file import encode_changes
+    from pyspark_ckpt.formats.change_file import encode_changes
     from state_backends import Changes
 
     file = storage.write("shared/base", encode_changes([Changes([canary[0]], [canary[0]])]))

@@ -25,10 +25,10 @@ from pyspark_ckpt.errors import (
     CorruptFileError,
     UnsafePathError,
 )
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.in_progress import DISPOSED
-from pyspark_ckpt.on_disk.layout import canonical_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.in_progress import DISPOSED
+from pyspark_ckpt.formats.layout import canonical_path
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
 from pyspark_ckpt.storage.open import Storage, open_storage
 

@@ -17,7 +17,7 @@ from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CheckpointNotFoundError
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 

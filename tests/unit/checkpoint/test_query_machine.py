@@ -31,8 +31,8 @@ from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CkptError, CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES

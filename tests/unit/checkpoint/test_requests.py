@@ -20,8 +20,8 @@ from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk import request_files
-from pyspark_ckpt.on_disk.request_files import (
+from pyspark_ckpt.formats import requests as request_files
+from pyspark_ckpt.formats.requests import (
     BY_QUERY,
     BY_REQUESTER,
     Request,

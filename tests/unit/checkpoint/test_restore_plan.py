@@ -15,8 +15,8 @@ from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
-from pyspark_ckpt.on_disk.handle import StateDescriptor
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, NativeOperatorMetadata
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, NativeOperatorMetadata
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.storage.open import LocalStorage
 

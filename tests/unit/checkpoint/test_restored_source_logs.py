@@ -15,8 +15,8 @@ from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import source_log_path
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.formats.layout import source_log_path
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.checkpoint.tampered import tampered
 

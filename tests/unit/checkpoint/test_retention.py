@@ -17,8 +17,8 @@ from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.settings import Materialization
 from tests.faults.keyed_query import KEYS, KeyedQuery, by_subtask
 from tests.faults.query_oracle import files_in, restored, tree, uploaded_of

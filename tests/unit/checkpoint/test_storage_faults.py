@@ -19,7 +19,7 @@ from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch

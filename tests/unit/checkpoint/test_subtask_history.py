@@ -9,8 +9,8 @@ import msgspec
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
-from pyspark_ckpt.on_disk.handle import EpochMetrics, Handle, Segment
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import Storage
 
 

@@ -19,7 +19,7 @@ from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
 from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
-from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch

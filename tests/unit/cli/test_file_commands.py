@@ -15,16 +15,16 @@ import pytest
 import pyspark_ckpt
 from pyspark_ckpt import rename_uid
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
-from pyspark_ckpt.checkpoint.origin import write_origin
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.on_disk.metadata import (
+from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     NativeFile,
     NativeOperatorMetadata,
     Origin,
 )
+from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.storage.open import Storage
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
 

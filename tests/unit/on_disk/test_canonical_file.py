@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk import canonical_file
-from pyspark_ckpt.on_disk.canonical_file import decode_canonical, encode_canonical
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats import canonical_file
+from pyspark_ckpt.formats.canonical_file import decode_canonical, encode_canonical
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.stored_keys import (
     OPERATOR_STATE,
     RAW_STATE,

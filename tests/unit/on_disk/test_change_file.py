@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
-from pyspark_ckpt.on_disk import change_file
-from pyspark_ckpt.on_disk.change_file import MAGIC, decode_changes, encode_changes
+from pyspark_ckpt.formats import change_file
+from pyspark_ckpt.formats.change_file import MAGIC, decode_changes, encode_changes
 from state_backends import Changes
 
 Entries = list[tuple[bytes, bytes | None]]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
     BaseFile,

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.initial_handles import (
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.initial_handles import (
     newest_initial_time_ms,
     read_initial_handle,
     write_initial_handles,
 )
-from pyspark_ckpt.on_disk.layout import SHARED, initial_path, initial_time_ms, state_file
+from pyspark_ckpt.formats.layout import SHARED, initial_path, initial_time_ms, state_file
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.on_disk import layout
+from pyspark_ckpt.formats import layout
 
 _numbers = st.integers(0, 10**9 - 1)
 _epochs = st.integers(0, 10**18 - 1)

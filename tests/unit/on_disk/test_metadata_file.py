@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
-from pyspark_ckpt.on_disk.metadata import (
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
+from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     NativeFile,
     NativeOperatorMetadata,
     OperatorMetadata,
     SourceLog,
 )
-from pyspark_ckpt.on_disk.metadata_file import (
+from pyspark_ckpt.formats.metadata_file import (
     MAGIC,
     MAX_METADATA_BYTES,
     METADATA_FORMAT_VERSION,

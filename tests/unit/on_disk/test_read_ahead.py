@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_ckpt.on_disk.read_ahead import read_ahead
+from pyspark_ckpt.formats.canonical_file import read_ahead
 
 
 def threads() -> set[str]:

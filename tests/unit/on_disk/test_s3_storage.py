@@ -13,8 +13,8 @@ import pytest
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.layout import segment_path
-from pyspark_ckpt.on_disk.metadata_file import read_metadata
+from pyspark_ckpt.formats.layout import segment_path
+from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage import s3 as s3_storage
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.s3 import PART_BYTES, S3Storage

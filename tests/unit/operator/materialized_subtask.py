@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import Handle, following
+from pyspark_ckpt.formats.handle import Handle, following
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import open_local_copy

@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import types as T
 
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import StateDescriptor
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.epoch_writes import DEFAULT_LIMIT_BYTES, EpochWrites

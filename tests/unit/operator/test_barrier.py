@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.change_file import decode_changes
-from pyspark_ckpt.on_disk.handle import Handle, Segment
-from pyspark_ckpt.on_disk.layout import epoch_of, operator_mark
+from pyspark_ckpt.formats.change_file import decode_changes
+from pyspark_ckpt.formats.handle import Handle, Segment
+from pyspark_ckpt.formats.layout import epoch_of, operator_mark
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.storage.file_reference import FileReference

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
@@ -18,7 +18,7 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
     Segment,
 )
-from pyspark_ckpt.on_disk.layout import operator_mark
+from pyspark_ckpt.formats.layout import operator_mark
 from pyspark_ckpt.operator.base_snapshot import make_base, read_base
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import Changes, StateBackend, open_backend

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads
 from pyspark_ckpt.storage.open import Storage

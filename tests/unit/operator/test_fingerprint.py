@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_ckpt.on_disk.handle import StateDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.fingerprint import code_fingerprint, processor_name, schema_fingerprint
 
 

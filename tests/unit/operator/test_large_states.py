@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from benchmarks.process_memory import measured
 from benchmarks.subtask_steps import STEPS, Place, command
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.codec import TupleCodec

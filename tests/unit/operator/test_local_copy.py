@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import EMPTY_VERSION, Handle, encode_handle
+from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.epoch_writes import in_frames
@@ -286,7 +286,7 @@ _KILLED = """
 import os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
-from pyspark_ckpt.on_disk.handle import decode_handle
+from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.local_copy import open_local_copy
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
 from pyspark_ckpt.operator.local_copy import LocalCopy, open_local_copy

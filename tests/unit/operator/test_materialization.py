@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import (
+from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
     ROCKSDB_FORMAT,
     BaseFile,
@@ -19,7 +19,7 @@ from pyspark_ckpt.on_disk.handle import (
     Handle,
     Segment,
 )
-from pyspark_ckpt.on_disk.layout import epoch_of, snapshot_id_of
+from pyspark_ckpt.formats.layout import epoch_of, snapshot_id_of
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import MOST_SEGMENTS, is_due

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.change_file import encode_changes
-from pyspark_ckpt.on_disk.handle import BaseFile, BaseSnapshot, Handle, Segment
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.operator import merged_state as module
 from pyspark_ckpt.operator.merged_state import merged_state
 from pyspark_ckpt.storage.open import LocalStorage, Storage

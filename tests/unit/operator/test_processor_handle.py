@@ -10,7 +10,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, StateUseError
-from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState

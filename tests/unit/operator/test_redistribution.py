@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.on_disk.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode

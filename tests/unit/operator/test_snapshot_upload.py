@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import BaseSnapshot, Handle
+from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads, upload, upload_steps

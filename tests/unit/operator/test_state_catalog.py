@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
-from pyspark_ckpt.on_disk.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.expiry_sweep import FREE
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.stored_keys import MAX_STATES

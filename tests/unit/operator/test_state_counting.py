@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.on_disk.handle import Handle, StateCounts, StateDescriptor
+from pyspark_ckpt.formats.handle import Handle, StateCounts, StateDescriptor
 from pyspark_ckpt.operator import state_counting
 from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.state_counting import COST_SHARE, FEW_ENTRIES, StateCounting, is_due

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import CANONICAL_FORMAT, EMPTY_VERSION, Handle
+from pyspark_ckpt.formats.handle import CANONICAL_FORMAT, EMPTY_VERSION, Handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base, read_base
 from pyspark_ckpt.operator.local_copy import open_local_copy

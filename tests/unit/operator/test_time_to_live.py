@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.on_disk.handle import TtlDescriptor
+from pyspark_ckpt.formats.handle import TtlDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.state_table import CurrentKey

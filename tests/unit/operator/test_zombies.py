@@ -15,7 +15,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaner import garbage
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import ROLLED_BACK_NAME
+from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME
 from pyspark_ckpt.storage.local import LocalStorage
 
 ALL_EPOCHS = -1

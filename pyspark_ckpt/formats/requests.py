@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.layout import REQUESTS
+from pyspark_ckpt.formats.layout import REQUESTS
 from pyspark_ckpt.storage.open import Storage
 
 KEPT = 200

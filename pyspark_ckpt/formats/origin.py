@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.metadata import Origin
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"

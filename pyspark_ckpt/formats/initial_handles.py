@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.layout import SHARED, initial_path, initial_time_ms
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import SHARED, initial_path, initial_time_ms
 from pyspark_ckpt.storage.base import CoordinatorStorage, WorkerStorage
 from pyspark_ckpt.storage.file_reference import FileReference
 

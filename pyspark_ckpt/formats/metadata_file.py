@@ -16,10 +16,10 @@ import struct
 import msgspec
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.on_disk.in_progress import DISPOSED, read_in_progress
-from pyspark_ckpt.on_disk.layout import METADATA_NAME
-from pyspark_ckpt.on_disk.metadata import CheckpointMetadata
-from pyspark_ckpt.on_disk.metadata_check import check_content, check_counts
+from pyspark_ckpt.formats.in_progress import DISPOSED, read_in_progress
+from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_check import check_content, check_counts
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 MAGIC = b"SPRKCKPT"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.on_disk.handle import Handle
-from pyspark_ckpt.on_disk.layout import operator_mark
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import operator_mark
 from pyspark_ckpt.storage.file_reference import FileReference
 
 

@@ -12,14 +12,14 @@ from datetime import datetime, timezone
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.on_disk.layout import (
+from pyspark_ckpt.formats.layout import (
     IN_PROGRESS_NAME,
     SHARED,
     TASK_OWNED,
     is_canonical_of,
     written_path,
 )
-from pyspark_ckpt.on_disk.metadata_check import MAX_FILES, check_path
+from pyspark_ckpt.formats.metadata_check import MAX_FILES, check_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 DISPOSED = b"this savepoint was not complete and is being disposed of\n"

@@ -1,0 +1,1 @@
+"""Every byte layout and every file name on disk."""
