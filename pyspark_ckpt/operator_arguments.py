@@ -12,7 +12,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.declared_states import parse_schema
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID
-from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.time import TimeMode
 
 _OUTPUT_MODES = {"append": "append", "update": "update"}
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}

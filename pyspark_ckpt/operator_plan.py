@@ -19,10 +19,10 @@ from pyspark_ckpt.operator.declared_states import declare_states
 from pyspark_ckpt.operator.descriptor import (
     MigrationDescriptor,
     OperatorDescriptor,
+    code_fingerprint,
     encode_descriptor,
+    processor_name,
 )
-from pyspark_ckpt.operator.epoch_clock import TimeMode
-from pyspark_ckpt.operator.fingerprint import code_fingerprint, processor_name
 from pyspark_ckpt.operator.frame_limits import FrameLimits
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
@@ -33,6 +33,7 @@ from pyspark_ckpt.operator.output_rows import OutputRows
 from pyspark_ckpt.operator.pandas_input import PandasInput
 from pyspark_ckpt.operator.rows_input import RowsInput
 from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.time import TimeMode
 from pyspark_ckpt.operator.user_sources import UserSources
 from pyspark_ckpt.operator.wake_rows import WakeRows
 from pyspark_ckpt.operator_arguments import OperatorArguments

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.errors import NotBuiltYetError
-from pyspark_ckpt.operator.event_time import NEVER_LATE
+from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.streaming_row import streaming_row
 
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"

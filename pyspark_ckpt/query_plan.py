@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
-from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.time import TimeMode
 from pyspark_ckpt.operator_plan import DESCRIPTOR_METADATA
 
 _OURS = "FlatMapGroupsInPandasWithState"

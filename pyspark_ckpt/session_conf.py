@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.epoch_clock import TimeMode
+from pyspark_ckpt.operator.time import TimeMode
 
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"

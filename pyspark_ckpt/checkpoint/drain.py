@@ -21,8 +21,7 @@ import msgspec
 from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.epoch_clock import TimeMode
-from pyspark_ckpt.operator.event_time import NEVER_LATE
+from pyspark_ckpt.operator.time import NEVER_LATE, TimeMode
 
 logger = logging.getLogger(__name__)
 

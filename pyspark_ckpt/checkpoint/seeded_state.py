@@ -23,11 +23,10 @@ from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.epoch_clock import TimeMode
-from pyspark_ckpt.operator.event_time import never_late_column
 from pyspark_ckpt.operator.input_columns import TOKEN
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.subtask import set_timeout
+from pyspark_ckpt.operator.time import TimeMode, never_late_column
 from pyspark_ckpt.operator_plan import STATE_SCHEMA, TIMEOUTS
 from pyspark_ckpt.own_session import own_session
 from pyspark_ckpt.session_conf import conf_of_start

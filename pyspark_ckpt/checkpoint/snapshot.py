@@ -20,7 +20,7 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.operator.fingerprint import schema_fingerprint
+from pyspark_ckpt.operator.descriptor import schema_fingerprint
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__

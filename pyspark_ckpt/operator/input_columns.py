@@ -23,13 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.operator.event_time import (
-    NEVER_LATE,
-    WATERMARK_DELAY,
-    event_time_index,
-    is_emitted,
-    never_late_column,
-)
 from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader
 from pyspark_ckpt.operator.key_codes import (
     Codes,
@@ -42,6 +35,13 @@ from pyspark_ckpt.operator.key_columns import canonical_column, check_key
 from pyspark_ckpt.operator.null_masks import NullMasks
 from pyspark_ckpt.operator.pandas_columns import pandas_column
 from pyspark_ckpt.operator.row_types import row_type_of
+from pyspark_ckpt.operator.time import (
+    NEVER_LATE,
+    WATERMARK_DELAY,
+    event_time_index,
+    is_emitted,
+    never_late_column,
+)
 from pyspark_ckpt.operator.travelling_types import (
     all_received,
     received,

@@ -14,7 +14,6 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_columns import InputColumns
 from pyspark_ckpt.operator.input_mode import InputMode
@@ -23,6 +22,7 @@ from pyspark_ckpt.operator.key_groups import key_groups_of
 from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.wake_rows import WakeRows
 

@@ -25,7 +25,6 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.operator import garbage_collection
 from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
-from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.lost_attributes import LostAttributes
@@ -34,6 +33,7 @@ from pyspark_ckpt.operator.output_origins import OutputOrigins
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import (
     definition,
     shortened,

@@ -13,7 +13,6 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.deleted_state import withdraw
-from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.expiry_sweep import LIST
 from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState
@@ -33,6 +32,7 @@ from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.state_migration import migrate
 from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.time_to_live import (
     Aging,
     StateTtlConfig,

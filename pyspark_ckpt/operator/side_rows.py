@@ -13,8 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.event_time import NEVER_LATE, WATERMARK_DELAY
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN
+from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
 
 _SHARED = (KEY_GROUP, TOKEN)
 

@@ -15,8 +15,8 @@ from enum import Enum
 
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import TtlDescriptor
-from pyspark_ckpt.operator.epoch_clock import EpochClock
 from pyspark_ckpt.operator.state_table import CurrentKey
+from pyspark_ckpt.operator.time import EpochClock
 
 
 class TtlTime(str, Enum):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
-from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import (
     KEY_GROUP_BYTES,
@@ -17,6 +16,7 @@ from pyspark_ckpt.operator.stored_keys import (
     decode_time,
     encode_time,
 )
+from pyspark_ckpt.operator.time import EpochClock, TimeMode
 
 _NOTHING = b""
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.operator.epoch_clock import DRAIN_TIME_MS
+from pyspark_ckpt.operator.time import DRAIN_TIME_MS
 from tests.query.harness import BACKEND, OFTEN, Feed, Job, newest_checkpoint
 from tests.query.model import in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed

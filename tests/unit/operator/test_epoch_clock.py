@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_ckpt.operator.epoch_clock import DRAIN_TIME_MS, EpochClock, TimeMode
+from pyspark_ckpt.operator.time import DRAIN_TIME_MS, EpochClock, TimeMode
 
 
 @pytest.mark.parametrize(

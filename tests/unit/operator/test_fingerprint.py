@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.fingerprint import code_fingerprint, processor_name, schema_fingerprint
+from pyspark_ckpt.operator.descriptor import code_fingerprint, processor_name, schema_fingerprint
 
 
 class Base:

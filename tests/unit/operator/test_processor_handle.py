@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
-from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
@@ -20,6 +19,7 @@ from pyspark_ckpt.operator.processor_handle import ProcessorHandle
 from pyspark_ckpt.operator.state_catalog import schema_text
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.value_state import ValueState
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs

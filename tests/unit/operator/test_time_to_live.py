@@ -10,8 +10,8 @@ import pytest
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import TtlDescriptor
 from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
 from pyspark_ckpt.operator.state_table import CurrentKey
+from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.time_to_live import (
     StateTtlConfig,
     SwitchedOff,

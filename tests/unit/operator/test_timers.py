@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from pyspark_ckpt.errors import PlanError, StateError
-from pyspark_ckpt.operator.epoch_clock import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.timers import DueTimer
 from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
 
