@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader
 from pyspark_ckpt.operator.key_codes import (
     Codes,
     codes_of_numbers,
@@ -32,9 +31,6 @@ from pyspark_ckpt.operator.key_codes import (
     combined,
 )
 from pyspark_ckpt.operator.key_columns import canonical_column, check_key
-from pyspark_ckpt.operator.null_masks import NullMasks
-from pyspark_ckpt.operator.pandas_columns import pandas_column
-from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.time import (
     NEVER_LATE,
     WATERMARK_DELAY,
@@ -42,12 +38,16 @@ from pyspark_ckpt.operator.time import (
     is_emitted,
     never_late_column,
 )
-from pyspark_ckpt.operator.travelling_types import (
+from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
+from pyspark_ckpt.operator.values.pandas import pandas_column
+from pyspark_ckpt.operator.values.transport import (
+    NullMasks,
     all_received,
     received,
     sent_type,
     transport_of,
 )
+from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"

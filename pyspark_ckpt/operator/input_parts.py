@@ -19,8 +19,8 @@ import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.operator.input_columns import KEY_GROUP
-from pyspark_ckpt.operator.json_expressions import JSON, VARIANTS
 from pyspark_ckpt.operator.spilled_frames import to_frame, to_table
+from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS
 
 Frames = list[pd.DataFrame]
 

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.codec import holds
+from pyspark_ckpt.operator.values.codec import holds
 
 _NAN = float("nan")
 _FLOATS = (T.FloatType, T.DoubleType)

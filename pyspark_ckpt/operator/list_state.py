@@ -9,7 +9,7 @@ import msgspec
 
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.time_to_live import Aging
-from pyspark_ckpt.operator.versioned_codec import Codec, Value
+from pyspark_ckpt.operator.values.codec import Codec, Value
 
 _chunk_encoder = msgspec.msgpack.Encoder()
 _chunk_decoder = msgspec.msgpack.Decoder(list[bytes])

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.time_to_live import Aging
-from pyspark_ckpt.operator.versioned_codec import Codec, Value
+from pyspark_ckpt.operator.values.codec import Codec, Value
 
 
 class MapState:

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.stored_keys import OPERATOR_STATE, RAW_STATE
-from pyspark_ckpt.operator.versioned_codec import Value
+from pyspark_ckpt.operator.values.codec import Value
 
 SPLIT = "split"
 UNION = "union"

@@ -15,13 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.json_columns import json_writer
-from pyspark_ckpt.operator.json_expressions import from_travelling, travelling_type
-from pyspark_ckpt.operator.json_form import JsonForm
-from pyspark_ckpt.operator.leaf_values import TEXTS
 from pyspark_ckpt.operator.time import EMITTED_EVENT_TIME
 from pyspark_ckpt.operator.user_frames import shown
-from pyspark_ckpt.operator.wire_form import wire_type
+from pyspark_ckpt.operator.values.json import JsonForm, json_writer
+from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
+from pyspark_ckpt.operator.values.leaves import TEXTS
+from pyspark_ckpt.operator.values.wire_form import wire_type
 
 CHUNK_ROWS = 16_384
 """Rows per frame: above Spark's 10,000 per Arrow batch, so that each frame is sent on at once."""

@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateUseError, StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.deleted_state import withdraw
 from pyspark_ckpt.operator.expiry_sweep import LIST
 from pyspark_ckpt.operator.list_state import ListState
@@ -28,7 +27,6 @@ from pyspark_ckpt.operator.operator_states import (
     BroadcastState,
     OperatorListState,
 )
-from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.state_migration import migrate
 from pyspark_ckpt.operator.state_table import StateTable
@@ -41,9 +39,10 @@ from pyspark_ckpt.operator.time_to_live import (
     TtlTime,
 )
 from pyspark_ckpt.operator.timers import Timers
-from pyspark_ckpt.operator.value_columns import ValueColumns
 from pyspark_ckpt.operator.value_state import ValueState
-from pyspark_ckpt.operator.versioned_codec import Codec
+from pyspark_ckpt.operator.values.codec import Codec, TupleCodec
+from pyspark_ckpt.operator.values.pandas import ValueColumns
+from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 Schema = T.StructType | str
 Ttl = int | StateTtlConfig | None

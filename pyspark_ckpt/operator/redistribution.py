@@ -19,7 +19,6 @@ from itertools import groupby
 from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.key_groups import subtask_of
-from pyspark_ckpt.operator.message_pack import end_of_value
 from pyspark_ckpt.operator.operator_states import UNION
 from pyspark_ckpt.operator.state_rewrite import decode_chunk, encode_chunk
 from pyspark_ckpt.operator.stored_keys import (
@@ -35,6 +34,7 @@ from pyspark_ckpt.operator.stored_keys import (
 )
 from pyspark_ckpt.operator.time_to_live import without_stamp
 from pyspark_ckpt.operator.unified_states import StateMove, UnifiedStates
+from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 Entry = tuple[bytes, bytes]
 _OPERATOR_LIST = "operator-list"

@@ -16,8 +16,8 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.type_widening import widening_function, widens
+from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 Value = tuple[Any, ...]
 _REFUSED = "not without a migration"

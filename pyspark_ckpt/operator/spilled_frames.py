@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.json_expressions import JSON, VARIANTS
+from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS
 
 
 def to_table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:

@@ -11,11 +11,11 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.row_types import row_type_of
 from pyspark_ckpt.operator.schema_evolution import converter
 from pyspark_ckpt.operator.state_catalog import codec_of, struct_type
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 LISTS = ("list", "operator-list")
 MAPS = ("map", "broadcast")

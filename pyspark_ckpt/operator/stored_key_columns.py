@@ -18,10 +18,10 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.operator.key_columns import canonical_column
-from pyspark_ckpt.operator.leaf_values import TEXTS, TIME_OF_DAY
-from pyspark_ckpt.operator.message_pack_form import MESSAGE_PACK
-from pyspark_ckpt.operator.travelling_types import travels_as_json
-from pyspark_ckpt.operator.wire_form import wire_type
+from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
+from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
+from pyspark_ckpt.operator.values.transport import travels_as_json
+from pyspark_ckpt.operator.values.wire_form import wire_type
 
 _AS_INTEGERS = (T.DateType, T.YearMonthIntervalType)
 _AS_LONGS: tuple[type[T.DataType], ...] = (

@@ -9,8 +9,8 @@ import pandas as pd
 
 from pyspark_ckpt.operator.state_table import StateTable
 from pyspark_ckpt.operator.time_to_live import Aging
-from pyspark_ckpt.operator.value_columns import ValueColumns
-from pyspark_ckpt.operator.versioned_codec import Codec, Value
+from pyspark_ckpt.operator.values.codec import Codec, Value
+from pyspark_ckpt.operator.values.pandas import ValueColumns
 
 
 class ValueState:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.codec import key_encoder
+from pyspark_ckpt.operator.values.codec import key_encoder
 
 Key = tuple[Any, ...]
 

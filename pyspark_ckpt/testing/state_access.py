@@ -10,7 +10,7 @@ from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
 from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.value_state import ValueState
-from pyspark_ckpt.operator.versioned_codec import Value
+from pyspark_ckpt.operator.values.codec import Value
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask

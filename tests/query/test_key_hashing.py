@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.json_columns import JsonKey
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.values.codec import key_encoder
+from pyspark_ckpt.operator.values.json import JsonKey
 
 KEYS: dict[str, dict[str, tuple[int, str]]] = {
     "byte": {

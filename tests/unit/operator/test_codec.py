@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
-from pyspark_ckpt.operator.codec import TupleCodec, holds, key_encoder
-from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
+from pyspark_ckpt.operator.values.codec import TupleCodec, holds, key_encoder
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.unit.operator.spark_values import NOT_BUILT, TEXTS, TYPES, Typed, struct
 
 

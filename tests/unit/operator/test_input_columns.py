@@ -19,8 +19,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.null_masks import MASK
 from pyspark_ckpt.operator.rows_input import RowsPart
+from pyspark_ckpt.operator.values.transport import MASK
 from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)

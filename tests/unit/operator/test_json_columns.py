@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.json_columns import JsonKey, JsonReader, json_writer
-from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
-from pyspark_ckpt.operator.wire_form import row_style
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.json import JsonKey, JsonReader, json_writer
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.operator.values.wire_form import row_style
 from tests.unit.operator.spark_values import TYPES, Typed, struct
 
 ZONE = "America/Los_Angeles"

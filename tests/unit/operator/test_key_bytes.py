@@ -14,8 +14,8 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.unit.operator.spark_values import struct
 
 MAP = T.MapType(T.StringType(), T.FloatType())

@@ -19,7 +19,6 @@ from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.base_snapshot import read_base
-from pyspark_ckpt.operator.codec import key_encoder
 from pyspark_ckpt.operator.epoch_writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.operator_states import RAW_CHUNK_BYTES, RawState
@@ -31,6 +30,7 @@ from pyspark_ckpt.operator.stored_keys import encode_key_group, is_keyed
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import Changes, open_backend
 from tests.unit.operator.subtask_epochs import BOTH, IN_MEMORY, NUMBER, TEXT, SubtaskEpochs

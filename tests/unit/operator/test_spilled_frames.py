@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark_ckpt.operator import input_parts
 from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.input_parts import InputParts
-from pyspark_ckpt.operator.json_columns import json_writer
+from pyspark_ckpt.operator.values.json import json_writer
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
 from tests.unit.operator.test_input_columns import frame
 

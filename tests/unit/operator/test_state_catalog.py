@@ -11,7 +11,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.expiry_sweep import FREE
 from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.versioned_codec import MAX_VERSION
+from pyspark_ckpt.operator.values.codec import MAX_VERSION
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 

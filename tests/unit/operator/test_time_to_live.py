@@ -9,7 +9,6 @@ import pytest
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import TtlDescriptor
-from pyspark_ckpt.operator.codec import TupleCodec
 from pyspark_ckpt.operator.state_table import CurrentKey
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.time_to_live import (
@@ -19,6 +18,7 @@ from pyspark_ckpt.operator.time_to_live import (
     TtlUpdate,
     without_stamp,
 )
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 Ttl = int | StateTtlConfig | None

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.leaf_values import TIME_OF_DAY
 from pyspark_ckpt.operator.type_widening import widening_function, widens
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 
 TYPES: dict[str, T.DataType] = {
     "byte": T.ByteType(), "short": T.ShortType(), "int": T.IntegerType(), "long": T.LongType(),

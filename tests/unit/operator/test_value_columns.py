@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.value_columns import ValueColumns
+from pyspark_ckpt.operator.values.pandas import ValueColumns
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
 
 LONG_AGO = datetime.datetime.fromisoformat("0001-01-01 00:00:00.000001")

@@ -6,8 +6,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.operator.codec import TupleCodec
-from pyspark_ckpt.operator.versioned_codec import MAX_VERSION, VersionedCodec, version_of
+from pyspark_ckpt.operator.values.codec import MAX_VERSION, TupleCodec, VersionedCodec, version_of
 from tests.unit.operator.subtask_epochs import NUMBER
 
 PLAIN = TupleCodec(NUMBER, "state 's'")

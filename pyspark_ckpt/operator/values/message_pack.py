@@ -1,15 +1,19 @@
-"""The form of values in MessagePack: all that is stored, and the keys of nested types."""
+"""Where a MessagePack value ends, which msgspec does not tell.
+
+The form of values in MessagePack: all that is stored, and the keys of nested types.
+"""
 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.leaf_values import (
+from pyspark_ckpt.operator.values.leaves import (
     PLAIN_TYPES,
     TIME_OF_DAY,
     bounded,
@@ -17,7 +21,68 @@ from pyspark_ckpt.operator.leaf_values import (
     narrowed,
     variant_parts,
 )
-from pyspark_ckpt.operator.wire_form import Converter, WireForm, fields_converter
+from pyspark_ckpt.operator.values.wire_form import Converter, WireForm, fields_converter
+
+_FIXED = {
+    0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
+    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""Bytes after the first one, by that one."""
+
+_SIZED = {
+    0xC4: (">B", 0), 0xC5: (">H", 0), 0xC6: (">I", 0),
+    0xC7: (">B", 1), 0xC8: (">H", 1), 0xC9: (">I", 1),
+    0xD9: (">B", 0), 0xDA: (">H", 0), 0xDB: (">I", 0),
+}  # fmt: skip
+"""Form of the length that follows, and bytes beside those it counts."""
+
+_COUNTED = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
+"""Form of the number of items that follows, and values per item."""
+
+
+def end_of_value(data: bytes, start: int) -> int:
+    """Return where the MessagePack value that begins at `start` ends.
+
+    Raises
+    ------
+    ValueError
+        If there is no whole value.
+    """
+    position, open_values = start, 1
+    while open_values:
+        open_values -= 1
+        try:
+            position, items = _past_head(data, position)
+        except (LookupError, struct.error) as exc:
+            raise ValueError(f"no whole MessagePack value at {start}") from exc
+        open_values += items
+    if position > len(data):
+        raise ValueError(f"no whole MessagePack value at {start}")
+    return position
+
+
+def _past_head(data: bytes, position: int) -> tuple[int, int]:
+    """Return the position after a value's head and own bytes, and how many values it holds."""
+    first = data[position]
+    position += 1
+    if first <= 0x7F or first >= 0xE0:
+        return position, 0
+    if first <= 0x8F:
+        return position, 2 * (first & 0x0F)
+    if first <= 0x9F:
+        return position, first & 0x0F
+    if first <= 0xBF:
+        return position + (first & 0x1F), 0
+    if first in _FIXED:
+        return position + _FIXED[first], 0
+    if first in _SIZED:
+        form, beside = _SIZED[first]
+        length = struct.unpack_from(form, data, position)[0]
+        return position + struct.calcsize(form) + beside + length, 0
+    form, values = _COUNTED[first]
+    count = struct.unpack_from(form, data, position)[0]
+    return position + struct.calcsize(form), values * count
+
 
 _LEAF_TYPES: dict[type[T.DataType], Any] = {
     **PLAIN_TYPES,

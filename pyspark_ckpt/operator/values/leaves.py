@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.wire_form import Converter
+from pyspark_ckpt.operator.values.wire_form import Converter
 
 _BITS: dict[type[T.DataType], int] = {
     T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64,

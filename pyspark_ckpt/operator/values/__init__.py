@@ -1,0 +1,1 @@
+"""Spark values as Python, MessagePack, JSON and Arrow, and back."""
