@@ -16,9 +16,9 @@ from pyspark_ckpt.errors import CkptError, IncompatibleStateError, PlanError, Re
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
-from pyspark_ckpt.operator.evolution_report import EvolutionReport
+from pyspark_ckpt.operator.schema.report import EvolutionReport
+from pyspark_ckpt.operator.schema.verdict import Outcome
 from pyspark_ckpt.operator.state_catalog import schema_text
-from pyspark_ckpt.operator.state_verdict import Outcome
 
 REFUSED = "refused"
 _RESTORED, _NEW, _DROPPED = "restored", "new", "dropped"

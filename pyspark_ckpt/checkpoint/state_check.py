@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
-from pyspark_ckpt.operator.evolution_report import EvolutionReport, OperatorSchema, compare_operator
+from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
+from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
 from pyspark_ckpt.operator.state_catalog import struct_type
-from pyspark_ckpt.operator.state_verdict import Outcome, StateSchema
 
 logger = logging.getLogger(__name__)
 

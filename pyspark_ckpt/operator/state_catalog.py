@@ -12,7 +12,7 @@ from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
 from pyspark_ckpt.operator.expiry_sweep import FREE
-from pyspark_ckpt.operator.schema_evolution import Verdict, compare, converter, same_type
+from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
 from pyspark_ckpt.operator.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.time_to_live import StateTtlConfig, TtlTime, now_ms

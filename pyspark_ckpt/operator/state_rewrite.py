@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema_evolution import converter
+from pyspark_ckpt.operator.schema.evolution import converter
 from pyspark_ckpt.operator.state_catalog import codec_of, struct_type
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.evolution_report import (
+from pyspark_ckpt.operator.schema.report import (
     KEY,
     EvolutionReport,
     OperatorSchema,
@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.evolution_report import (
     check_migrations,
     compare_operator,
 )
-from pyspark_ckpt.operator.state_verdict import Outcome, StateSchema
+from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
 
 
 def struct(**fields: T.DataType) -> T.StructType:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.schema_evolution import Verdict, compare, converter
+from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
 from pyspark_ckpt.operator.values.codec import TupleCodec
 
 Change = Callable[[Any], Any]

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.state_verdict import (
+from pyspark_ckpt.operator.schema.verdict import (
     Outcome,
     StateSchema,
     judge_state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_ckpt.operator.text_table import text_table
+from pyspark_ckpt.operator.schema.report import text_table
 
 
 def test_columns_are_aligned_and_long_cells_go_on_below() -> None:

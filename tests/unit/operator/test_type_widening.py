@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.type_widening import widening_function, widens
+from pyspark_ckpt.operator.schema.evolution import widening_function, widens
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 
 TYPES: dict[str, T.DataType] = {

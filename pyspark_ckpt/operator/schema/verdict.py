@@ -8,7 +8,7 @@ from enum import Enum
 from pyspark.sql import types as T
 
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema_evolution import Evolution, Verdict, compare, same_type
+from pyspark_ckpt.operator.schema.evolution import Evolution, Verdict, compare, same_type
 
 
 @dataclass(frozen=True, slots=True)

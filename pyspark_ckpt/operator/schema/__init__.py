@@ -1,0 +1,1 @@
+"""Whether a stored schema can become another one, and why not."""
