@@ -54,7 +54,7 @@ from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_input import BatchProcessor
 from pyspark_ckpt.operator.merging_states import AggregateFunction
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.restoring import plan_restore, rename_uid
 from pyspark_ckpt.rolling_back import Rollback, rollback

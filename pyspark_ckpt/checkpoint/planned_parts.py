@@ -18,7 +18,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.schema.report import EvolutionReport
 from pyspark_ckpt.operator.schema.verdict import Outcome
-from pyspark_ckpt.operator.state_catalog import schema_text
+from pyspark_ckpt.operator.table.catalog import schema_text
 
 REFUSED = "refused"
 _RESTORED, _NEW, _DROPPED = "restored", "new", "dropped"

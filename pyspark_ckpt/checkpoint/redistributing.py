@@ -31,8 +31,8 @@ from pyspark_ckpt.operator.redistribution_run import (
     WriteSubtask,
     newest_of,
 )
-from pyspark_ckpt.operator.state_catalog import struct_type
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.storage.open import Storage
 

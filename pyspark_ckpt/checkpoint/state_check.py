@@ -10,7 +10,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
-from pyspark_ckpt.operator.state_catalog import struct_type
+from pyspark_ckpt.operator.table.catalog import struct_type
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ One row per entry, sorted by stored key, so by key group first:
 ``key_group``     int32    null where the entry belongs to no key: operator and raw state
 ``kind``          string   of the state, or ``timer``, ``timer-by-time``, ``raw``
 ``state``         string   name of the state, null for timers and raw state
-``stored_key``    binary   as in :mod:`pyspark_ckpt.operator.stored_keys`, keys in MessagePack
+``stored_key``    binary   as in :mod:`pyspark_ckpt.operator.table.stored_keys`, keys in MessagePack
 ``stored_value``  binary   MessagePack by the state's schema
 ================  =======  =================================================================
 
@@ -116,7 +116,7 @@ _READ_COLUMNS = ["stored_key", "stored_value"]
 _VERSION_KEY = b"pyspark_ckpt.format_version"
 _DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
 _KEY_GROUP_END = 0x8000
-"""Keys from here on belong to no key group; see :mod:`pyspark_ckpt.operator.stored_keys`."""
+"""Keys from here on belong to no key group; see :mod:`pyspark_ckpt.operator.table.stored_keys`."""
 
 _TIME_INDEX, _OPERATOR_STATE, _RAW_STATE = 0x8000, 0x8100, 0x8200
 _TIMERS_ID = 0xFF

@@ -25,7 +25,7 @@ from pyspark_ckpt.formats.handle import (
     Handle,
 )
 from pyspark_ckpt.formats.layout import base_path
-from pyspark_ckpt.operator.epoch_writes import frames_of
+from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import (

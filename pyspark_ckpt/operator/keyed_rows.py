@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pyspark_ckpt.operator.key_codes import Codes, first_places, stable_order
-from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import key_encoder
 
 Key = tuple[Any, ...]

@@ -7,8 +7,8 @@ from itertools import chain
 
 import msgspec
 
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.time_to_live import Aging
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
 
 _chunk_encoder = msgspec.msgpack.Encoder()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.time_to_live import Aging
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
 
 

@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_origins import OutputOrigins
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
-from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import (
     definition,

@@ -12,7 +12,6 @@ from pyspark_ckpt.errors import StateUseError, StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.deleted_state import withdraw
-from pyspark_ckpt.operator.expiry_sweep import LIST
 from pyspark_ckpt.operator.list_state import ListState
 from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import (
@@ -27,17 +26,18 @@ from pyspark_ckpt.operator.operator_states import (
     BroadcastState,
     OperatorListState,
 )
-from pyspark_ckpt.operator.state_catalog import StateCatalog, codec_of, ttl_descriptor
-from pyspark_ckpt.operator.state_migration import migrate
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.time_to_live import (
+from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
+from pyspark_ckpt.operator.table.migration import migrate
+from pyspark_ckpt.operator.table.sweep import LIST
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import (
     Aging,
     StateTtlConfig,
     SwitchedOff,
     TimeToLive,
     TtlTime,
 )
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.timers import Timers
 from pyspark_ckpt.operator.value_state import ValueState
 from pyspark_ckpt.operator.values.codec import Codec, TupleCodec

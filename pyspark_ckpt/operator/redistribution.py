@@ -20,8 +20,8 @@ from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.key_groups import subtask_of
 from pyspark_ckpt.operator.operator_states import UNION
-from pyspark_ckpt.operator.state_rewrite import decode_chunk, encode_chunk
-from pyspark_ckpt.operator.stored_keys import (
+from pyspark_ckpt.operator.table.rewrite import decode_chunk, encode_chunk
+from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     MAX_STATES,
     OPERATOR_STATE,
@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.stored_keys import (
     is_keyed,
     state_id_of,
 )
-from pyspark_ckpt.operator.time_to_live import without_stamp
+from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.operator.unified_states import StateMove, UnifiedStates
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 

@@ -26,7 +26,6 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import executor_local_root
 from pyspark_ckpt.operator.merged_state import merged_state
 from pyspark_ckpt.operator.redistribution import (
@@ -37,6 +36,7 @@ from pyspark_ckpt.operator.redistribution import (
     numbered,
 )
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes

@@ -14,8 +14,8 @@ from contextlib import closing
 
 from pyspark_ckpt.formats.handle import Handle, StateCount, StateCounts, StateDescriptor
 from pyspark_ckpt.operator.key_groups import key_groups_of
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
+from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
+from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 from state_backends import Changes
 

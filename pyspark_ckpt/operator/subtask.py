@@ -29,7 +29,6 @@ from pyspark_ckpt.formats.initial_handles import read_initial_handle
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.local_copy import (
     copies_root,
@@ -39,8 +38,9 @@ from pyspark_ckpt.operator.local_copy import (
 )
 from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
-from pyspark_ckpt.operator.state_catalog import schema_text
-from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.table.catalog import schema_text
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.unused_copies import remove_unused

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import (
+from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     TIME_BYTES,
     TIME_INDEX,
@@ -16,6 +15,7 @@ from pyspark_ckpt.operator.stored_keys import (
     decode_time,
     encode_time,
 )
+from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 
 _NOTHING = b""

@@ -15,14 +15,14 @@ import msgspec
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.expiry_sweep import FREE
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare
 from pyspark_ckpt.operator.schema.verdict import used_migration
-from pyspark_ckpt.operator.state_catalog import struct_type
-from pyspark_ckpt.operator.state_migration import schema_of
-from pyspark_ckpt.operator.state_rewrite import StateRewrite
-from pyspark_ckpt.operator.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.time_to_live import stamp_of
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.migration import schema_of
+from pyspark_ckpt.operator.table.rewrite import StateRewrite
+from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.table.sweep import FREE
+from pyspark_ckpt.operator.table.time_to_live import stamp_of
 
 
 @dataclass(frozen=True, slots=True)

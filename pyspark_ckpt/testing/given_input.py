@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark_ckpt.operator.input_columns import KEY_GROUP
 from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.key_codes import Codes, codes_of_objects
-from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput
 

@@ -23,13 +23,13 @@ from pyspark_ckpt.operator import lost_attributes
 from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
 from pyspark_ckpt.settings import Settings

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.state_table import StateTable
+from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import StateBackend, open_backend
 

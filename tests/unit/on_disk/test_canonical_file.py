@@ -18,7 +18,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.formats.canonical_file import decode_canonical, encode_canonical
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
-from pyspark_ckpt.operator.stored_keys import (
+from pyspark_ckpt.operator.table.stored_keys import (
     OPERATOR_STATE,
     RAW_STATE,
     TIME_INDEX,

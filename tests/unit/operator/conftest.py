@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.operator.epoch_writes import DEFAULT_LIMIT_BYTES
+from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from state_backends import open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, LIMITS, SPILLS_ALWAYS, SubtaskEpochs
 

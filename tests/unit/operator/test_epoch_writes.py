@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator import epoch_writes
-from pyspark_ckpt.operator.epoch_writes import (
+from pyspark_ckpt.operator.table import writes as epoch_writes
+from pyspark_ckpt.operator.table.writes import (
     FRAME_ENTRIES,
     NOT_WRITTEN,
     EpochWrites,

@@ -16,8 +16,8 @@ from benchmarks.subtask_steps import STEPS, Place, command
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
-from pyspark_ckpt.operator.epoch_writes import FRAME_BYTES, in_frames
 from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.table.writes import FRAME_BYTES, in_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.storage.open import Storage
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend

@@ -20,13 +20,13 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.base_snapshot import make_base
-from pyspark_ckpt.operator.epoch_writes import in_frames
 from pyspark_ckpt.operator.local_copy import (
     executor_local_root,
     open_local_copy,
     subtask_directory,
 )
 from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.storage.open import Storage
 from state_backends import (
     BACKEND_TYPES,

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_ckpt.errors import StateError
 from pyspark_ckpt.operator.operator_states import RAW_CHUNK_BYTES, RawState
-from pyspark_ckpt.operator.stored_keys import OPERATOR_STATE, RAW_STATE, is_keyed
+from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE, is_keyed
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 

@@ -20,8 +20,8 @@ from pyspark_ckpt.operator.input_parts import InputParts
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from state_backends import BackendCorruptError
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 from tests.unit.operator.test_input_columns import frame

@@ -16,11 +16,11 @@ from pyspark_ckpt.operator.map_state import MapState
 from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
 from pyspark_ckpt.operator.operator_states import BroadcastState, OperatorListState
 from pyspark_ckpt.operator.processor_handle import ProcessorHandle
-from pyspark_ckpt.operator.state_catalog import schema_text
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.table.catalog import schema_text
+from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.value_state import ValueState
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 

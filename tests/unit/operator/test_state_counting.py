@@ -12,8 +12,8 @@ import pytest
 from pyspark_ckpt.formats.handle import Handle, StateCounts, StateDescriptor
 from pyspark_ckpt.operator import state_counting
 from pyspark_ckpt.operator.state_counting import COST_SHARE, FEW_ENTRIES, StateCounting, is_due
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import TIMERS_ID, encode_key_group, encode_time
+from pyspark_ckpt.operator.table.stored_keys import TIMERS_ID, encode_key_group, encode_time
+from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.codec import key_encoder
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator import state_table
-from pyspark_ckpt.operator.epoch_writes import EpochWrites
 from pyspark_ckpt.operator.key_groups import MAX_MAX_PARALLELISM
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table import table as state_table
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.writes import EpochWrites
 from state_backends import Changes, StateBackend
 from state_backends.backend import FIRST_RESERVED_KEY
 from tests.unit.operator.subtask_epochs import IN_MEMORY

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateError, StateValueError
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from tests.unit.operator.subtask_epochs import NUMBER, SPILLS_ALWAYS, TEXT, SubtaskEpochs
 
 LONG_MS = 1_000_000_000

@@ -19,8 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.stored_keys import OPERATOR_STATE, TIME_INDEX, is_keyed, state_id_of
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.table.stored_keys import (
+    OPERATOR_STATE,
+    TIME_INDEX,
+    is_keyed,
+    state_id_of,
+)
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from state_backends import open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, LIMITS, NUMBER, SubtaskEpochs
 

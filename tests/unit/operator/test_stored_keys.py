@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator import stored_keys
 from pyspark_ckpt.operator.key_groups import MAX_MAX_PARALLELISM
-from pyspark_ckpt.operator.stored_keys import (
+from pyspark_ckpt.operator.table import stored_keys
+from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
     RAW_STATE,

@@ -9,15 +9,15 @@ import pytest
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import TtlDescriptor
-from pyspark_ckpt.operator.state_table import CurrentKey
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.time_to_live import (
+from pyspark_ckpt.operator.table.table import CurrentKey
+from pyspark_ckpt.operator.table.time_to_live import (
     StateTtlConfig,
     SwitchedOff,
     TimeToLive,
     TtlUpdate,
     without_stamp,
 )
+from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 

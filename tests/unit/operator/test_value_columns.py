@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.values.pandas import ValueColumns
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
 

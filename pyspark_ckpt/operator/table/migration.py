@@ -15,11 +15,16 @@ from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.verdict import StateSchema, used_migration
-from pyspark_ckpt.operator.state_catalog import StateCatalog, continued_ttl, struct_type
-from pyspark_ckpt.operator.state_rewrite import StateRewrite
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import KEY_GROUP_BYTES, OPERATOR_STATE, is_keyed, state_id_of
-from pyspark_ckpt.operator.time_to_live import without_stamp
+from pyspark_ckpt.operator.table.catalog import StateCatalog, continued_ttl, struct_type
+from pyspark_ckpt.operator.table.rewrite import StateRewrite
+from pyspark_ckpt.operator.table.stored_keys import (
+    KEY_GROUP_BYTES,
+    OPERATOR_STATE,
+    is_keyed,
+    state_id_of,
+)
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 

@@ -1,6 +1,6 @@
 """One epoch's view of a subtask's state: the backend below, this epoch's writes on top.
 
-Where entries lie is told by :mod:`pyspark_ckpt.operator.stored_keys`.
+Where entries lie is told by :mod:`pyspark_ckpt.operator.table.stored_keys`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.epoch_writes import NOT_WRITTEN, EpochWrites, Write, overlaid
+from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend
 
 PREFETCH_KEYS = 16_384

@@ -11,11 +11,11 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
-from pyspark_ckpt.operator.expiry_sweep import FREE
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
-from pyspark_ckpt.operator.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
+from pyspark_ckpt.operator.table.sweep import FREE
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, TtlTime, now_ms
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.time_to_live import StateTtlConfig, TtlTime, now_ms
 from pyspark_ckpt.operator.values.codec import MAX_VERSION, Codec, TupleCodec, VersionedCodec
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import TtlDescriptor
-from pyspark_ckpt.operator.state_table import CurrentKey
+from pyspark_ckpt.operator.table.table import CurrentKey
 from pyspark_ckpt.operator.time import EpochClock
 
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import converter
-from pyspark_ckpt.operator.state_catalog import codec_of, struct_type
+from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.wire_form import row_type_of

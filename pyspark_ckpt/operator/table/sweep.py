@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.state_table import StateTable
-from pyspark_ckpt.operator.stored_keys import MAX_STATES, OPERATOR_STATE, is_keyed, state_id_of
-from pyspark_ckpt.operator.time_to_live import TimeToLive
+from pyspark_ckpt.operator.table.stored_keys import (
+    MAX_STATES,
+    OPERATOR_STATE,
+    is_keyed,
+    state_id_of,
+)
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import TimeToLive
 
 LEAST_ENTRIES = 1_000
 ENTRIES_PER_WRITE = 2
