@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.operator.user_frames import shortened, user_frames

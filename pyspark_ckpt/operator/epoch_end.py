@@ -8,7 +8,7 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.operator.barrier import make_segment
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state_counting import StateCounting, is_due
 from pyspark_ckpt.operator.table.sweep import sweep
 from pyspark_ckpt.operator.time import EpochClock

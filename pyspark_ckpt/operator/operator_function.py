@@ -20,7 +20,7 @@ from pyspark_ckpt.operator.input_mode import InputMode
 from pyspark_ckpt.operator.input_parts import InputParts
 from pyspark_ckpt.operator.key_groups import key_groups_of
 from pyspark_ckpt.operator.processing import EpochProcessing
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources

@@ -28,10 +28,10 @@ from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.initial_rows import InitialRows
 from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.lost_attributes import LostAttributes
-from pyspark_ckpt.operator.operator_states import RawState
 from pyspark_ckpt.operator.output_origins import OutputOrigins
 from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import (

@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.epoch_end import end_epoch
 from pyspark_ckpt.operator.local_copy import open_local_copy
 from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark_ckpt.errors import HarnessUseError
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 
 
 class NotedStates(ProcessorHandle):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pyspark_ckpt.operator.list_state import ListState
-from pyspark_ckpt.operator.map_state import MapState
-from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
-from pyspark_ckpt.operator.operator_states import RawState
-from pyspark_ckpt.operator.value_state import ValueState
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.map import MapState
+from pyspark_ckpt.operator.state.merging import AggregatingState, ReducingState
+from pyspark_ckpt.operator.state.operator_states import RawState
+from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.values.codec import Value
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.sweep import sweep
 from pyspark_ckpt.operator.table.table import StateTable

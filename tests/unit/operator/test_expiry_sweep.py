@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.list_state import ListState
+from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.table import sweep as expiry_sweep
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.sweep import FREE

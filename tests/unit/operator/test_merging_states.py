@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.merging_states import AggregateFunction, AggregatingState, ReducingState
+from pyspark_ckpt.operator.state.merging import AggregateFunction, AggregatingState, ReducingState
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 
 SUM_AND_COUNT = T.StructType([T.StructField("s", T.LongType()), T.StructField("n", T.LongType())])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import StateError
-from pyspark_ckpt.operator.operator_states import RAW_CHUNK_BYTES, RawState
+from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE, is_keyed
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 

@@ -11,17 +11,17 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
-from pyspark_ckpt.operator.list_state import ListState
-from pyspark_ckpt.operator.map_state import MapState
-from pyspark_ckpt.operator.merging_states import AggregatingState, ReducingState
-from pyspark_ckpt.operator.operator_states import BroadcastState, OperatorListState
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.map import MapState
+from pyspark_ckpt.operator.state.merging import AggregatingState, ReducingState
+from pyspark_ckpt.operator.state.operator_states import BroadcastState, OperatorListState
+from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.value_state import ValueState
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 KEYS = [(b"\x00\x00", b"k")]

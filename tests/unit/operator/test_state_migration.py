@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, ProcessorError, StateValueError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.processor_handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, TEXT, SubtaskEpochs
 
 FLAG = T.StructType([T.StructField("f", T.BooleanType())])

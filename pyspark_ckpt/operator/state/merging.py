@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_ckpt.operator.value_state import ValueState
+from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.values.codec import Value
 
 ReduceFunction = Callable[[Value, Value], Value]

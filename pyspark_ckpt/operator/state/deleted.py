@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.map_state import MapState
+from pyspark_ckpt.operator.state.map import MapState
 
 _TRIED = {
     "exists": "checking {kind} state exists",

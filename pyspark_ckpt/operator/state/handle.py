@@ -11,21 +11,23 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateUseError, StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.deleted_state import withdraw
-from pyspark_ckpt.operator.list_state import ListState
-from pyspark_ckpt.operator.map_state import MapState
-from pyspark_ckpt.operator.merging_states import (
+from pyspark_ckpt.operator.state.deleted import withdraw
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.map import MapState
+from pyspark_ckpt.operator.state.merging import (
     AggregateFunction,
     AggregatingState,
     ReduceFunction,
     ReducingState,
 )
-from pyspark_ckpt.operator.operator_states import (
+from pyspark_ckpt.operator.state.operator_states import (
     REDISTRIBUTIONS,
     SPLIT,
     BroadcastState,
     OperatorListState,
 )
+from pyspark_ckpt.operator.state.timers import Timers
+from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.table.migration import migrate
 from pyspark_ckpt.operator.table.sweep import LIST
@@ -38,8 +40,6 @@ from pyspark_ckpt.operator.table.time_to_live import (
     TtlTime,
 )
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.timers import Timers
-from pyspark_ckpt.operator.value_state import ValueState
 from pyspark_ckpt.operator.values.codec import Codec, TupleCodec
 from pyspark_ckpt.operator.values.pandas import ValueColumns
 from pyspark_ckpt.operator.values.wire_form import row_type_of

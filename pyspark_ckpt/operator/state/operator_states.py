@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import Any, BinaryIO
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.list_state import ListState
-from pyspark_ckpt.operator.map_state import MapState
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.codec import Value

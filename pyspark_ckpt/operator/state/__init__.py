@@ -1,0 +1,1 @@
+"""The states, timers and handle that a processor sees."""
