@@ -52,7 +52,7 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.batch_input import BatchProcessor
+from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery

@@ -14,7 +14,6 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.initial_state import InitialState, remember_initial_state
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.batch_run import BatchFunction
-from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.declared_states import declare_states
 from pyspark_ckpt.operator.descriptor import (
     MigrationDescriptor,
@@ -23,15 +22,15 @@ from pyspark_ckpt.operator.descriptor import (
     encode_descriptor,
     processor_name,
 )
-from pyspark_ckpt.operator.frame_limits import FrameLimits
-from pyspark_ckpt.operator.initial_rows import InitialRows
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.input_mode import InputMode
-from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.operator_function import OperatorFunction
-from pyspark_ckpt.operator.output_rows import OutputRows
-from pyspark_ckpt.operator.pandas_input import PandasInput
-from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
+from pyspark_ckpt.operator.rows.rows_mode import RowsInput
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from pyspark_ckpt.operator.time import TimeMode
 from pyspark_ckpt.operator.user_sources import UserSources

@@ -17,8 +17,6 @@ from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.input_columns import TOKEN
-from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.redistribution_run import (
     HANDLES_SCHEMA,
     HEAD,
@@ -31,6 +29,8 @@ from pyspark_ckpt.operator.redistribution_run import (
     WriteSubtask,
     newest_of,
 )
+from pyspark_ckpt.operator.rows.input import TOKEN
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.unified_states import UnifiedStates

@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 
 from pyspark_ckpt.formats.handle import EMPTY_VERSION
-from pyspark_ckpt.operator.input_columns import TOKEN
-from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.rows.input import TOKEN
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock, TimeMode

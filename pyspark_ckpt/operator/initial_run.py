@@ -12,9 +12,9 @@ import pandas as pd
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.input_columns import TOKEN
-from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.rows.input import TOKEN
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock, TimeMode

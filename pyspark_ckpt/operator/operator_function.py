@@ -12,14 +12,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.initial_rows import InitialRows
-from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.input_mode import InputMode
-from pyspark_ckpt.operator.input_parts import InputParts
-from pyspark_ckpt.operator.key_groups import key_groups_of
 from pyspark_ckpt.operator.processing import EpochProcessing
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock

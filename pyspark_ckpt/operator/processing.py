@@ -24,12 +24,11 @@ from pyspark_ckpt.errors import (
     StateValueError,
 )
 from pyspark_ckpt.operator import garbage_collection
-from pyspark_ckpt.operator.broadcast_rows import BroadcastRows
-from pyspark_ckpt.operator.initial_rows import InitialRows
-from pyspark_ckpt.operator.input_mode import InputMode, Part
 from pyspark_ckpt.operator.lost_attributes import LostAttributes
 from pyspark_ckpt.operator.output_origins import OutputOrigins
-from pyspark_ckpt.operator.output_rows import CHUNK_ROWS
+from pyspark_ckpt.operator.rows.mode import InputMode, Part
+from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.table.table import StateTable

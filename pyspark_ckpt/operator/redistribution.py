@@ -18,7 +18,7 @@ from itertools import groupby
 
 from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
-from pyspark_ckpt.operator.key_groups import subtask_of
+from pyspark_ckpt.operator.rows.key_groups import subtask_of
 from pyspark_ckpt.operator.state.operator_states import UNION
 from pyspark_ckpt.operator.table.rewrite import decode_chunk, encode_chunk
 from pyspark_ckpt.operator.table.stored_keys import (

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from pyspark_ckpt.operator.key_columns import canonical_column
+from pyspark_ckpt.operator.rows.key_columns import canonical_column
 from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
 from pyspark_ckpt.operator.values.transport import travels_as_json

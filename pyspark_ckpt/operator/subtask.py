@@ -29,7 +29,6 @@ from pyspark_ckpt.formats.initial_handles import read_initial_handle
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.key_groups import subtask_tokens
 from pyspark_ckpt.operator.local_copy import (
     copies_root,
     executor_local_root,
@@ -38,6 +37,7 @@ from pyspark_ckpt.operator.local_copy import (
 )
 from pyspark_ckpt.operator.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.operator.descriptor import decode_runtime
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN
-from pyspark_ckpt.operator.side_rows import SideRows
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
+from pyspark_ckpt.operator.rows.sides import SideRows
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.settings import RUNTIME_KEY
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.input_columns import KEY_GROUP
-from pyspark_ckpt.operator.input_mode import InputMode, Part
-from pyspark_ckpt.operator.key_codes import Codes, codes_of_objects
+from pyspark_ckpt.operator.rows.input import KEY_GROUP
+from pyspark_ckpt.operator.rows.key_columns import Codes, codes_of_objects
+from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput

@@ -16,11 +16,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.batch_input import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.key_groups import check_max_parallelism
-from pyspark_ckpt.operator.pandas_input import PandasInput
-from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.rows.batch_mode import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
+from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
+from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.crash_step import CrashStep

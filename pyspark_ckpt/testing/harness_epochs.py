@@ -9,10 +9,10 @@ import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.batch_input import BatchInput
-from pyspark_ckpt.operator.output_rows import OutputRows
-from pyspark_ckpt.operator.pandas_input import PandasInput
-from pyspark_ckpt.operator.rows_input import RowsInput
+from pyspark_ckpt.operator.rows.batch_mode import BatchInput
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
+from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import (
     EventTime,

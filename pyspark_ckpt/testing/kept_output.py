@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.input_mode import Output
+from pyspark_ckpt.operator.rows.mode import Output
 
 
 class KeptOutput:

@@ -6,7 +6,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from pyspark_ckpt.operator.frame_limits import FrameLimits
+from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
 
 SCHEMA = pa.schema([("x", pa.int64()), ("y", pa.int64())])
 ROWS = pd.DataFrame({"x": range(100), "y": range(100)})  # 16 bytes each

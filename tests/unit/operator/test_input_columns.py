@@ -18,8 +18,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.rows_input import RowsPart
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.rows.rows_mode import RowsPart
 from pyspark_ckpt.operator.values.transport import MASK
 from tests.unit.operator.spark_values import NOT_BUILT
 

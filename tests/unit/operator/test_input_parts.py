@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator import input_parts
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, InputColumns
-from pyspark_ckpt.operator.input_parts import InputParts
-from pyspark_ckpt.operator.rows_input import RowsPart
+from pyspark_ckpt.operator.rows import parts as input_parts
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.rows_mode import RowsPart
 from tests.unit.operator.test_input_columns import frame, schema_of
 
 UTC = datetime.timezone.utc

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.key_codes import (
+from pyspark_ckpt.operator.rows.key_columns import (
     codes_of_numbers,
     codes_of_objects,
     codes_of_texts,

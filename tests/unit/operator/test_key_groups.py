@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator import key_groups
-from pyspark_ckpt.operator.key_groups import (
+from pyspark_ckpt.operator.rows import key_groups
+from pyspark_ckpt.operator.rows.key_groups import (
     MAX_MAX_PARALLELISM,
     check_max_parallelism,
     default_max_parallelism,

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.unit.operator.spark_values import NOT_BUILT
 

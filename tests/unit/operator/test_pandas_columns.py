@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 
-from pyspark_ckpt.operator.input_columns import InputColumns
+from pyspark_ckpt.operator.rows.input import InputColumns
 from tests.unit.operator.test_input_columns import frame, schema_of
 
 VALUES: list[tuple[T.DataType, list[Any]]] = [

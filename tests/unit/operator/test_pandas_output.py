@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.output_rows import OutputRows
-from pyspark_ckpt.operator.pandas_output import PandasOutput
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.pandas_mode import PandasOutput
 
 BEYOND_FLOATS = 2**53 + 1
 

@@ -19,9 +19,9 @@ from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.base_snapshot import read_base
-from pyspark_ckpt.operator.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.redistribution import Entry, Redistribution, numbered
 from pyspark_ckpt.operator.redistribution_run import newest_of, write_subtask
+from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group, is_keyed

@@ -17,9 +17,9 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 
-from pyspark_ckpt.operator import input_parts
-from pyspark_ckpt.operator.input_columns import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.input_parts import InputParts
+from pyspark_ckpt.operator.rows import parts as input_parts
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
+from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.values.json import json_writer
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
 from tests.unit.operator.test_input_columns import frame

@@ -23,14 +23,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.operator.key_codes import (
+from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
+    canonical_column,
+    check_key,
     codes_of_numbers,
     codes_of_objects,
     codes_of_texts,
     combined,
 )
-from pyspark_ckpt.operator.key_columns import canonical_column, check_key
 from pyspark_ckpt.operator.time import (
     NEVER_LATE,
     WATERMARK_DELAY,

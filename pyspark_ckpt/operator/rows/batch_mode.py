@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.keyed_rows import KeyedRows
-from pyspark_ckpt.operator.output_rows import OutputRows
-from pyspark_ckpt.operator.pandas_input import PandasPart
-from pyspark_ckpt.operator.pandas_output import PandasOutput
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.keyed import KeyedRows
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.pandas_mode import PandasOutput, PandasPart
 
 
 class BatchProcessor(StatefulProcessor):

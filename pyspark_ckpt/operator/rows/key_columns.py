@@ -1,4 +1,6 @@
-"""Numbers for the keys of rows: equal keys, equal numbers, found by columns rather than row by row.
+"""Key columns in the plan: which types can be keys, and the form in which Spark hashes them.
+
+Numbers for the keys of rows: equal keys, equal numbers, found by columns rather than row by row.
 
 Measured with 500,000 rows and 50,000 keys: 111 ms with a Python dictionary, 46 ms with Arrow's for
 texts, 5 ms for whole numbers.
@@ -12,6 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.values.codec import holds
 
 Codes = np.ndarray[Any, Any]
 
@@ -81,3 +89,45 @@ def stable_order(codes: Codes) -> Codes:
     if not high.any():
         return low
     return low[np.argsort(high[low].astype(np.uint16), kind="stable")]
+
+
+_NAN = float("nan")
+_FLOATS = (T.FloatType, T.DoubleType)
+
+
+def check_key(field: T.StructField) -> None:
+    """Check that a column can be a key; called on the driver.
+
+    Raises
+    ------
+    PlanError
+        If its type has a map or a variant, which Spark does not hash.
+    """
+    if holds(field.dataType, (T.MapType, T.VariantType)):
+        raise PlanError(
+            f"key column {field.name!r} is {field.dataType.simpleString()}: maps and variants "
+            "cannot be (part of) a key; key by values taken out of them"
+        )
+
+
+def canonical_column(column: Column, data_type: T.DataType) -> Column:
+    """Return a key column in which equal keys hash alike: -0.0 is 0.0 and all NaNs are one."""
+    if not holds(data_type, _FLOATS):
+        return column
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(column, lambda item: canonical_column(item, data_type.elementType))
+    if isinstance(data_type, T.StructType):
+        by_position = column.cast(_named_by_position(data_type))
+        fields = [
+            canonical_column(by_position[f"c{index}"], field.dataType).alias(f"c{index}")
+            for index, field in enumerate(data_type.fields)
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
+    return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
+
+
+def _named_by_position(data_type: T.StructType) -> T.StructType:
+    return T.StructType(
+        [T.StructField(f"c{index}", field.dataType) for index, field in enumerate(data_type.fields)]
+    )

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.input_columns import InputColumns
-from pyspark_ckpt.operator.keyed_rows import keyed_rows
-from pyspark_ckpt.operator.output_rows import OutputRows
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.keyed import keyed_rows
+from pyspark_ckpt.operator.rows.output import OutputRows
 
 
 class RowsPart:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from pyspark_ckpt.operator.key_codes import Codes, first_places, stable_order
+from pyspark_ckpt.operator.rows.key_columns import Codes, first_places, stable_order
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import key_encoder
 

@@ -1,0 +1,1 @@
+"""Rows in, grouped by key; rows out."""
