@@ -16,8 +16,8 @@ from unittest import mock
 
 from pyspark_ckpt.formats.handle import Segment, new_version
 from pyspark_ckpt.operator import epoch_end, subtask
-from pyspark_ckpt.operator.local_copy import open_local_copy
-from pyspark_ckpt.operator.materialization import Materializer
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.materialization import Materializer
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 from state_backends import Changes, StateBackend
 

@@ -24,7 +24,7 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import Storage, open_storage

@@ -20,8 +20,7 @@ from pyspark_ckpt.checkpoint.progress import Progress, shown_progress
 from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.operator.low_priority import at_low_priority
-from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
 
 SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs where the user has switched Spark's fair scheduler on."""

@@ -26,8 +26,8 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.local_copy import executor_local_root
-from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.operator.durable.local_copy import executor_local_root
+from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.redistribution import (
     Entry,
     Moved,

@@ -28,14 +28,15 @@ from pyspark_ckpt.formats.handle import (
 from pyspark_ckpt.formats.initial_handles import read_initial_handle
 from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
-from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.local_copy import (
+from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
     executor_local_root,
     open_local_copy,
     subtask_directory,
 )
-from pyspark_ckpt.operator.materialization import EpochStart, materializer
+from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
+from pyspark_ckpt.operator.durable.unused_copies import remove_unused
+from pyspark_ckpt.operator.epoch_end import end_epoch
 from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import schema_text
@@ -43,7 +44,6 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.unused_copies import remove_unused
 from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.storage.open import Storage, open_storage

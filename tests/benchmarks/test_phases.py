@@ -15,7 +15,7 @@ from benchmarks.phase_timer import PhaseTimer
 from benchmarks.phases import PHASES, MeasuredSubtask, patch_phases
 from pyspark_ckpt import operator_plan
 from pyspark_ckpt.operator import epoch_end, subtask
-from pyspark_ckpt.operator.materialization import Materializer
+from pyspark_ckpt.operator.durable.materialization import Materializer
 from pyspark_ckpt.operator.subtask import SubtaskFunction
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
-from pyspark_ckpt.operator import snapshot_upload
+from pyspark_ckpt.operator.durable import upload as snapshot_upload
 from pyspark_ckpt.storage.file_reference import FileReference
 from tests.query.harness import (
     BACKEND,

@@ -40,8 +40,8 @@ from pyspark_ckpt.formats.metadata import (
 )
 from pyspark_ckpt.formats.metadata_check import MAX_FILES
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.operator.base_snapshot import read_base
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.checkpoint.tampered import packed, tampered

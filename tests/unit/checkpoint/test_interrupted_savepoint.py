@@ -29,7 +29,7 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.in_progress import DISPOSED
 from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.operator.subtask_copy import SubtaskCopy
+from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 FORMATS = list(SavepointFormat)

@@ -19,13 +19,13 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.barrier import make_segment
-from pyspark_ckpt.operator.base_snapshot import make_base
-from pyspark_ckpt.operator.local_copy import (
+from pyspark_ckpt.operator.durable.base_snapshot import make_base
+from pyspark_ckpt.operator.durable.local_copy import (
     executor_local_root,
     open_local_copy,
     subtask_directory,
 )
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.storage.open import Storage
 from state_backends import (
@@ -42,7 +42,7 @@ _HOLD = """
 import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 with open_local_copy(Path(sys.argv[1]), sys.argv[2], LocalStorage(Path(sys.argv[3])), None):
     print("open", flush=True)
     sys.stdin.read()
@@ -288,7 +288,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 
 class Killing(LocalStorage):
     @contextmanager

@@ -20,9 +20,9 @@ from pyspark_ckpt.formats.handle import (
     Segment,
 )
 from pyspark_ckpt.formats.layout import epoch_of, snapshot_id_of
-from pyspark_ckpt.operator.base_snapshot import read_base
-from pyspark_ckpt.operator.local_copy import open_local_copy
-from pyspark_ckpt.operator.materialization import MOST_SEGMENTS, is_due
+from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.materialization import MOST_SEGMENTS, is_due
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

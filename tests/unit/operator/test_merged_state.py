@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
-from pyspark_ckpt.operator import merged_state as module
-from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.operator.durable import merged_state as module
+from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import Changes
 from state_backends.backend import FIRST_RESERVED_KEY

@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.base_snapshot import read_base
+from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.redistribution import Entry, Redistribution, numbered
 from pyspark_ckpt.operator.redistribution_run import newest_of, write_subtask
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of

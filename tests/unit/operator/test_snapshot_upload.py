@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
-from pyspark_ckpt.operator.local_copy import open_local_copy
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.snapshot_upload import BackgroundUploads, upload, upload_steps
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.upload import BackgroundUploads, upload, upload_steps
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES
@@ -26,8 +26,8 @@ _UPLOAD = """
 import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.snapshot_upload import upload_steps
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.upload import upload_steps
 class Storage(LocalStorage):
     def write(self, relative, chunks):
         def noisy():

@@ -14,8 +14,8 @@ from subprocess import PIPE
 
 import pytest
 
-from pyspark_ckpt.operator.local_copy import copies_root, open_local_copy, subtask_directory
-from pyspark_ckpt.operator.unused_copies import Keeping, remove_unused
+from pyspark_ckpt.operator.durable.local_copy import copies_root, open_local_copy, subtask_directory
+from pyspark_ckpt.operator.durable.unused_copies import Keeping, remove_unused
 from pyspark_ckpt.storage.open import LocalStorage
 
 HOUR_S = 3600.0
@@ -26,7 +26,7 @@ _HOLDS = """
 import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 directory, storage, root = map(Path, sys.argv[1:])
 with open_local_copy(directory, "heap", LocalStorage(storage), None, root):
     print("held", flush=True)
@@ -150,7 +150,7 @@ _OPENS_AGAIN_AND_AGAIN = """
 import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 directory, storage, root = map(Path, sys.argv[1:4])
 for number in range(int(sys.argv[4])):
     with open_local_copy(directory, "heap", LocalStorage(storage), None, root) as copy:

@@ -21,8 +21,8 @@ from pyspark_ckpt.formats.handle import (
     Handle,
     Segment,
 )
-from pyspark_ckpt.operator.base_snapshot import fetch_files, open_fetched, read_base
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendCorruptError,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshots
-from pyspark_ckpt.operator.local_version import at_version
-from pyspark_ckpt.operator.unused_copies import LOCK, door_open, note_opened
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.local_version import at_version
+from pyspark_ckpt.operator.durable.unused_copies import LOCK, door_open, note_opened
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendResourceError,

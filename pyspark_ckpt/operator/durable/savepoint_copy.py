@@ -1,11 +1,19 @@
-"""The part of a savepoint that one task makes: all state of one subtask."""
+"""Work in a Python worker that is in no hurry, beside the tasks of an epoch that are.
+
+The part of a savepoint that one task makes: all state of one subtask.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -17,10 +25,32 @@ from pyspark_ckpt.formats.handle import (
     Handle,
 )
 from pyspark_ckpt.formats.layout import canonical_path
-from pyspark_ckpt.operator.local_copy import executor_local_root
-from pyspark_ckpt.operator.merged_state import merged_state
+from pyspark_ckpt.operator.durable.local_copy import executor_local_root
+from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
+
+_Made = TypeVar("_Made")
+_NICENESS = 10
+
+
+def at_low_priority(work: Callable[[], _Made]) -> _Made:
+    """Run `work` in a thread of its own, which gives way to others on a busy processor.
+
+    On Linux each thread has a priority. A process cannot raise its own again, and Spark gives the
+    next task of an epoch to the same worker: so only a thread is lowered, which ends with the work.
+    Elsewhere `work` has the usual priority.
+    """
+    if not sys.platform.startswith("linux"):
+        return work()
+    with ThreadPoolExecutor(1, "pyspark_ckpt-copy", initializer=_lower_priority) as thread:
+        return thread.submit(work).result()
+
+
+def _lower_priority() -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
 
 CANONICAL_NAME = "state.parquet"
 

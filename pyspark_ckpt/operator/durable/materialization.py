@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
-from pyspark_ckpt.operator.base_snapshot import make_base
-from pyspark_ckpt.operator.local_copy import LocalCopy
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.snapshot_upload import (
+from pyspark_ckpt.operator.durable.base_snapshot import make_base
+from pyspark_ckpt.operator.durable.local_copy import LocalCopy
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.upload import (
     DAMAGED,
     background_uploads,
     outlives_tasks,

@@ -24,7 +24,7 @@ import msgspec
 from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
 from pyspark_ckpt.formats.layout import snapshot_path
-from pyspark_ckpt.operator.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (

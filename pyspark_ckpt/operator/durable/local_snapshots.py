@@ -30,7 +30,7 @@ from pyspark_ckpt.formats.handle import (
     Handle,
 )
 from pyspark_ckpt.formats.layout import is_snapshot_id, new_snapshot_id
-from pyspark_ckpt.operator.base_snapshot import CHANGES_NAME
+from pyspark_ckpt.operator.durable.base_snapshot import CHANGES_NAME
 from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import BackendCorruptError, StateBackend, is_immutable
 

@@ -1,0 +1,1 @@
+"""The local copy, base snapshots and their upload."""
