@@ -15,10 +15,11 @@ from typing import Any
 from unittest import mock
 
 from pyspark_ckpt.formats.handle import Segment, new_version
-from pyspark_ckpt.operator import epoch_end, subtask
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import Materializer
-from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run import barrier as epoch_end
+from pyspark_ckpt.operator.run import subtask
+from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 from state_backends import Changes, StateBackend
 
 NO_CHECKPOINTS = {"spark.ckpt.execution.checkpointing.interval": "1000d"}

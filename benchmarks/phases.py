@@ -17,8 +17,8 @@ from unittest import mock
 from pyspark import TaskContext
 
 from benchmarks.phase_timer import PhaseTimer
-from pyspark_ckpt.operator.operator_function import OperatorFunction
-from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 WAIT = "wait for Spark's rows"
 USER = "user code"

@@ -27,8 +27,8 @@ from benchmarks.case import Case, Contender, Kind
 from benchmarks.selection import with_contenders
 from benchmarks.session import Sessions, use_this_python
 from benchmarks.workloads.known import WORKLOADS
-from pyspark_ckpt.operator.operator_function import OperatorFunction
-from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 
 class ProfiledSubtask(SubtaskFunction):

@@ -17,11 +17,11 @@ import msgspec
 
 from benchmarks.process_memory import BEGIN
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.operator.barrier import make_segment
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
-from pyspark_ckpt.operator.operator_function import WRITES_SHARE
+from pyspark_ckpt.operator.run.barrier import make_segment
+from pyspark_ckpt.operator.run.function import WRITES_SHARE
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, Runtime
-from pyspark_ckpt.operator.initial_run import HANDLES_SCHEMA, InitialStateFunction
-from pyspark_ckpt.operator.operator_function import OperatorFunction
 from pyspark_ckpt.operator.rows.input import TOKEN
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.run.without_query import HANDLES_SCHEMA, InitialStateFunction
 
 
 @dataclass(frozen=True, slots=True)

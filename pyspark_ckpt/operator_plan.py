@@ -13,7 +13,6 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.initial_state import InitialState, remember_initial_state
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.batch_run import BatchFunction
 from pyspark_ckpt.operator.declared_states import declare_states
 from pyspark_ckpt.operator.descriptor import (
     MigrationDescriptor,
@@ -22,7 +21,6 @@ from pyspark_ckpt.operator.descriptor import (
     encode_descriptor,
     processor_name,
 )
-from pyspark_ckpt.operator.operator_function import OperatorFunction
 from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
@@ -31,10 +29,12 @@ from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
-from pyspark_ckpt.operator.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.run.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run.user_sources import UserSources
+from pyspark_ckpt.operator.run.wake_rows import WakeRows
+from pyspark_ckpt.operator.run.without_query import BatchFunction
 from pyspark_ckpt.operator.time import TimeMode
-from pyspark_ckpt.operator.user_sources import UserSources
-from pyspark_ckpt.operator.wake_rows import WakeRows
 from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.output_mode import in_any_mode
 from pyspark_ckpt.passed_watermark import carrier_row, with_passed_watermark

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.lost_attributes import warning
+from pyspark_ckpt.operator.run.lost_attributes import warning
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator import lost_attributes
 from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
-from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.run import lost_attributes
+from pyspark_ckpt.operator.run.barrier import end_epoch
+from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable

@@ -17,10 +17,10 @@ USED_BY_WORKERS = (
     "pyspark.sql.pandas.serializers",
     "pyspark.worker",
     "pyspark_ckpt.checkpoint.savepoint_job",
-    "pyspark_ckpt.operator.batch_run",
-    "pyspark_ckpt.operator.initial_run",
+    "pyspark_ckpt.operator.run.without_query",
+    "pyspark_ckpt.operator.run.without_query",
     "pyspark_ckpt.operator.redistribution_run",
-    "pyspark_ckpt.operator.subtask",
+    "pyspark_ckpt.operator.run.subtask",
     "rocksdict",
     "lmdb",
 )

@@ -14,7 +14,7 @@ from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.pointed_checkpoints import PointedCheckpoints
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
+from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.unit.memory_pointers import MemoryPointers, SharedPointers

@@ -22,9 +22,9 @@ from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.operator import barrier
 from pyspark_ckpt.operator.durable import base_snapshot
 from pyspark_ckpt.operator.durable import upload as snapshot_upload
+from pyspark_ckpt.operator.run import barrier
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Uploads

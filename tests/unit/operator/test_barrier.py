@@ -13,7 +13,7 @@ import pytest
 from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle, Segment
 from pyspark_ckpt.formats.layout import epoch_of, operator_mark
-from pyspark_ckpt.operator.barrier import make_segment
+from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
+from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 

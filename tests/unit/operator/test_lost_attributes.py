@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyspark_ckpt.operator.lost_attributes import MAX_ITEMS, LostAttributes
+from pyspark_ckpt.operator.run.lost_attributes import MAX_ITEMS, LostAttributes
 
 
 class Held:

@@ -14,12 +14,12 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import InputRowsError, ProcessorError, StateError, StateValueError
-from pyspark_ckpt.operator import processing
-from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
+from pyspark_ckpt.operator.run import processing
+from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from state_backends import BackendCorruptError

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.formats.handle import Handle, StateCounts, StateDescriptor
-from pyspark_ckpt.operator import state_counting
-from pyspark_ckpt.operator.state_counting import COST_SHARE, FEW_ENTRIES, StateCounting, is_due
+from pyspark_ckpt.operator.run import state_counting
+from pyspark_ckpt.operator.run.state_counting import COST_SHARE, FEW_ENTRIES, StateCounting, is_due
 from pyspark_ckpt.operator.table.stored_keys import TIMERS_ID, encode_key_group, encode_time
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.codec import key_encoder

@@ -7,7 +7,7 @@ import pytest
 
 from pyspark_ckpt.errors import UnknownEpochError
 from pyspark_ckpt.operator.descriptor import AnnouncedEpoch, Runtime, encode_announced
-from pyspark_ckpt.operator.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.settings import EPOCH_KEY, Materialization
 
 RUNTIME = Runtime(

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.sides import SideRows
-from pyspark_ckpt.operator.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.settings import RUNTIME_KEY
 
 INITIAL_EPOCH = 0

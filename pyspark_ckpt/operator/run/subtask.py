@@ -1,6 +1,12 @@
 """One subtask: what one call of the Python function does, once per epoch.
 
 ``open the local copy -> processing -> epoch_end -> new handle``
+
+How a subtask learns that a checkpoint was completed.
+
+The driver cannot reach the tasks of a running query, so they look: a checkpoint is completed when
+its ``_metadata`` is there, and with it its author or, if another store than the directory keeps it,
+the word that this store has it.
 """
 
 from __future__ import annotations
@@ -26,7 +32,13 @@ from pyspark_ckpt.formats.handle import (
     following,
 )
 from pyspark_ckpt.formats.initial_handles import read_initial_handle
-from pyspark_ckpt.operator.completion_notice import checkpoint_to_notify
+from pyspark_ckpt.formats.layout import (
+    AUTHOR_NAME,
+    METADATA_NAME,
+    POINTED_NAME,
+    checkpoint_id_of,
+    checkpoint_name,
+)
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
@@ -36,17 +48,47 @@ from pyspark_ckpt.operator.durable.local_copy import (
 )
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.durable.unused_copies import remove_unused
-from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.run.barrier import end_epoch
+from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
-from pyspark_ckpt.operator.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.settings import RUNTIME_KEY
+from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
+
+
+def checkpoint_to_notify(processor: Any, storage: WorkerStorage) -> int | None:
+    """Return the id of the newest completed checkpoint, if the processor wants to know it.
+
+    Called by a task at the start of an epoch; lists the checkpoints directory once, and only for a
+    processor with ``notifyCheckpointComplete``.
+
+    Parameters
+    ----------
+    processor
+        The user's processor.
+    storage
+        The query's checkpoints directory.
+    """
+    if not hasattr(processor, "notifyCheckpointComplete"):
+        return None
+    numbers = (checkpoint_id_of(name) for name in storage.list())
+    for number in sorted((n for n in numbers if n is not None), reverse=True):
+        if _is_completed(storage, checkpoint_name(number)):
+            return number
+    return None
+
+
+def _is_completed(storage: WorkerStorage, directory: str) -> bool:
+    return storage.exists(f"{directory}/{METADATA_NAME}") and any(
+        storage.exists(f"{directory}/{name}") for name in (AUTHOR_NAME, POINTED_NAME)
+    )
+
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
 _RESCALE = (

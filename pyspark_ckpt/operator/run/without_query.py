@@ -1,8 +1,12 @@
-"""Makes an initial state: what runs on executors before a query's first epoch."""
+"""An operator over a batch DataFrame: one epoch that starts from nothing and keeps nothing.
+
+Makes an initial state: what runs on executors before a query's first epoch.
+"""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,16 +15,69 @@ import pandas as pd
 
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.descriptor import Runtime
-from pyspark_ckpt.operator.epoch_end import end_epoch
-from pyspark_ckpt.operator.operator_function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.run.barrier import end_epoch
+from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.wake_rows import INITIAL_EPOCH
+from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock, TimeMode
+from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import open_backend
+
+_EPOCH = 0
+_NO_QUERY = ""
+
+
+class BatchFunction:
+    """The function given to ``mapInPandas``; called once per subtask.
+
+    Parameters
+    ----------
+    function
+        The operator.
+    """
+
+    def __init__(self, function: OperatorFunction) -> None:
+        self._function = function
+
+    def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Run the processor over all rows of the subtask; nothing is durable."""
+        frames = (frame for frame in frames if len(frame))
+        first = next(frames, None)
+        if first is None:
+            return
+        token = int(first[TOKEN].iloc[0])
+        subtask = subtask_tokens(self._function.descriptor.parallelism).index(token)
+        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
+            yield from self._run(chain([first], frames), subtask, Path(directory))
+
+    def _run(
+        self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path
+    ) -> Iterator[pd.DataFrame]:
+        function = self._function
+        limit_bytes = Settings().memory_limit_bytes
+        with open_backend("rocksdb", directory / "state", create=True) as backend:
+            backend.load((), EMPTY_VERSION)
+            table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
+            try:
+                handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
+                processing = function.processing(handle, table, self._clock(), _EPOCH)
+                if function.initial is not None:
+                    frames = function.initial.keyed_only(frames)
+                if function.broadcast is not None:
+                    frames = function.broadcast.keyed_only(frames)
+                parts = function.parts(frames, subtask, limit_bytes, directory)
+                yield from processing.run(parts, _EPOCH, function.initial)
+            finally:
+                table.close()
+
+    def _clock(self) -> EpochClock:
+        now_ms = time.time_ns() // 1_000_000
+        return EpochClock(TimeMode(self._function.descriptor.time_mode), now_ms, NO_TIME_MS)
+
 
 HANDLES_SCHEMA = "subtask int, handle binary"
 _NOTHING_INLINE = 0

@@ -13,17 +13,17 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.processing import EpochProcessing
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
+from pyspark_ckpt.operator.run.processing import EpochProcessing
+from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
+from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.user_sources import NO_SOURCES, UserSources
-from pyspark_ckpt.operator.wake_rows import WakeRows
 
 _INPUT_SHARE = 2
 WRITES_SHARE = 4
