@@ -17,7 +17,8 @@ from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.redistribution_run import (
+from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
+from pyspark_ckpt.operator.rescale.tasks import (
     HANDLES_SCHEMA,
     HEAD,
     STORED_KEY,
@@ -29,11 +30,10 @@ from pyspark_ckpt.operator.redistribution_run import (
     WriteSubtask,
     newest_of,
 )
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
-from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
 from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4

@@ -39,13 +39,13 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.redistribution_run import (
+from pyspark_ckpt.operator.rescale.tasks import (
     Movement,
     ReadSubtask,
     WriteSubtask,
     newest_of,
 )
-from pyspark_ckpt.operator.unified_states import UnifiedStates
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import SparkFiles

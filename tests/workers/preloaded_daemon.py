@@ -19,7 +19,7 @@ USED_BY_WORKERS = (
     "pyspark_ckpt.checkpoint.savepoint_job",
     "pyspark_ckpt.operator.run.without_query",
     "pyspark_ckpt.operator.run.without_query",
-    "pyspark_ckpt.operator.redistribution_run",
+    "pyspark_ckpt.operator.rescale.tasks",
     "pyspark_ckpt.operator.run.subtask",
     "rocksdict",
     "lmdb",

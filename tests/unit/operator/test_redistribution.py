@@ -19,8 +19,9 @@ from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.operator.redistribution import Entry, Redistribution, numbered
-from pyspark_ckpt.operator.redistribution_run import newest_of, write_subtask
+from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
+from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
@@ -29,7 +30,6 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
-from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import Changes, open_backend

@@ -18,6 +18,7 @@ from itertools import groupby
 
 from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.operator.rescale.unify import StateMove, UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import subtask_of
 from pyspark_ckpt.operator.state.operator_states import UNION
 from pyspark_ckpt.operator.table.rewrite import decode_chunk, encode_chunk
@@ -33,7 +34,6 @@ from pyspark_ckpt.operator.table.stored_keys import (
     state_id_of,
 )
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
-from pyspark_ckpt.operator.unified_states import StateMove, UnifiedStates
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 Entry = tuple[bytes, bytes]

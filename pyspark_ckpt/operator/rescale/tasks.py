@@ -28,16 +28,16 @@ from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
-from pyspark_ckpt.operator.redistribution import (
+from pyspark_ckpt.operator.rescale.entries import (
     Entry,
     Moved,
     Redistribution,
     earliest_timer_ms,
     numbered,
 )
-from pyspark_ckpt.operator.stored_key_columns import StoredKeyColumns
+from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.table.writes import in_frames
-from pyspark_ckpt.operator.unified_states import UnifiedStates
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
 

@@ -1,0 +1,1 @@
+"""State that moves to other subtasks."""
