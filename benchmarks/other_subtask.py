@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from pyspark_ckpt import operator_plan
+from pyspark_ckpt.operator.plan import operator as operator_plan
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
+from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.time import TimeMode
-from pyspark_ckpt.operator_plan import DESCRIPTOR_METADATA
 
 _OURS = "FlatMapGroupsInPandasWithState"
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"

@@ -25,9 +25,9 @@ from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin
 from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
-from pyspark_ckpt.output_mode import plan_error
+from pyspark_ckpt.operator.plan.output_mode import plan_error
+from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.own_session import start_with_conf
-from pyspark_ckpt.parallelism import report_parallelism
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_failure import library_errors
 from pyspark_ckpt.query_plan import source_ids, source_names

@@ -35,10 +35,10 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.initial_state import initial_state_of
 from pyspark_ckpt.operator.descriptor import Runtime
-from pyspark_ckpt.parallelism import parallelism_key, set_parallelism
-from pyspark_ckpt.passed_watermark import MIN, POLICY
+from pyspark_ckpt.operator.plan.initial_state import initial_state_of
+from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
+from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage

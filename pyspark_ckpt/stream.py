@@ -9,18 +9,22 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.grouping_columns import grouping_columns
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.declared_states import no_instance
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID
+from pyspark_ckpt.operator.plan.declared import no_instance
+from pyspark_ckpt.operator.plan.grouping_columns import grouping_columns
+from pyspark_ckpt.operator.plan.operator import (
+    KeyedInput,
+    MakeInputMode,
+    OperatorArguments,
+    OperatorPlan,
+)
+from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rows.batch_mode import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
-from pyspark_ckpt.operator_arguments import OperatorArguments
-from pyspark_ckpt.operator_plan import KeyedInput, MakeInputMode, OperatorPlan
-from pyspark_ckpt.parallelism import parallelism_of
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:

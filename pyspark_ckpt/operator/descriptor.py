@@ -46,7 +46,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     ``start()``, which operators a query has, whatever was done to the DataFrame in between.
     `processor` and `code_sha256` tell which code it is, `passes_watermark` whether
     what follows it in event time has a watermark. `initial_state` names what
-    :mod:`pyspark_ckpt.initial_state` remembers for it.
+    :mod:`pyspark_ckpt.operator.plan.initial_state` remembers for it.
     """
 
     uid: str

@@ -17,11 +17,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.plan.operator import OperatorArguments
 from pyspark_ckpt.operator.rows.batch_mode import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
-from pyspark_ckpt.operator_arguments import OperatorArguments
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import EventTime

@@ -19,10 +19,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.declared_states import copy_as_sent, no_instance
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
+from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
 from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction

@@ -13,8 +13,8 @@ from benchmarks import phase_timer
 from benchmarks.not_durable import NotDurableSubtask
 from benchmarks.phase_timer import PhaseTimer
 from benchmarks.phases import PHASES, MeasuredSubtask, patch_phases
-from pyspark_ckpt import operator_plan
 from pyspark_ckpt.operator.durable.materialization import Materializer
+from pyspark_ckpt.operator.plan import operator as operator_plan
 from pyspark_ckpt.operator.run import barrier as epoch_end
 from pyspark_ckpt.operator.run import subtask
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction

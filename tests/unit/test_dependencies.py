@@ -133,7 +133,7 @@ def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
     assert importers(
         "pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib",
         "pyspark.cloudpickle", "pyspark.serializers",
-    ) == {"pyspark_ckpt.operator.declared_states"}  # fmt: skip
+    ) == {"pyspark_ckpt.operator.plan.declared"}  # fmt: skip
 
 
 def test_nothing_is_imported_behind_the_back_of_these_tests() -> None:

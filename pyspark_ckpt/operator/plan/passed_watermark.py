@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator.plan.streaming_row import streaming_row
 from pyspark_ckpt.operator.time import NEVER_LATE
-from pyspark_ckpt.streaming_row import streaming_row
 
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 MIN = "min"

@@ -1,0 +1,1 @@
+"""The operator in Spark's plan. Driver only."""
