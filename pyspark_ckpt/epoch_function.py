@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import UnknownEpochError
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.descriptor import (
@@ -18,6 +17,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_announced,
 )
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_local_storage
 
 

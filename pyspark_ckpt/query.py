@@ -15,7 +15,7 @@ from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.entries_frame import as_spark_frame
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.query_failure import library_error, library_errors
-from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.spark.paths import qualified_path
 
 
 class CheckpointedQuery(StreamingQuery):

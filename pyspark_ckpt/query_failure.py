@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from pyspark_ckpt.checkpoint.task_errors import task_error
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.spark.jobs import task_error
 
 _CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
 

@@ -19,25 +19,24 @@ from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin
 from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
-from pyspark_ckpt.own_session import start_with_conf
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_failure import library_errors
-from pyspark_ckpt.query_plan import source_ids, source_names
-from pyspark_ckpt.session_conf import conf_of_start
 from pyspark_ckpt.settings import CLAIM, RUNTIME_KEY, Settings
-from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.spark.conf import conf_of_start
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.own_session import start_with_conf
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import source_ids, source_names
+from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
+from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.table_sink import TableSink
-from pyspark_ckpt.temporary_location import FORCED, delete_when_ended
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()

@@ -22,8 +22,6 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.seeding import seed
 from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, finish_seeding
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -38,9 +36,11 @@ from pyspark_ckpt.formats.rolled_back import (
     void_after_rollback,
 )
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.own_session import own_session
-from pyspark_ckpt.query_plan import is_active
-from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import is_active
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage, open_storage
 
 logger = logging.getLogger(__name__)

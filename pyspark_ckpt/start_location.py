@@ -21,11 +21,8 @@ from pyspark_ckpt.checkpoint.seeding_marker import (
     finish_seeding,
     write_query_id,
 )
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.errors import PlanError, RestoreError
-from pyspark_ckpt.file_sink_log import FileSinkLog
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -40,9 +37,11 @@ from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.settings import PARALLELISM
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
-from pyspark_ckpt.table_sink import TableSink
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,15 @@ from pyspark_ckpt.checkpoint.restore_request import plan_of_request
 from pyspark_ckpt.epoch_function import EpochFunction
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_plan import operators_of
 from pyspark_ckpt.query_start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.settings import CLAIM_MODES, Settings, is_ckpt_option, read_settings
-from pyspark_ckpt.sink_choice import FOREACH_BATCH, SinkChoice
-from pyspark_ckpt.spark_paths import qualified_path
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import operators_of
+from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
+from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
+from pyspark_ckpt.spark.worker_python import check_workers
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
-from pyspark_ckpt.table_sink import TableSink
-from pyspark_ckpt.temporary_location import delete_temporary, make_temporary
-from pyspark_ckpt.worker_python import check_workers
 
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:

@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
-from pyspark_ckpt.checkpoint.task_errors import task_error
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.spark.jobs import task_error
 from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
 from pyspark_ckpt.storage.open import Storage, open_storage
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.state_rows import (
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
+from pyspark_ckpt.formats.handle import Handle, decode_handle
+from pyspark_ckpt.spark.state_reader import (
     FEW_PARTITIONS,
     STORES_WITH_CHANGES,
     encoded_handles,
     encoded_handles_written_in,
     written_handles,
 )
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
-from pyspark_ckpt.formats.handle import Handle, decode_handle
 
 
 def read_handles(

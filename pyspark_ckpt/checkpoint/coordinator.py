@@ -26,7 +26,6 @@ from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
-from pyspark_ckpt.checkpoint.graceful_stop import stop_between_epochs
 from pyspark_ckpt.checkpoint.history_entry import (
     HistoryEntry,
     aborted_entry,
@@ -35,7 +34,6 @@ from pyspark_ckpt.checkpoint.history_entry import (
 )
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
-from pyspark_ckpt.checkpoint.idleness import idle_ms
 from pyspark_ckpt.checkpoint.in_time import in_time
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
@@ -61,6 +59,7 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
+from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
 from pyspark_ckpt.storage.retrying import RetryingStorage
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.time import NEVER_LATE, TimeMode
+from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 
 logger = logging.getLogger(__name__)
 

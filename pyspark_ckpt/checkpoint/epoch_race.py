@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
+from pyspark_ckpt.spark.log import SparkLog
 
 REPORTED_WITHIN_SECONDS = 10.0
 """Spark reports an epoch's progress a moment after it has committed the epoch."""

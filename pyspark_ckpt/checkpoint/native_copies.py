@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 
-from pyspark_ckpt.checkpoint.spark_state import STATE, chunks_of
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.layout import native_path
 from pyspark_ckpt.formats.metadata import NativeFile
+from pyspark_ckpt.spark.state_files import STATE, chunks_of
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.spark_state import operator_name
-from pyspark_ckpt.checkpoint.spark_state_files import needed_files
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
+from pyspark_ckpt.spark.state_files import needed_files, operator_name
 from pyspark_ckpt.storage.open import LocalStorage
 
 _OF_ONE_PARTITION = "globalLimit"

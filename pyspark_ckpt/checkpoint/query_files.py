@@ -6,8 +6,8 @@ import secrets
 from dataclasses import dataclass, field, replace
 
 from pyspark_ckpt.checkpoint.native_copies import NativeCopies
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import Storage
 
 

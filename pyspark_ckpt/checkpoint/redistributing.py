@@ -12,7 +12,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_ckpt.checkpoint.task_errors import task_error
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
@@ -34,6 +33,7 @@ from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.spark.jobs import task_error
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4

@@ -16,10 +16,10 @@ from pyspark_ckpt.checkpoint.planned_parts import (
     planned_unwanted,
 )
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.report import text_table
+from pyspark_ckpt.spark.operators import StatefulOperators
 
 RestoreMigrations = Mapping[str, Mapping[str, Migration]]
 """Migrations by the uid of their operator and the name of their state."""

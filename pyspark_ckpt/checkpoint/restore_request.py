@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan, plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.settings import NO_CLAIM
+from pyspark_ckpt.spark.operators import StatefulOperators
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pyspark.util import InheritableThread
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.in_time import expired, in_time
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
+from pyspark_ckpt.spark.jobs import SparkJobs
 
 _LONGEST_GRACE_MS = 30_000
 """Spark jobs are cancelled at the timeout, and may then end by themselves for so long."""

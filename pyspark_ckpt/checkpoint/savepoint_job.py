@@ -17,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.progress import Progress, shown_progress
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
+from pyspark_ckpt.spark.jobs import SparkJobs
 
 SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs where the user has switched Spark's fair scheduler on."""

@@ -22,11 +22,10 @@ from pyspark_ckpt.checkpoint.savepoint_attempt import SavepointAttempt
 from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
-from pyspark_ckpt.checkpoint.task_errors import error_text
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.spark.jobs import SparkJobs, error_text
 
 logger = logging.getLogger(__name__)
 

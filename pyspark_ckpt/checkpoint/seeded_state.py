@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -28,8 +27,9 @@ from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.run.subtask import set_timeout
 from pyspark_ckpt.operator.time import TimeMode, never_late_column
-from pyspark_ckpt.own_session import own_session
-from pyspark_ckpt.session_conf import conf_of_start
+from pyspark_ckpt.spark.conf import conf_of_start
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import LocalStorage
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"

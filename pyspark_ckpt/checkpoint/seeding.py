@@ -22,14 +22,14 @@ from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
-from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SparkLog
-from pyspark_ckpt.checkpoint.spark_state import copy_first_version
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.own_session import own_session
+from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.spark.state_files import copy_first_version
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 _SCRATCH = "_seed"

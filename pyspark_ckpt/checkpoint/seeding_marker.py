@@ -11,8 +11,8 @@ import logging
 import shutil
 import uuid
 
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
 
 QUERY_ID_NAME = "metadata"

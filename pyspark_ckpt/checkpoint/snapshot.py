@@ -15,12 +15,12 @@ from pyspark_ckpt.checkpoint.committed_handles import committed_handles
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.checkpoint.native_state import keep_native_state
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.spark_log import SourceLogFile
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.operator.descriptor import schema_fingerprint
+from pyspark_ckpt.spark.log import SourceLogFile
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.checkpoint.lost_attributes_notice import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.storage.retrying import retried
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."

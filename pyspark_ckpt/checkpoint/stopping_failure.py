@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.errors import PySparkException
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+from pyspark_ckpt.spark.jobs import error_text, task_error
 
 _START_AGAIN = "mend that and start the query again at its checkpointLocation"
 

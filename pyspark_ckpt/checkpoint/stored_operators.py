@@ -5,13 +5,13 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.spark_state import OUR_NAME, operator_name
 from pyspark_ckpt.checkpoint.state_check import check_states
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
 
 
 def check_stored_operators(

@@ -11,7 +11,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.query_plan import operators_of
+from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.testing import ProcessorHarness
 
 UID = "conformance"

@@ -19,13 +19,13 @@ from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.committed_handles import checked_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import gather
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment, following
 from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 QUERY_ID = "0123456789"

@@ -33,8 +33,6 @@ from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.snapshot import gather
-from pyspark_ckpt.checkpoint.spark_log import SparkLog
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
@@ -47,6 +45,8 @@ from pyspark_ckpt.operator.rescale.tasks import (
 )
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.settings import Materialization, Settings
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import SparkFiles
 from tests.faults.faulty_storage import FaultyStorage, Plan

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import state_rows
+from pyspark_ckpt.spark import state_reader as state_rows
 from tests.query.harness import (
     DEADLINE,
     INLINE,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.checkpoint.idleness import idle_ms
+from pyspark_ckpt.spark.query import idle_ms
 from tests.query.harness import DEADLINE, Feed, until
 from tests.query.model import events_of
 from tests.query.session_conf import session_conf

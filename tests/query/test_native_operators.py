@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.query_plan import operators_of
+from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Feed, Job, digests, newest_checkpoint, refused
 from tests.query.model import Event, in_order

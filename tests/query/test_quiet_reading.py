@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
-from pyspark_ckpt.checkpoint.state_rows import FEW_PARTITIONS
+from pyspark_ckpt.spark.state_reader import FEW_PARTITIONS
 from tests.query.harness import Job
 from tests.query.model import events_of
 from tests.query.session_conf import session_conf

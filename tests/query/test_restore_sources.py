@@ -19,10 +19,10 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.file_sink_log import COMPACT_INTERVAL
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
+from pyspark_ckpt.spark.sink import COMPACT_INTERVAL
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, await_rows, newest_checkpoint, refused

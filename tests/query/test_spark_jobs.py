@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.spark_jobs import SparkJobs
 from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.spark.jobs import SparkJobs
 
 
 def test_a_job_that_starts_after_the_cancellation_is_cancelled(

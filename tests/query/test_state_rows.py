@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.checkpoint import committed_handles as committed
-from pyspark_ckpt.checkpoint import state_rows
 from pyspark_ckpt.checkpoint.committed_handles import committed_handles, read_handles
-from pyspark_ckpt.checkpoint.state_rows import encoded_handles, written_handles
 from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.spark import state_reader as state_rows
+from pyspark_ckpt.spark.state_reader import encoded_handles, written_handles
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, completed
 from tests.query.model import events_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.file_sink_log import FileSinkLog
+from pyspark_ckpt.spark.sink import FileSinkLog
 
 
 @pytest.mark.parametrize(

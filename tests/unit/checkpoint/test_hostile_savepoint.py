@@ -27,8 +27,6 @@ from pyspark_ckpt.checkpoint.restore_plan import plan_of
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
-from pyspark_ckpt.checkpoint.spark_state import with_operator_id
-from pyspark_ckpt.checkpoint.stateful_operators import StatefulOperators
 from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, StateDescriptor
@@ -42,6 +40,8 @@ from pyspark_ckpt.formats.metadata_check import MAX_FILES
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.state_files import with_operator_id
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.checkpoint.tampered import packed, tampered

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.spark_log import OffsetsEntry, SourceLogFile, SparkLog
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
+from pyspark_ckpt.spark.log import OffsetsEntry, SourceLogFile, SparkLog
 from pyspark_ckpt.storage.open import Storage
 
 PutFile = Callable[..., Path]

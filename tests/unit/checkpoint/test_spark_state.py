@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.native_copies import NativeCopies
-from pyspark_ckpt.checkpoint.spark_state import (
+from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
+from pyspark_ckpt.spark.state_files import (
     copy_first_version,
+    needed_files,
     operator_name,
     version_of,
     with_operator_id,
 )
-from pyspark_ckpt.checkpoint.spark_state_files import needed_files
-from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 METADATA = (

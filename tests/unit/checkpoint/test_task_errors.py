@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.errors import PySparkException
 
-from pyspark_ckpt.checkpoint.task_errors import error_text, task_error
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError, ProcessorError
+from pyspark_ckpt.spark.jobs import error_text, task_error
 
 TRACEBACK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

@@ -34,9 +34,9 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.graceful_stop import end_after_epoch
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
-from pyspark_ckpt.session_conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
+from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
+from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.storage.open import LocalStorage, open_local_storage
 
 _MICRO_BATCHES = "MicroBatchExecution"

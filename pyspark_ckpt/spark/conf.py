@@ -1,6 +1,6 @@
 """Spark conf that a query is started with, beside what the user's session has.
 
-:mod:`pyspark_ckpt.own_session` gives it to the query alone.
+:mod:`pyspark_ckpt.spark.own_session` gives it to the query alone.
 """
 
 from __future__ import annotations

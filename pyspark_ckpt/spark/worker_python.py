@@ -12,8 +12,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.task_errors import WORKER_ADVICE
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.spark.jobs import WORKER_ADVICE
 
 _TIMEOUT_SECONDS = 60
 _IMPORT = "import pyspark_ckpt, msgspec, rocksdict, lmdb"

@@ -8,11 +8,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.checkpoint.stateful_operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.time import TimeMode
+from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 
 _OURS = "FlatMapGroupsInPandasWithState"
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"

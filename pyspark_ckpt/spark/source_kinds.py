@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_ckpt.checkpoint.spark_log import NO_OFFSET
+from pyspark_ckpt.spark.log import NO_OFFSET
 
 _FILE = "FileSource["
 """How Spark calls a file source begins so; its path follows."""

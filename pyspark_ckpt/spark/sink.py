@@ -1,0 +1,280 @@
+"""The log of Spark's file sink, ``_spark_metadata``: which epochs it has written.
+
+A reader takes what the log lists, from the last compaction on, and wants every entry from there.
+The sink skips the epochs that the log has. So a query whose first epoch is not 0 needs a log with
+empty entries before it. Names and texts are Spark's (FileStreamSinkLog, version 1).
+
+What a writer was told about its sink, and where Spark keeps the query because of it.
+
+The table that a query's file sink writes to, found or made before the query starts.
+
+Spark makes the table of ``toTable`` when the query starts, in an empty directory only. A restored
+query needs entries in the sink's log by then, so the table is made here, in the same way.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_ckpt.errors import ConfigurationError, RestoreError
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.temporary_location import may_be_temporary
+from pyspark_ckpt.storage.open import LocalStorage, open_local_storage, open_storage
+
+COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
+DEFAULT_COMPACT_INTERVAL = 10
+_LOG = "_spark_metadata"
+_EMPTY_ENTRY = b"v1"
+
+
+class FileSinkLog:
+    """The log of one output path.
+
+    Parameters
+    ----------
+    path
+        The output path.
+    compact_interval
+        Spark's: every so many epochs an entry holds all before it.
+    """
+
+    def __init__(self, path: str, compact_interval: int) -> None:
+        self.path = path
+        self._log = open_storage(path).child(_LOG)
+        self._interval = compact_interval
+
+    def newest_epoch(self) -> int | None:
+        """Return the newest epoch that was written, ``None`` if there is none."""
+        names = [name.removesuffix(".compact") for name in self._log.list()]
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def check_fresh(self, epoch: int) -> None:
+        """Check that no query has written here but for what :meth:`fill` writes.
+
+        Raises
+        ------
+        RestoreError
+            If one has: the sink skips epochs it has seen, so output would be lost.
+        """
+        if not self.is_fresh(epoch):
+            raise RestoreError(
+                f"{self.path} already has the output of another query, whose epochs Spark's file "
+                "sink would skip: give the restored query a new path or table"
+            )
+
+    def is_fresh(self, epoch: int) -> bool:
+        """Tell whether there is nothing but what :meth:`fill` writes, or a part of that."""
+        wanted = self._entries(epoch)
+        return all(
+            name in wanted and self._log.read(name) == _EMPTY_ENTRY
+            for name in self._log.list()
+            if not name.startswith(".")
+        )
+
+    def fill(self, epoch: int) -> None:
+        """Have the log say of all epochs up to this one that they wrote nothing; durable."""
+        for name in self._entries(epoch):
+            if not self._log.exists(name):
+                self._log.write(name, [_EMPTY_ENTRY])
+
+    def _entries(self, epoch: int) -> list[str]:
+        """Return the names of the last compaction up to an epoch, and of what follows it."""
+        first = (epoch + 1) // self._interval * self._interval - 1
+        if first < 0:
+            return [str(number) for number in range(epoch + 1)]
+        return [f"{first}.compact", *(str(number) for number in range(first + 1, epoch + 1))]
+
+
+_SESSION_CATALOG = "spark_catalog"
+_DETAILS = "# Detailed Table Information"
+
+
+class TableSink:
+    """A table that a query is to write to.
+
+    Parameters
+    ----------
+    df
+        The query.
+    name
+        The table's, as ``toTable`` takes it.
+    provider
+        The format of a new table.
+    partition_by
+        The columns that a new table is partitioned by.
+    path
+        Where the files of a new table go, by default into the warehouse.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        name: str,
+        provider: str,
+        partition_by: Sequence[str] = (),
+        path: str | None = None,
+    ) -> None:
+        self._df = df
+        self._spark: SparkSession = df.sparkSession
+        self._parts = self._parsed(name)
+        self._new_provider = provider
+        self._partition_by = partition_by
+        self._new_path = path
+
+    @property
+    def format(self) -> str | None:
+        """The table's format, ``None`` if another catalog than Spark's own makes it."""
+        if not self._is_of_session:
+            return None
+        return self._details().get("Provider") if self._exists else self._new_provider
+
+    @property
+    def location(self) -> str | None:
+        """The directory of the table's files, ``None`` if it has none that is known."""
+        if not self._is_of_session:
+            return None
+        if self._exists:
+            return self._details().get("Location")
+        return self._new_path or self._default_location()
+
+    def make(self) -> None:
+        """Make the table if it is not there and Spark's own catalog has it."""
+        if not self._is_of_session or self._exists:
+            return
+        columns = self._df._jdf.schema().asNullable().toDDL()
+        statement = f"CREATE TABLE {self._name} ({columns}) USING {_quoted([self._new_provider])}"
+        if self._partition_by:
+            partitions = ", ".join(_quoted([column]) for column in self._partition_by)
+            statement += f" PARTITIONED BY ({partitions})"
+        if self._new_path is not None:
+            text = self._new_path.replace("\\", "\\\\").replace("'", "\\'")
+            statement += f" LOCATION '{text}'"
+        self._spark.sql(statement)
+
+    @property
+    def _is_of_session(self) -> bool:
+        if len(self._parts) > 2:
+            return self._parts[0].lower() == _SESSION_CATALOG
+        return self._spark.catalog.currentCatalog() == _SESSION_CATALOG
+
+    @property
+    def _exists(self) -> bool:
+        return self._spark.catalog.tableExists(self._name)
+
+    @property
+    def _name(self) -> str:
+        return _quoted(self._parts)
+
+    def _details(self) -> dict[str, str]:
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._name}").collect()
+        names = [row.col_name for row in rows]
+        first = names.index(_DETAILS) if _DETAILS in names else len(names)
+        return {row.col_name: row.data_type for row in rows[first:]}
+
+    def _default_location(self) -> str:
+        java: Any = self._spark._jvm
+        *database, table = self._parts[-2:]
+        of_database = database[0] if database else self._spark.catalog.currentDatabase()
+        identifier = java.org.apache.spark.sql.catalyst.TableIdentifier(
+            table, java.scala.Option.apply(of_database)
+        )
+        session: Any = self._spark._jsparkSession
+        return str(session.sessionState().catalog().defaultTablePath(identifier).toString())
+
+    def _parsed(self, name: str) -> list[str]:
+        session: Any = self._spark._jsparkSession
+        parts = session.sessionState().sqlParser().parseMultipartIdentifier(name)
+        return [str(parts.apply(place)) for place in range(parts.size())]
+
+
+def _quoted(parts: Sequence[str]) -> str:
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
+_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
+FOREACH_BATCH = "foreachBatch"
+"""Spark's name of the sink that calls a function."""
+
+_LOCATION = "checkpointLocation"
+
+
+@dataclass(slots=True)
+class SinkChoice:
+    """The sink of one writer, as far as it was chosen; PySpark's writer has no way to ask it.
+
+    Parameters
+    ----------
+    options
+        Of the sink, their names in lower case.
+    format, query_name, partition_by
+        As given; by default Spark's.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    format: str | None = None
+    query_name: str | None = None
+    partition_by: list[str] = field(default_factory=list)
+
+    @property
+    def has_no_location(self) -> bool:
+        """Whether the writer was given no ``checkpointLocation``."""
+        return not self.options.get(_LOCATION.lower())
+
+    def location(self, spark: SparkSession, table: TableSink | None) -> LocalStorage | None:
+        """Return the query's ``checkpointLocation``, from its option or Spark's own default.
+
+        Returns
+        -------
+        LocalStorage or None
+            ``None`` if a temporary one is to be made, as Spark does for this sink.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none, and the sink needs one that stays.
+        """
+        is_temporary = table is None and may_be_temporary(self.format)
+        given = self.options.get(_LOCATION.lower())
+        root = spark.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if not given and root and (self.query_name or is_temporary):
+            given = f"{root}/{self.query_name or uuid.uuid4()}"
+        if given:
+            return open_local_storage(qualified_path(spark, str(given)), _LOCATION)
+        if is_temporary:
+            return None
+        raise ConfigurationError(
+            "the query has no checkpointLocation, where its state is kept: set "
+            ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "
+            "a queryName"
+        )
+
+    def table(
+        self, stream: DataFrame, name: str, partition_by: str | list[str] | None
+    ) -> TableSink:
+        """Return the sink of a query that writes into a table."""
+        columns = [partition_by] if isinstance(partition_by, str) else partition_by
+        path = self.options.get("path")
+        return TableSink(
+            stream,
+            name,
+            self._format(stream.sparkSession),
+            self.partition_by if columns is None else columns,
+            None if path is None else str(path),
+        )
+
+    def file_sink_log(self, spark: SparkSession, table: TableSink | None) -> FileSinkLog | None:
+        """Return the log of Spark's file sink, ``None`` for another sink."""
+        chosen = self._format(spark) if table is None else table.format
+        path = self.options.get("path") if table is None else table.location
+        if not path or str(chosen).lower() not in _FILE_FORMATS:
+            return None
+        interval = spark.conf.get(COMPACT_INTERVAL, None) or DEFAULT_COMPACT_INTERVAL
+        return FileSinkLog(qualified_path(spark, str(path)), int(interval))
+
+    def _format(self, spark: SparkSession) -> str:
+        return self.format or spark.conf.get("spark.sql.sources.default", None) or "parquet"
