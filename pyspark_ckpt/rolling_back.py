@@ -16,8 +16,6 @@ from pyspark_ckpt.checkpoint.exchange import (
     exchange,
     finish_exchange,
 )
-from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.seeding import seed
@@ -42,6 +40,8 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage, open_storage
+from pyspark_ckpt.stores.open import find_store
+from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,6 @@ from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.location_behind import check_not_behind
-from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.checkpoint.restore_source import open_source
 from pyspark_ckpt.checkpoint.seeding import seed
@@ -42,6 +40,8 @@ from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.stores.behind import check_not_behind
+from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence, Set
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, Checkp
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.in_time import expired, in_time
 from pyspark_ckpt.checkpoint.listener import Listeners
-from pyspark_ckpt.checkpoint.open_store import claim_store
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
@@ -29,6 +28,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
+from pyspark_ckpt.stores.open import claim_store
 
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""

@@ -13,13 +13,13 @@ from contextlib import closing
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.stores.open import find_store
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.history_entry import HistoryEntry, checkpoint_entries
 from pyspark_ckpt.checkpoint.history_log import HistoryLog
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store
 
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from pyspark_ckpt.checkpoint import file_check
-from pyspark_ckpt.checkpoint.open_store import find_store
-from pyspark_ckpt.checkpoint.subsumed import told_apart
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.spark.log import is_offset
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.open import find_store
+from pyspark_ckpt.stores.subsumed import told_apart
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _STATE_STORES = "org.apache.spark.sql.execution.streaming.state."

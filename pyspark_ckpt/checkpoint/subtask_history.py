@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.state_sizes import sizes_of_subtask
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store
 
 _OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
 SUBTASK_COLUMNS = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.subsumed import told_apart
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.subsumed import told_apart
 
 Check = Callable[[FileReference], None]
 

@@ -13,7 +13,6 @@ from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.checkpoint.history import as_frame, entries_of, history
 from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
 from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.checkpoint.savepoint_listing import LEVELS, savepoint_entries
 from pyspark_ckpt.checkpoint.savepoint_record import format_of
 from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
@@ -24,6 +23,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.restoring import rename_uid
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.stores.open import find_store
 
 _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",

@@ -15,7 +15,6 @@ from typing import Any
 
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.committed_handles import checked_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import gather
@@ -27,6 +26,7 @@ from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 QUERY_ID = "0123456789"
 NUM_RETAINED = 2

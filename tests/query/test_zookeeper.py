@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
 from tests.query.model import events_of, expected, expected_after
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from pyspark_ckpt.checkpoint.pointed_checkpoints import Pointers
 from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.stores.pointed import Pointers
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.listener import CheckpointListener
 from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
@@ -25,6 +24,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 QUERY = "0123456789"
 SUBTASKS = frozenset(Subtask("count", number) for number in range(4))

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
-from pyspark_ckpt.checkpoint.open_store import open_store
-from pyspark_ckpt.checkpoint.pointed_checkpoints import PointedCheckpoints
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.open import open_store
+from pyspark_ckpt.stores.pointed import PointedCheckpoints
 from tests.unit.memory_pointers import MemoryPointers, SharedPointers
 
 NewDriver = Callable[[], CompletedCheckpointStore]

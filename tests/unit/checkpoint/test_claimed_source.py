@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource, discard
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
@@ -17,6 +16,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin, write_origin
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 NATIVE = SavepointFormat.NATIVE
 OWN = CompletedCheckpoint(1, "chk-1", 1, 1, 1, 1)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.operator.durable import base_snapshot
@@ -27,6 +26,7 @@ from pyspark_ckpt.operator.durable import upload as snapshot_upload
 from pyspark_ckpt.operator.run import barrier
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Uploads
 
 SUBTASKS = 2

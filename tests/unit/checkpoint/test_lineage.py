@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.history_log import KEPT, HistoryLog
 from pyspark_ckpt.checkpoint.lineage import lineage
@@ -19,6 +18,7 @@ from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
 def generations(storage: Storage, snapshot: CheckpointMetadata, count: int) -> list[str]:

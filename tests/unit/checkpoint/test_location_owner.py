@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.location_owner import check_owner, claim_directory
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.formats.layout import snapshot_id_of, snapshot_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import (
     ALWAYS,

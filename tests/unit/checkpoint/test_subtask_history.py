@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.history import history
 from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
 def grown(handle: Handle, epoch: int, size_bytes: int, storage: Storage) -> Handle:

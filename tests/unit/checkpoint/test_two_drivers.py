@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
-from pyspark_ckpt.checkpoint.open_store import open_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.open import open_store
 from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
 
 ROOT = Path(__file__).parents[3]

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint import zookeeper_pointers
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
 from pyspark_ckpt.checkpoint.claimed_source import discard
-from pyspark_ckpt.checkpoint.open_store import find_store, open_store
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
-from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores import zookeeper as zookeeper_pointers
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store, open_store
+from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
 from tests.servers.zookeeper import zookeeper_server
 
@@ -40,7 +40,7 @@ def test_servers_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_without_its_library_it_says_what_to_install() -> None:
     program = (
         "import sys\nsys.modules['kazoo'] = None\n"
-        "from pyspark_ckpt.checkpoint.zookeeper_pointers import ZooKeeperPointers\n"
+        "from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers\n"
         "try: ZooKeeperPointers('localhost:2181', '/q')\n"
         "except ValueError as refused: print(type(refused).__name__, refused)"
     )

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.storage.memory import MemoryStorage, MemoryWithDurableMetadata
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 
 

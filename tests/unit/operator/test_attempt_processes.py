@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.completed_checkpoints import CompletedCheckpoints
 from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from state_backends import BACKEND_TYPES
 from tests.faults.epochs import COUNT, NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
 from tests.faults.subtask_program import STOPS, packed, unpacked

@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.formats.layout import POINTED_NAME, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 
 
 class Pointers(ABC):

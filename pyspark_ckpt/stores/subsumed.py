@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stores.open import find_store
 
 
 @contextmanager

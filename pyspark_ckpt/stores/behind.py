@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from pyspark_ckpt.checkpoint.checkpoint_store import CompletedCheckpointStore
-from pyspark_ckpt.checkpoint.open_store import find_store
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store
 
 
 def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:

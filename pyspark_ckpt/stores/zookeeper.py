@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyspark_ckpt.checkpoint.pointed_checkpoints import Pointers
 from pyspark_ckpt.errors import ConfigurationError, FencedError
+from pyspark_ckpt.stores.pointed import Pointers
 
 _CONNECT_SECONDS = 15.0
 _ANSWER_SECONDS = 30.0

@@ -1,0 +1,1 @@
+"""Which checkpoints are complete, and who may write the next one."""
