@@ -14,15 +14,8 @@
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
-from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.lineage import lineage
-from pyspark_ckpt.checkpoint.listener import CheckpointListener
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.planned_parts import PlannedState
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
-from pyspark_ckpt.checkpoint.subtask_history import subtask_history
-from pyspark_ckpt.checkpoint.verification import Verification, verify
 from pyspark_ckpt.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -51,6 +44,11 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.formats.rolled_back import RolledBack
+from pyspark_ckpt.history.frames import history, subtask_history
+from pyspark_ckpt.history.lineage import lineage
+from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
+from pyspark_ckpt.history.verification import Verification, verify
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction

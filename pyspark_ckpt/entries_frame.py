@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
+from pyspark_ckpt.history.log import HistoryEntry
 
 _TEXT = (T.StringType(), pa.string())
 _NUMBER = (T.LongType(), pa.int64())

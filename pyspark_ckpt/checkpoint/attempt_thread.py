@@ -18,9 +18,9 @@ from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.acknowledgement import acknowledgements_of
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 

@@ -20,11 +20,11 @@ from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.in_time import expired, in_time
-from pyspark_ckpt.checkpoint.listener import Listeners
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.listener import Listeners
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried

@@ -26,20 +26,11 @@ from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
-from pyspark_ckpt.checkpoint.history_entry import (
-    HistoryEntry,
-    aborted_entry,
-    checkpoint_entries,
-    savepoint_entry,
-)
-from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
 from pyspark_ckpt.checkpoint.in_time import in_time
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, has_ended, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import (
@@ -58,6 +49,14 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
 )
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.history.log import (
+    HistoryEntry,
+    HistoryLog,
+    aborted_entry,
+    checkpoint_entries,
+    savepoint_entry,
+)
+from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
 from pyspark_ckpt.storage.retrying import RetryingStorage

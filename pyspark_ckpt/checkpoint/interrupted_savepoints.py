@@ -6,15 +6,13 @@ import logging
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.dispose import dispose_of_begun
-from pyspark_ckpt.checkpoint.history_entry import HistoryEntry
-from pyspark_ckpt.checkpoint.history_log import HistoryLog
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
-from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.in_progress import read_in_progress
 from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
+from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
+from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 logger = logging.getLogger(__name__)

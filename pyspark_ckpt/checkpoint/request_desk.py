@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
+from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
 

@@ -7,12 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.savepoint_record import (
-    SAVEPOINT,
-    Savepoint,
-    SavepointFormat,
-    format_of,
-)
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
@@ -24,6 +18,12 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
+from pyspark_ckpt.history.records import (
+    SAVEPOINT,
+    Savepoint,
+    SavepointFormat,
+    format_of,
+)
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER

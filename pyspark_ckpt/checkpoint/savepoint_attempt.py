@@ -10,7 +10,7 @@ from pyspark.util import InheritableThread
 
 from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
 from pyspark_ckpt.checkpoint.in_time import expired, in_time
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.spark.jobs import SparkJobs
 
 _LONGEST_GRACE_MS = 30_000

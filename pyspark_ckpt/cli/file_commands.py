@@ -8,19 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.history import as_frame, entries_of, history
-from pyspark_ckpt.checkpoint.history_entry import BEGUN, HistoryEntry
-from pyspark_ckpt.checkpoint.lineage import ancestors_of, lineage
-from pyspark_ckpt.checkpoint.savepoint_listing import LEVELS, savepoint_entries
-from pyspark_ckpt.checkpoint.savepoint_record import format_of
-from pyspark_ckpt.checkpoint.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.origin import read_origin
+from pyspark_ckpt.history.frames import as_frame, entries_of, history
+from pyspark_ckpt.history.lineage import ancestors_of, lineage
+from pyspark_ckpt.history.log import BEGUN, HistoryEntry
+from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
+from pyspark_ckpt.history.records import format_of
+from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.restoring import rename_uid
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store

@@ -9,7 +9,6 @@ from argparse import Namespace
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.checkpoints_directory import find_checkpoints_directory
 from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.requests import (
@@ -19,6 +18,7 @@ from pyspark_ckpt.formats.requests import (
     RequestFiles,
     now_ms,
 )
+from pyspark_ckpt.history.places import find_checkpoints_directory
 
 _POLL_SECONDS = 0.2
 

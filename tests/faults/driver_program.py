@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.faults.epochs import Epochs
 from tests.faults.faulty_storage import FaultyStorage, Plan

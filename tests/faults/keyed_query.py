@@ -24,18 +24,17 @@ from pyspark_ckpt.checkpoint.acknowledgement import Subtask as SubtaskName
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.committed_handles import checked_handles
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.redistributing import has_to_move
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
-from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.snapshot import gather
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.tasks import (
     Movement,

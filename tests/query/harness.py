@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from tests.query.model import OUTPUT, Reveal, in_order
 
 BACKEND = "spark.ckpt.state.backend.type"

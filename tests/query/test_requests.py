@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.lineage import lineage
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.history.frames import history
+from pyspark_ckpt.history.lineage import lineage
 from tests.query.harness import OFTEN, SAVEPOINT_DIR, Job, completed
 from tests.query.model import events_of, expected, in_order
 

@@ -15,12 +15,12 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.listener import CheckpointListener
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import segment_path, source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.history_log import HistoryLog
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.layout import segment_path
+from pyspark_ckpt.history.frames import history
+from pyspark_ckpt.history.log import HistoryLog
+from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch

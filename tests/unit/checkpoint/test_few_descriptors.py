@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from state_backends import BACKEND_TYPES, BackendResourceError

@@ -17,9 +17,9 @@ import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from state_backends import BACKEND_TYPES, BackendFullError, StateBackendError

@@ -11,13 +11,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.history_entry import BEGUN
-from pyspark_ckpt.checkpoint.history_log import HistoryLog
 from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, run_copies_here
-from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
-from pyspark_ckpt.checkpoint.verification import verify
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -29,6 +24,10 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.in_progress import DISPOSED
 from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.frames import history
+from pyspark_ckpt.history.log import BEGUN, HistoryLog
+from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.open import Storage, open_storage
 

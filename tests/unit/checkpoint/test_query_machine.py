@@ -28,10 +28,10 @@ from hypothesis.stateful import (
 
 from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
 from pyspark_ckpt.checkpoint.cleaner import garbage_of
-from pyspark_ckpt.checkpoint.savepoint_record import SavepointFormat
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.request_desk import Actions, RequestDesk
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.cli.main import main
@@ -28,6 +27,7 @@ from pyspark_ckpt.formats.requests import (
     RequestFiles,
     now_ms,
 )
+from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 REQUEST = (

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
-from pyspark_ckpt.checkpoint.savepoint_record import Savepoint, SavepointFormat
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

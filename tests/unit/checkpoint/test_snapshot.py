@@ -10,9 +10,9 @@ import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.epochs import Epochs, files_of, restored_epoch

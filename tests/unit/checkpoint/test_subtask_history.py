@@ -6,10 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.history import history
-from pyspark_ckpt.checkpoint.subtask_history import subtask_history
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.frames import history, subtask_history
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 

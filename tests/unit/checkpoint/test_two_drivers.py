@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore

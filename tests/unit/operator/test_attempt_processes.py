@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.outcome import CompletedCheckpoint
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from state_backends import BACKEND_TYPES

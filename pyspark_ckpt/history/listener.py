@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 
-from pyspark_ckpt.checkpoint.outcome import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 
 logger = logging.getLogger(__name__)
 

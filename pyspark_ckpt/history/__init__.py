@@ -1,0 +1,1 @@
+"""Records of what became of checkpoints and savepoints, readable without Spark."""

@@ -1,0 +1,140 @@
+"""The history of a query's checkpoints and savepoints, read from its directory without Spark.
+
+What each subtask of a query put into its checkpoints, read from its directory without Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
+from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store
+
+HISTORY_COLUMNS = (
+    "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
+    "new_bytes", "files", "phases_ms", "path", "reason",
+)  # fmt: skip
+_NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files")
+
+
+def history(path: str) -> pd.DataFrame:
+    """Return what became of a query's checkpoints and savepoints.
+
+    Parameters
+    ----------
+    path
+        A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Oldest first, by the ids of checkpoints and not by the wall clock, which may jump: kind,
+        status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
+        triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason;
+        :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
+        not in it, savepoints and failures are, up to a thousand.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there are no checkpoints at the path.
+    """
+    storage = find_checkpoints_directory(path)
+    with closing(find_store(storage)) as store:
+        entries = [*entries_of(store), *HistoryLog(storage).entries()]
+    return as_frame(sorted(entries, key=HistoryEntry.order))
+
+
+def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
+    """Describe the checkpoints that are there, damaged ones included."""
+    return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
+
+
+def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUMNS) -> pd.DataFrame:
+    """Return entries as a DataFrame of some columns."""
+    rows = [msgspec.structs.asdict(entry) for entry in entries]
+    fields = [field.name for field in msgspec.structs.fields(HistoryEntry)]
+    frame = pd.DataFrame(rows, columns=fields)
+    frame["triggered_at"] = pd.to_datetime(frame["triggered_at_ms"], unit="ms", utc=True)
+    types: dict[str, Any] = dict.fromkeys(_NUMBERS, "Int64")
+    return frame.astype(types)[list(columns)]
+
+
+def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError:
+    try:
+        return store.read(number)
+    except CkptError as exc:
+        return exc
+
+
+_OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
+SUBTASK_COLUMNS = (
+    "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
+    "files", "base_bytes", "segments", *_OF_EPOCH,
+)  # fmt: skip
+
+
+def subtask_history(path: str) -> pd.DataFrame:
+    """Return what the retained checkpoints of a query hold of each of its subtasks.
+
+    Parameters
+    ----------
+    path
+        A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Oldest first: checkpoint_id, epoch, uid, subtask; subtask_epoch, the last in which the
+        subtask was called; size_bytes, new_bytes (not in the retained checkpoint before it), files,
+        base_bytes and segments of its state; and of that last epoch keys, writes, rebuilds and the
+        milliseconds to open the state, to process and to make it durable.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there are no checkpoints at the path.
+    """
+    rows: list[dict[str, Any]] = []
+    before: dict[tuple[str, int], Handle] = {}
+    with closing(find_store(find_checkpoints_directory(path))) as store:
+        for metadata in _readable(store):
+            handles = {(handle.uid, handle.subtask): handle for handle in metadata.handles()}
+            rows += [_row(metadata, handle, before.get(key)) for key, handle in handles.items()]
+            before = handles
+    return pd.DataFrame(rows, columns=list(SUBTASK_COLUMNS))
+
+
+def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:
+    for number in store.ids():
+        with suppress(CkptError):  # history() tells of it
+            yield store.read(number)
+
+
+def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) -> dict[str, Any]:
+    sizes = sizes_of_subtask(handle, before)
+    metrics = handle.metrics or EpochMetrics()
+    return {
+        "checkpoint_id": metadata.checkpoint_id,
+        "epoch": metadata.epoch,
+        "uid": handle.uid,
+        "subtask": handle.subtask,
+        "subtask_epoch": handle.epoch,
+        "size_bytes": sizes.size_bytes,
+        "new_bytes": sizes.new_bytes,
+        "files": sizes.files,
+        "base_bytes": 0 if handle.base is None else handle.base.size_bytes,
+        "segments": len(handle.segments),
+        **{name: getattr(metrics, name) for name in _OF_EPOCH},
+    }

@@ -1,0 +1,238 @@
+"""Where a checkpoint or savepoint comes from: what its query was restored from, and so on back.
+
+The tree of checkpoints, savepoints and forks below a directory.
+
+A snapshot does not know what was restored from it; a restored query does. So all are gathered, and
+each query is put behind the snapshot that it was restored from.
+
+What is told of a checkpoint or savepoint in a lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.storage.open import Storage, open_storage
+
+COLUMNS = (
+    "kind", "path", "checkpoint_id", "query_id", "query_name", "epoch", "completed_at", "operators",
+    "found", "parent", "generation",
+)  # fmt: skip
+
+
+def as_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return rows as a DataFrame."""
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    return frame.astype({"checkpoint_id": "Int64", "epoch": "Int64", "generation": "Int64"})
+
+
+def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
+    """Describe one that is there."""
+    restored = () if metadata.parent is None else metadata.parent.operators
+    return {
+        "kind": metadata.kind,
+        "path": path,
+        "checkpoint_id": metadata.checkpoint_id,
+        "query_id": metadata.query_id,
+        "query_name": metadata.query_name,
+        "epoch": metadata.epoch,
+        "completed_at": pd.Timestamp(metadata.completed_at_ms, unit="ms", tz="UTC"),
+        "operators": {
+            operator.uid: {
+                "processor": operator.processor,
+                "code_sha256": operator.code_sha256,
+                "schema_sha256": operator.schema_sha256,
+                "parallelism": operator.parallelism,
+                "max_parallelism": operator.max_parallelism,
+                "backend": operator.backend,
+                "restored": operator.uid in restored,
+            }
+            for operator in metadata.operators
+        },
+        "found": True,
+        "parent": None if metadata.parent is None else metadata.parent.path,
+        "generation": 0,
+    }
+
+
+def unfound_row(origin: Origin) -> dict[str, Any]:
+    """Describe one that is not there, as its child knows it."""
+    return {
+        "kind": origin.kind,
+        "path": origin.path,
+        "checkpoint_id": origin.checkpoint_id,
+        "query_id": origin.query_id,
+        "query_name": None,
+        "epoch": origin.epoch,
+        "completed_at": pd.NaT,
+        "operators": {uid: {} for uid in origin.operators},
+        "found": False,
+        "parent": None,
+        "generation": 0,
+    }
+
+
+_LEVELS = 5
+"""As in ``directory / a fork / its checkpointLocation / pyspark_ckpt / chk-N``."""
+
+_WITHOUT_SNAPSHOTS = frozenset(
+    {SHARED, TASK_OWNED, HISTORY, REQUESTS, "state", "offsets", "commits", "sources"}
+)
+
+_Identity = tuple[str, str, int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    metadata: CheckpointMetadata
+    url: str
+
+    @property
+    def identity(self) -> _Identity:
+        metadata = self.metadata
+        return metadata.query_id, metadata.kind, metadata.epoch, metadata.checkpoint_id
+
+
+def rows_of_family(root: Storage) -> list[dict[str, Any]]:
+    """Describe all checkpoints and savepoints below a directory in the order of the tree.
+
+    Behind each come the queries that were restored from it, oldest epochs first; those whose
+    origin is not below the directory come behind a row that tells what they know of it. Damaged
+    ones are left out.
+    """
+    by_query: dict[str, list[_Snapshot]] = {}
+    for snapshot in _below(root, _LEVELS):
+        by_query.setdefault(snapshot.metadata.query_id, []).append(snapshot)
+    there = {snapshot.identity for of_one in by_query.values() for snapshot in of_one}
+    restored: dict[_Identity | None, list[str]] = {}
+    for query_id, snapshots in by_query.items():
+        snapshots.sort(key=lambda each: (each.metadata.epoch, each.metadata.completed_at_ms))
+        origin = snapshots[0].metadata.parent
+        place = None if origin is None else _identity_of(origin)
+        restored.setdefault(place if place in there else None, []).append(query_id)
+    return list(_tree(by_query, restored))
+
+
+def _tree(
+    by_query: dict[str, list[_Snapshot]], restored: dict[_Identity | None, list[str]]
+) -> Iterator[dict[str, Any]]:
+    """Yield rows depth first; what names itself as its origin is never come to."""
+    waiting = [(query_id, 0) for query_id in reversed(restored.get(None, []))]
+    unfound: set[_Identity] = set()
+    stack: list[tuple[_Snapshot, int]] = []
+    while waiting or stack:
+        if not stack:
+            query_id, generation = waiting.pop()
+            origin = by_query[query_id][0].metadata.parent
+            if origin is not None:
+                if _identity_of(origin) not in unfound:
+                    unfound.add(_identity_of(origin))
+                    yield unfound_row(origin)
+                generation += 1
+            stack = [(each, generation) for each in reversed(by_query[query_id])]
+        snapshot, generation = stack.pop()
+        yield {**found_row(snapshot.metadata, snapshot.url), "generation": generation}
+        for query_id in reversed(restored.get(snapshot.identity, [])):
+            stack += [(each, generation + 1) for each in reversed(by_query[query_id])]
+
+
+def _below(directory: Storage, levels: int) -> Iterator[_Snapshot]:
+    if directory.exists(METADATA_NAME):
+        try:
+            yield _Snapshot(read_metadata(directory), directory.url)
+        except CkptError:
+            return
+    elif levels:
+        for name in sorted(directory.list()):
+            if name not in _WITHOUT_SNAPSHOTS and not name.startswith((".", "_")):
+                yield from _below(directory.child(name), levels - 1)
+
+
+def _identity_of(origin: Origin) -> _Identity:
+    return origin.query_id, origin.kind, origin.epoch, origin.checkpoint_id
+
+
+_MOST = 1000
+"""Generations that are followed; what names itself as its parent must not be followed for ever."""
+
+
+def lineage(path: str) -> pd.DataFrame:
+    """Return a checkpoint or savepoint and its ancestors, or the tree of all below a directory.
+
+    Needs no Spark. Of one, the youngest comes first: a parent is found at the path that it had when
+    the child's query was restored from it. One that was moved, deleted or damaged since is the last
+    row, with what the child knows of it. Of a directory with the locations and savepoints of
+    several queries, all their checkpoints and savepoints come in the order of a tree: behind each
+    the queries that were restored from it, wherever it lies now.
+
+    Parameters
+    ----------
+    path
+        A ``savepoint-...`` or ``chk-...`` directory, or one that has such ones below it.
+
+    Returns
+    -------
+    pandas.DataFrame
+        kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC), operators (a
+        dictionary by uid: processor, code_sha256, schema_sha256, parallelism, max_parallelism,
+        backend, restored), found, parent, generation. `restored` tells whether the operator's state
+        came from the parent; `parent` is the path that the query was restored from, and
+        `generation` counts the restores since the oldest that is known.
+
+    Raises
+    ------
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If there is none at `path`, or it cannot be trusted.
+    """
+    root = open_storage(path)
+    if not root.exists(METADATA_NAME) and (family := rows_of_family(root)):
+        return as_frame(family)
+    metadata = read_metadata(root)
+    return _chain([found_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
+
+
+def ancestors_of(origin: Origin | None) -> pd.DataFrame:
+    """Return what a query was restored from, and so on back; as :func:`lineage`."""
+    return _chain(_ancestors(origin, ""))
+
+
+def _chain(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    for generation, row in enumerate(reversed(rows)):
+        row["generation"] = generation
+    return as_frame(rows)
+
+
+def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
+    """Describe an origin and its ancestors; `place` is that of its child."""
+    rows: list[dict[str, Any]] = []
+    seen = {place}
+    while origin is not None and len(rows) < _MOST:
+        metadata = None if origin.path in seen else _found(origin)
+        if metadata is None:
+            return [*rows, unfound_row(origin)]
+        rows.append(found_row(metadata, origin.path))
+        seen.add(origin.path)
+        origin = metadata.parent
+    return rows
+
+
+def _found(origin: Origin) -> CheckpointMetadata | None:
+    """Return the metadata at an ancestor's path, if it is still that ancestor's."""
+    try:
+        metadata = read_metadata(open_storage(origin.path))
+    except (CkptError, OSError, ValueError):
+        return None
+    same = (metadata.query_id, metadata.epoch, metadata.kind) == (
+        origin.query_id,
+        origin.epoch,
+        origin.kind,
+    )
+    return metadata if same else None

@@ -1,0 +1,272 @@
+"""One line of a query's history: what a checkpoint or savepoint became.
+
+The history log: what ended beside the checkpoints that are there, one small file each.
+
+It lies in the checkpoints directory, so that it outlives the driver and can be read without one.
+Nothing depends on it: what cannot be written or read is left out.
+
+How large a checkpoint and each of its subtasks are, and how much of that is new.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import HISTORY
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Bytes and files of a part of a checkpoint; `new_bytes` are not in the one before it."""
+
+    size_bytes: int
+    new_bytes: int
+    files: int
+
+
+def sizes_of(metadata: CheckpointMetadata, before: CheckpointMetadata | None) -> StateSizes:
+    """Return the sizes of a whole checkpoint but for its ``_metadata``."""
+    parts = _parts(metadata.files(), metadata.handles())
+    return _sizes(parts, {} if before is None else _parts(before.files(), before.handles()))
+
+
+def sizes_of_subtask(handle: Handle, before: Handle | None) -> StateSizes:
+    """Return the sizes of one subtask's state."""
+    parts = _parts(handle.files(), [handle])
+    return _sizes(parts, {} if before is None else _parts(before.files(), [before]))
+
+
+def _parts(files: Iterable[FileReference], handles: Iterable[Handle]) -> dict[str, int]:
+    """Return the size of each file, by its path, and of each inline segment, by its version."""
+    sizes = {reference.path: reference.size_bytes for reference in files}
+    for handle in handles:
+        for segment in handle.segments:
+            if segment.inline is not None:
+                sizes[f"{handle.uid}/{handle.subtask}/{segment.version}"] = segment.size_bytes
+    return sizes
+
+
+def _sizes(parts: Mapping[str, int], before: Mapping[str, int]) -> StateSizes:
+    return StateSizes(
+        size_bytes=sum(parts.values()),
+        new_bytes=sum(size for name, size in parts.items() if name not in before),
+        files=len(parts),
+    )
+
+
+BEGUN = "begun"
+"""Status of a savepoint that is being taken, or whose driver ended before it was complete."""
+
+_MAX_REASON = 8 << 10
+
+
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint or savepoint that is there, or one that was begun or given up.
+
+    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``. `format`
+    is a savepoint's.
+    """
+
+    kind: str
+    status: str
+    triggered_at_ms: int | None = None
+    duration_ms: int | None = None
+    checkpoint_id: int | None = None
+    epoch: int | None = None
+    size_bytes: int | None = None
+    files: int | None = None
+    path: str | None = None
+    reason: str | None = None
+    new_bytes: int | None = None
+    phases_ms: dict[str, int] | None = None
+    run: str | None = None
+    format: str | None = None
+    last_id: int = 0
+    """The highest id of a checkpoint when it was noted."""
+
+    def order(self) -> tuple[int, bool, int, int]:
+        """Return what entries are sorted by: the wall clock is asked last, since it may jump."""
+        has_no_id = self.checkpoint_id is None
+        place = self.last_id if self.checkpoint_id is None else self.checkpoint_id
+        epoch = -1 if self.epoch is None else self.epoch
+        return place, has_no_id, epoch, self.triggered_at_ms or 0
+
+
+def checkpoint_entries(
+    checkpoints: Iterable[tuple[int, str, CheckpointMetadata | CkptError]],
+) -> Iterator[HistoryEntry]:
+    """Describe the checkpoints that are there, oldest first.
+
+    Parameters
+    ----------
+    checkpoints
+        Their ids and paths; in the place of one that cannot be read stands the reason.
+    """
+    before: CheckpointMetadata | None = None
+    for number, path, metadata in checkpoints:
+        if isinstance(metadata, CkptError):
+            yield HistoryEntry(
+                kind="checkpoint",
+                status="corrupt",
+                checkpoint_id=number,
+                path=path,
+                reason=str(metadata),
+            )
+            continue
+        yield _completed(number, path, metadata, before)
+        before = metadata
+
+
+def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
+    """Describe a savepoint that was completed."""
+    return HistoryEntry(
+        kind="savepoint",
+        status="completed",
+        epoch=savepoint.epoch,
+        triggered_at_ms=savepoint.triggered_at_ms,
+        duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
+        size_bytes=savepoint.size_bytes,
+        files=savepoint.files,
+        path=savepoint.path,
+        format=savepoint.format,
+        last_id=last_id,
+    )
+
+
+def aborted_entry(aborted: AbortedCheckpoint, last_id: int = 0) -> HistoryEntry:
+    """Describe a checkpoint or savepoint that was given up."""
+    return HistoryEntry(
+        kind=aborted.kind,
+        status="aborted",
+        checkpoint_id=aborted.checkpoint_id,
+        epoch=aborted.epoch,
+        triggered_at_ms=aborted.triggered_at_ms,
+        duration_ms=aborted.duration_ms,
+        reason=f"{aborted.reason.value}: {aborted.message}"[:_MAX_REASON],
+        last_id=last_id,
+    )
+
+
+def _completed(
+    checkpoint_id: int, path: str, metadata: CheckpointMetadata, before: CheckpointMetadata | None
+) -> HistoryEntry:
+    sizes = sizes_of(metadata, before)
+    return HistoryEntry(
+        kind="checkpoint",
+        status="completed",
+        checkpoint_id=checkpoint_id,
+        epoch=metadata.epoch,
+        triggered_at_ms=metadata.triggered_at_ms,
+        duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
+        size_bytes=sizes.size_bytes,
+        new_bytes=sizes.new_bytes if before is not None else None,
+        files=len({reference.path for reference in metadata.files()}) + 1,
+        phases_ms=metadata.phases_ms,
+        path=path,
+    )
+
+
+logger = logging.getLogger(__name__)
+
+KEPT = 1000
+"""Entries that stay; older ones are removed."""
+
+_MAX_BYTES = 64 << 10
+_REMOVED_AT_ONCE = 100
+
+
+class HistoryLog(CheckpointListener):
+    """The history log in a checkpoints directory; hears of checkpoints as a listener.
+
+    Parameters
+    ----------
+    storage
+        The directory.
+    last_id
+        The highest id that a checkpoint has had so far; who only reads needs none.
+    """
+
+    def __init__(self, storage: Storage, last_id: int = 0) -> None:
+        self._storage = storage
+        self._last_id = last_id
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        """Know its id: it is in its directory."""
+        self._last_id = max(self._last_id, checkpoint.checkpoint_id)
+
+    def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
+        """Note what was given up, savepoints too."""
+        self._last_id = max(self._last_id, checkpoint.checkpoint_id or 0)
+        self._note(aborted_entry(checkpoint, self._last_id))
+
+    def note_begun(self, path: str, triggered_at_ms: int, run: str) -> str:
+        """Note a savepoint that is being taken, and return the entry's name."""
+        return self._note(
+            HistoryEntry(
+                kind="savepoint",
+                status=BEGUN,
+                triggered_at_ms=triggered_at_ms,
+                duration_ms=0,
+                path=path,
+                run=run,
+                reason="it is being taken, or the driver ended before it was complete",
+                last_id=self._last_id,
+            )
+        )
+
+    def forget(self, name: str) -> None:
+        """Remove an entry: something else was noted in its place."""
+        try:
+            self._storage.delete([f"{HISTORY}/{name}"])
+        except (OSError, CkptError) as exc:
+            logger.warning("the history log keeps an entry that is over: %s", exc)
+
+    def begun(self) -> dict[str, HistoryEntry]:
+        """Return the savepoints that are being taken, or were when a driver ended, by names."""
+        return {name: entry for name, entry in self._named() if entry.status == BEGUN}
+
+    def note_savepoint(self, savepoint: Savepoint) -> None:
+        """Note a savepoint that was completed."""
+        self._note(savepoint_entry(savepoint, self._last_id))
+
+    def entries(self) -> list[HistoryEntry]:
+        """Return what was noted, oldest first unless the clock jumped between two checkpoints."""
+        return [entry for _, entry in self._named()]
+
+    def _named(self) -> Iterator[tuple[str, HistoryEntry]]:
+        for name in self._storage.list(HISTORY)[-KEPT:]:
+            if (entry := self._read(name)) is not None:
+                yield name, entry
+
+    def _note(self, entry: HistoryEntry) -> str:
+        name = f"{entry.last_id:018}-{entry.triggered_at_ms or 0:015}-{secrets.token_hex(4)}.json"
+        try:
+            self._storage.write(f"{HISTORY}/{name}", [msgspec.json.encode(entry)])
+            names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]
+            if len(names) > KEPT + _REMOVED_AT_ONCE:
+                self._storage.delete(f"{HISTORY}/{name}" for name in names[:-KEPT])
+        except (OSError, CkptError) as exc:
+            logger.warning("the history log misses a %s: %s", entry.kind, exc)
+        return name
+
+    def _read(self, name: str) -> HistoryEntry | None:
+        if not name.endswith(".json"):
+            return None
+        try:
+            content = self._storage.read(f"{HISTORY}/{name}")
+            return msgspec.json.decode(content[:_MAX_BYTES], type=HistoryEntry)
+        except (OSError, CkptError, msgspec.MsgspecError) as exc:
+            logger.warning("an entry of the history log cannot be read: %s", exc)
+            return None

@@ -1,0 +1,117 @@
+"""From the path that a user gives to a query's checkpoints directory, without Spark.
+
+What a directory of savepoints has in it: whole ones, damaged ones, and begun ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
+from pyspark_ckpt.formats.layout import (
+    CHECKPOINTS_DIRECTORY,
+    SHARED,
+    TASK_OWNED,
+    checkpoint_id_of,
+    is_savepoint_name,
+)
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.log import BEGUN, HistoryEntry
+from pyspark_ckpt.history.records import format_of
+from pyspark_ckpt.history.verification import size_on_disk_bytes
+from pyspark_ckpt.storage.open import Storage, open_storage
+
+
+def find_checkpoints_directory(path: str) -> Storage:
+    """Return the checkpoints directory at a path.
+
+    Parameters
+    ----------
+    path
+        A query's ``checkpointLocation``, its checkpoints directory, or a directory that holds the
+        checkpoints directory of one query.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is none, or those of several queries.
+    """
+    root = open_storage(path)
+    if root.exists(CHECKPOINTS_DIRECTORY):
+        return root.child(CHECKPOINTS_DIRECTORY)
+    if _is_one(root):
+        return root
+    inside = [name for name in root.list() if _is_directory_of_one(root, name)]
+    if len(inside) == 1:
+        return root.child(inside[0])
+    if inside:
+        raise CheckpointNotFoundError(
+            f"{root.url} has the checkpoints of {len(inside)} queries ({', '.join(inside[:5])}): "
+            "give the directory of one"
+        )
+    raise CheckpointNotFoundError(
+        f"{root.url} has no checkpoints: give a query's checkpointLocation, or its directory "
+        "below spark.ckpt.execution.checkpointing.dir"
+    )
+
+
+def _is_directory_of_one(root: Storage, name: str) -> bool:
+    return not name.startswith(".") and _is_one(root.child(name))
+
+
+def _is_one(storage: Storage) -> bool:
+    names = storage.list()
+    return (
+        any(name in (SHARED, TASK_OWNED) or checkpoint_id_of(name) is not None for name in names)
+        and "_metadata" not in names
+    )
+
+
+LEVELS = 3
+"""How deep a directory of savepoints may have directories, as the option ``--directory`` makes."""
+
+
+def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]:
+    """Describe the savepoints in a directory, oldest first; their files are not looked at.
+
+    Parameters
+    ----------
+    directory
+        Where ``savepoint-...`` directories are.
+    levels
+        How many levels of other directories in it are searched too.
+    """
+    entries = [_entry(place) for place in _savepoints(directory, levels)]
+    return sorted(entries, key=lambda entry: entry.triggered_at_ms or 0)
+
+
+def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
+    for name in directory.list():
+        if is_savepoint_name(name):
+            yield directory.child(name)
+        elif levels and not name.startswith((".", "_")):
+            yield from _savepoints(directory.child(name), levels - 1)
+
+
+def _entry(place: Storage) -> HistoryEntry:
+    try:
+        metadata = read_metadata(place)
+    except CkptError as exc:
+        is_begun = isinstance(exc, CheckpointNotFoundError)
+        return HistoryEntry(
+            kind="savepoint",
+            status=BEGUN if is_begun else "corrupt",
+            path=place.url,
+            reason=str(exc),
+        )
+    return HistoryEntry(
+        kind=metadata.kind,
+        status="completed",
+        epoch=metadata.epoch,
+        triggered_at_ms=metadata.triggered_at_ms,
+        duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
+        size_bytes=size_on_disk_bytes(place, metadata),
+        files=len({reference.path for reference in metadata.files()}) + 1,
+        path=place.url,
+        format=None if (found := format_of(metadata)) is None else found.value,
+    )
