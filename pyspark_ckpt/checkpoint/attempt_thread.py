@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
-from pyspark_ckpt.checkpoint.acknowledgement import acknowledgements_of
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
+from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, acknowledgements_of
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint

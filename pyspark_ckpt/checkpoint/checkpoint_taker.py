@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace, Standing
+from pyspark_ckpt.checkpoint.machine import Refusal
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
 from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError

@@ -18,21 +18,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
-from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.checkpoint.committed_handles import read_handles
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
-from pyspark_ckpt.checkpoint.in_time import in_time
+from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.checkpoint.snapshot_job import SnapshotJob, has_ended, reading_session
+from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, has_ended, read_handles, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import (
     checkpoints_stay,
     ended_without_epoch,
@@ -40,6 +37,7 @@ from pyspark_ckpt.checkpoint.stopping_failure import (
     spark_ended,
     stop_failed,
 )
+from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
 from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.errors import (

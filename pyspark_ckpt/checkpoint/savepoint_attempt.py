@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from pyspark.util import InheritableThread
 
-from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
-from pyspark_ckpt.checkpoint.in_time import expired, in_time
+from pyspark_ckpt.checkpoint.cleaning import CleaningHold
+from pyspark_ckpt.checkpoint.time_limit import expired, in_time
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.spark.jobs import SparkJobs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.committed_handles import read_handles
+from pyspark_ckpt.checkpoint.snapshot import read_handles
 from pyspark_ckpt.checkpoint.state_check import check_states
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle

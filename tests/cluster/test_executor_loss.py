@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.cleaner import garbage_of
+from pyspark_ckpt.checkpoint.cleaning import garbage_of
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.cluster.cluster import Cluster, Task, held_locks, users_of

@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.committed_handles import checked_handles
+from pyspark_ckpt.checkpoint.machine import Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.snapshot import gather
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment, following
 from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata

@@ -20,17 +20,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask as SubtaskName
-from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.committed_handles import checked_handles
+from pyspark_ckpt.checkpoint.machine import Refusal
+from pyspark_ckpt.checkpoint.machine import Subtask as SubtaskName
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.redistributing import has_to_move
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
-from pyspark_ckpt.checkpoint.snapshot import gather
+from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import patience
+from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.checkpoint.savepoint import NewSavepoint
 from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
 from pyspark_ckpt.history.log import HistoryLog

@@ -11,9 +11,9 @@ import pytest
 from py4j.protocol import Py4JError
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import patience
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.checkpoint.request_desk import RequestDesk
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker
 from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage import retrying as retrying_storage

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.acknowledgement import Acknowledgement, Reception, Subtask
-from pyspark_ckpt.checkpoint.checkpoint_machine import (
+from pyspark_ckpt.checkpoint.machine import (
     TRANSITIONS,
+    Acknowledgement,
     CheckpointEvent,
     CheckpointMachine,
     CheckpointState,
+    Reception,
     Refusal,
+    Subtask,
 )
 from pyspark_ckpt.settings import Settings
 

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask
-from pyspark_ckpt.checkpoint.checkpoint_machine import Refusal
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import segment_path, source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.layout import (
     base_path,
     native_path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 
-from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
+from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 
 
 def test_nothing_is_cleaned_while_someone_holds() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.operator.durable import base_snapshot

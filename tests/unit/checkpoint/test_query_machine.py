@@ -26,8 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.cleaner import garbage_of
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, garbage_of
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata

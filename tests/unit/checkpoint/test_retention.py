@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.cleaner import garbage_of
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, garbage_of
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.records import SavepointFormat

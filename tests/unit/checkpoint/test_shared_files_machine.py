@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.formats.layout import snapshot_id_of, snapshot_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata

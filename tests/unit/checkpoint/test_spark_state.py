@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.native_copies import NativeCopies
+from pyspark_ckpt.checkpoint.query_files import NativeCopies
 from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
 from pyspark_ckpt.spark.state_files import (
     copy_first_version,

@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.layout import segment_path

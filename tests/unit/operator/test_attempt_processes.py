@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.checkpoint_runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
 from pyspark_ckpt.operator.durable.upload import BackgroundUploads

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy, open_local_copy

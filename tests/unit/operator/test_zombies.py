@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.cleaner import garbage
+from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.storage.file_reference import FileReference

@@ -14,13 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.acknowledgement import Subtask
 from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work, monotonic_ms
-from pyspark_ckpt.checkpoint.checkpoint_files import CheckpointFiles
-from pyspark_ckpt.checkpoint.checkpoint_machine import CheckpointMachine, CheckpointState, Refusal
-from pyspark_ckpt.checkpoint.cleaning_hold import CleaningHold
-from pyspark_ckpt.checkpoint.in_time import expired, in_time
-from pyspark_ckpt.checkpoint.patience import Patience, patience_ms
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, CleaningHold
+from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Refusal, Subtask
+from pyspark_ckpt.checkpoint.time_limit import expired, in_time
+from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.listener import Listeners
