@@ -13,7 +13,6 @@
 """
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.checkpoint.planned_parts import PlannedState
 from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
 from pyspark_ckpt.epoch_function import EpochId, current_epoch
@@ -56,6 +55,7 @@ from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.restoring import plan_restore, rename_uid
 from pyspark_ckpt.rolling_back import Rollback, rollback
+from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
 from pyspark_ckpt.stream import KeyedStream, key_by
 from pyspark_ckpt.version import __version__

@@ -28,7 +28,6 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
 from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.savepoint_taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, has_ended, read_handles, reading_session
 from pyspark_ckpt.checkpoint.stopping_failure import (
     checkpoints_stay,
@@ -55,6 +54,7 @@ from pyspark_ckpt.history.log import (
     savepoint_entry,
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
 from pyspark_ckpt.storage.retrying import RetryingStorage

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
@@ -21,6 +20,7 @@ from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, save
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.restoring import rename_uid
+from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store
 

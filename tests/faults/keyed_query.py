@@ -27,7 +27,6 @@ from pyspark_ckpt.checkpoint.redistributing import has_to_move
 from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.errors import CkptError
@@ -42,6 +41,7 @@ from pyspark_ckpt.operator.rescale.tasks import (
     newest_of,
 )
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators

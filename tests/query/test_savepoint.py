@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import savepoint_job
-from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
+from pyspark_ckpt.savepoint import job as savepoint_job
+from pyspark_ckpt.savepoint.job import SavepointJob
 from tests.query.harness import (
     OFTEN,
     RETAINED,

@@ -16,7 +16,7 @@ USED_BY_WORKERS = (
     "pyarrow.parquet",
     "pyspark.sql.pandas.serializers",
     "pyspark.worker",
-    "pyspark_ckpt.checkpoint.savepoint_job",
+    "pyspark_ckpt.savepoint.job",
     "pyspark_ckpt.operator.run.without_query",
     "pyspark_ckpt.operator.run.without_query",
     "pyspark_ckpt.operator.rescale.tasks",

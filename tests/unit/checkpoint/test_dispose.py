@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.history.verification import verify
+from pyspark_ckpt.savepoint.dispose import dispose_savepoint
+from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from tests.unit.checkpoint.tampered import tampered

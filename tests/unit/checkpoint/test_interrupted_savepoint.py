@@ -10,9 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.dispose import dispose_savepoint
-from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
-from pyspark_ckpt.checkpoint.savepoint import NewSavepoint, run_copies_here
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -29,6 +26,8 @@ from pyspark_ckpt.history.log import BEGUN, HistoryLog
 from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.savepoint.dispose import dispose_savepoint, remove_interrupted
+from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 FORMATS = list(SavepointFormat)

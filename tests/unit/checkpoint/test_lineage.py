@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.history.frames import history
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.log import KEPT, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, SavepointFormat
+from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from pyspark_ckpt.checkpoint.progress import shown_progress
+from pyspark_ckpt.savepoint.job import shown_progress
 
 PROGRAM = """
-from pyspark_ckpt.checkpoint.progress import shown_progress
+from pyspark_ckpt.savepoint.job import shown_progress
 with shown_progress("savepoint of epoch 7", 4) as progress:
     for _ in range(4):
         progress.advance(1)

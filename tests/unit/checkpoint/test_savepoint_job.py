@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.savepoint.job import SavepointJob
 from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.storage.file_reference import FileReference
 

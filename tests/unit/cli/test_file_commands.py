@@ -14,7 +14,6 @@ import pytest
 
 import pyspark_ckpt
 from pyspark_ckpt import rename_uid
-from pyspark_ckpt.checkpoint.savepoint import write_savepoint
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
@@ -24,6 +23,7 @@ from pyspark_ckpt.formats.metadata import (
 )
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture

@@ -12,17 +12,17 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
-from pyspark_ckpt.checkpoint.interrupted_savepoints import remove_interrupted
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.savepoint import NewSavepoint
-from pyspark_ckpt.checkpoint.savepoint_attempt import SavepointAttempt
-from pyspark_ckpt.checkpoint.savepoint_job import SavepointJob
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.savepoint.attempt import SavepointAttempt
+from pyspark_ckpt.savepoint.dispose import remove_interrupted
+from pyspark_ckpt.savepoint.job import SavepointJob
+from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text
 

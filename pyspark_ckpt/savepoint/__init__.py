@@ -1,0 +1,1 @@
+"""Copies that users own: take them, dispose of them."""
