@@ -13,8 +13,6 @@
 """
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.planned_parts import PlannedState
-from pyspark_ckpt.checkpoint.restore_plan import RestorePlan
 from pyspark_ckpt.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -53,8 +51,10 @@ from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.restore.plan import RestorePlan
+from pyspark_ckpt.restore.plan_parts import PlannedState
+from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.restoring import plan_restore, rename_uid
-from pyspark_ckpt.rolling_back import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
 from pyspark_ckpt.stream import KeyedStream, key_by

@@ -13,12 +13,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource
 from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations
-from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin
 from pyspark_ckpt.formats.rolled_back import read_rolled_back
@@ -27,6 +24,9 @@ from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_failure import library_errors
+from pyspark_ckpt.restore.claim import ClaimedSource
+from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.plan import RestoreMigrations, RestoreRequest
 from pyspark_ckpt.settings import CLAIM, RUNTIME_KEY, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
@@ -35,7 +35,6 @@ from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import source_ids, source_names
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
-from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage.file_reference import FileReference
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()

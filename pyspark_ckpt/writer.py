@@ -12,19 +12,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pyspark_ckpt.checkpoint.restore_plan import RestoreMigrations, RestorePlan
-from pyspark_ckpt.checkpoint.restore_request import plan_of_request
 from pyspark_ckpt.epoch_function import EpochFunction
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.query import CheckpointedQuery
 from pyspark_ckpt.query_start import QueryStart, StartOfSpark, restore_request
+from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.settings import CLAIM_MODES, Settings, is_ckpt_option, read_settings
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
-from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.cli.spark_session import local_session, query_of
+from pyspark_ckpt.restore.rollback import rollback as roll_back
 from pyspark_ckpt.restoring import plan_restore
-from pyspark_ckpt.rolling_back import rollback as roll_back
 
 
 def plan(arguments: Namespace) -> Result:

@@ -23,11 +23,7 @@ import pyarrow as pa
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.machine import Subtask as SubtaskName
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.redistributing import has_to_move
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.seeded_handles import adopt
 from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
@@ -41,6 +37,10 @@ from pyspark_ckpt.operator.rescale.tasks import (
     newest_of,
 )
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.restore.rescale import has_to_move
+from pyspark_ckpt.restore.seeded_handles import adopt
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.source_logs import copy_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.spark.log import SparkLog

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.merged_state import merged_state
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.source_logs import copy_source_logs
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.keyed_query import UIDS, KeyedQuery, Model, stored_key, subtask_of
 

@@ -21,8 +21,8 @@ from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
-from pyspark_ckpt.start_location import StartLocation
 from pyspark_ckpt.storage import retrying as retrying_storage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.faulty_storage import FaultyStorage, Plan

@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint.exchange import Exchange, exchange
+from pyspark_ckpt.restore.rollback import Exchange, exchange
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     CHECKPOINT_DIR,
@@ -133,7 +133,7 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
             shutil.copytree(location.root, job.base / "mid-copy")
             exchange(location, wanted)
 
-        cut_off.setattr("pyspark_ckpt.rolling_back.exchange", copy_first)
+        cut_off.setattr("pyspark_ckpt.restore.rollback.exchange", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
         with pytest.raises(KeyboardInterrupt):
             ckpt.rollback(str(job.location_path), Path(first).name, root)

@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import adopting, file_check
-from pyspark_ckpt.checkpoint.adopting import adopt_all
+from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.restore import seeded_handles as adopting
+from pyspark_ckpt.restore.seeded_handles import adopt_all
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

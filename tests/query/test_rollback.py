@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt import rolling_back
+from pyspark_ckpt.restore import rollback as rolling_back
 from tests.query.harness import (
     CHECKPOINT_DIR,
     INLINE,

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from pyspark_ckpt import rename_uid
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 

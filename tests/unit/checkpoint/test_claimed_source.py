@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.claimed_source import ClaimedSource, discard
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin, write_origin
 from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
+from pyspark_ckpt.restore.claim import ClaimedSource, discard
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

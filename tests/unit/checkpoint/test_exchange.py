@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.exchange import (
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.restore.rollback import (
     Exchange,
     begun_exchange,
     exchange,
     finish_exchange,
 )
-from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
 from pyspark_ckpt.storage.open import LocalStorage
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, is_keyed, state_id_of
+from pyspark_ckpt.restore.source import RestoreSource
 from state_backends import BACKEND_TYPES
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -19,10 +19,6 @@ import msgspec
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.checkpoint import native_file_check
-from pyspark_ckpt.checkpoint.native_file_check import checked_content, is_checked
-from pyspark_ckpt.checkpoint.restore_plan import plan_of
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, StateDescriptor
 from pyspark_ckpt.formats.metadata import (
@@ -38,6 +34,10 @@ from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.restore import spark_file_check as native_file_check
+from pyspark_ckpt.restore.plan import plan_of
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.spark_file_check import checked_content, is_checked
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import StatefulOperators

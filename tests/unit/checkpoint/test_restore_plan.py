@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.checkpoint.restore_plan import RestorePlan, plan_of
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, NativeOperatorMetadata
 from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
+from pyspark_ckpt.restore.plan import RestorePlan, plan_of
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage

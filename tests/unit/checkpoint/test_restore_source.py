@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.history.verification import verify
+from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.source_logs import copy_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.checkpoint.tampered import tampered

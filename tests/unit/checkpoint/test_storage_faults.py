@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.disk import Disk

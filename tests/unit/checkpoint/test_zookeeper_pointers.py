@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.claimed_source import discard
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource, open_source
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.restore.claim import discard
+from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores import zookeeper as zookeeper_pointers

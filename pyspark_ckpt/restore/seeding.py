@@ -3,34 +3,42 @@
 The new query gets copies of all files it needs, so it never depends on what it was restored from.
 Its location looks as if the query had just committed the epoch of the snapshot: state stores,
 source offsets, watermark; the query goes on with the epoch after it.
+
+The marker of a ``checkpointLocation`` that is being filled, and what surrounds it.
+
+It stands until everything is there; a location with the marker holds nothing but an unfinished
+seeding and is filled anew.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.adopting import adopt_all
-from pyspark_ckpt.checkpoint.native_restore import place_native_state, store_conf
-from pyspark_ckpt.checkpoint.redistributing import has_to_move, redistribute
-from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.restored_source_logs import copy_source_logs
-from pyspark_ckpt.checkpoint.seeded_state import Seed, write_seeds
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.rescale import has_to_move, redistribute
+from pyspark_ckpt.restore.seeded_handles import adopt_all
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.source_logs import copy_source_logs
+from pyspark_ckpt.restore.spark_operators import place_native_state, store_conf
+from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _SCRATCH = "_seed"
 
@@ -178,3 +186,49 @@ def _place(
     version, fields = seeded.commits_entry(0).split("\n", 1)
     commit = {**json.loads(fields), **entries.commit}
     location.write(f"commits/{entries.epoch}", [f"{version}\n{json.dumps(commit)}".encode()])
+
+
+QUERY_ID_NAME = "metadata"
+"""Spark's file with the id of the query."""
+
+logger = logging.getLogger(__name__)
+
+
+def begin_seeding(location: LocalStorage) -> str:
+    """Mark an empty location as being seeded and give its query an id; both durable on return."""
+    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
+    return write_query_id(location)
+
+
+def write_query_id(location: LocalStorage) -> str:
+    """Give the query of a fresh location its id, as Spark would; durable on return.
+
+    Raises
+    ------
+    FileExistsError
+        If it has one.
+    """
+    query_id = str(uuid.uuid4())
+    location.write(QUERY_ID_NAME, [json.dumps({"id": query_id}).encode()])
+    return query_id
+
+
+def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) -> None:
+    """Remove what an interrupted seeding left behind; the marker goes last."""
+    query_id = SparkLog(location).query_id()
+    if checkpoints_directory is not None and query_id is not None:
+        open_storage(checkpoints_directory).delete_directory(query_id)
+    for name in location.list():
+        if name == SEEDING_MARKER:
+            continue
+        if location.path(name).is_dir():
+            shutil.rmtree(location.path(name))
+        else:
+            location.delete([name])
+    location.delete([SEEDING_MARKER])
+
+
+def finish_seeding(location: LocalStorage, source: str) -> None:
+    """Remove the marker: from here on the location is a query's like any other."""
+    location.delete([SEEDING_MARKER])
+    logger.info("seeded %s from %s", location.root, source)

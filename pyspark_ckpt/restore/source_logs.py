@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.metadata import SourceLog
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import NO_OFFSET, entries_up_to
 from pyspark_ckpt.storage.open import LocalStorage
 

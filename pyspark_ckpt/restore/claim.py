@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from contextlib import closing
 
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store

@@ -1,4 +1,11 @@
-"""Puts a stopped query's own location back to a retained checkpoint. Driver only."""
+"""Exchanges what is in a ``checkpointLocation`` for something else, all or in the end all of it.
+
+A marker says what goes out to where and what comes in from where; it is durable before the first
+rename and goes after the last. Each rename is done or not done, which shows in what lies where, so
+whoever finds the marker does what is left. While it stands the location is no query's.
+
+Puts a stopped query's own location back to a retained checkpoint. Driver only.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +15,29 @@ import secrets
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.exchange import (
-    Exchange,
-    begun_exchange,
-    exchange,
-    finish_exchange,
-)
-from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.seeding import seed
-from pyspark_ckpt.checkpoint.seeding_marker import begin_seeding, finish_seeding
-from pyspark_ckpt.errors import CkptError, RestoreError
+from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    ROLLBACK_MARKER,
     SEEDING_MARKER,
     checkpoint_id_of,
     checkpoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.rolled_back import (
+    RolledBack,
     read_rolled_back,
     void_after_return,
     void_after_rollback,
+    write_rolled_back,
 )
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
@@ -42,6 +46,61 @@ from pyspark_ckpt.spark.plan import is_active
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage, open_storage
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """What a marker says.
+
+    `kept` and `staged` are directories inside the location: what goes out is kept in the one, what
+    comes in is taken from the other. `rolled_back` are the epochs that are void after it.
+    """
+
+    to: str
+    kept: str
+    staged: str
+    outgoing: tuple[str, ...]
+    incoming: tuple[str, ...]
+    rolled_back: tuple[RolledBack, ...] = ()
+
+
+def exchange(location: LocalStorage, wanted: Exchange) -> None:
+    """Exchange what is in a location; durable on return."""
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
+    finish_exchange(location, wanted)
+
+
+def begun_exchange(location: LocalStorage) -> Exchange | None:
+    """Return the exchange that was begun in a location, ``None`` if there is none.
+
+    Raises
+    ------
+    CorruptFileError
+        If the marker was changed.
+    """
+    if not location.exists(ROLLBACK_MARKER):
+        return None
+    try:
+        return msgspec.json.decode(location.read(ROLLBACK_MARKER), type=Exchange)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise CorruptFileError(
+            f"{location.root}/{ROLLBACK_MARKER} was changed ({exc}): move the directories beside "
+            "it by hand, or restore a checkpoint into a fresh checkpointLocation"
+        ) from exc
+
+
+def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
+    """Do what is left of an exchange; harmless at any point of it."""
+    for name in begun.outgoing:
+        if not location.exists(f"{begun.kept}/{name}"):
+            location.move(name, f"{begun.kept}/{name}")
+    for name in begun.incoming:
+        if location.exists(f"{begun.staged}/{name}"):
+            location.move(f"{begun.staged}/{name}", name)
+    if begun.rolled_back:
+        write_rolled_back(location, begun.rolled_back)
+    location.delete_directory(begun.staged)
+    location.delete([ROLLBACK_MARKER])
+
 
 logger = logging.getLogger(__name__)
 

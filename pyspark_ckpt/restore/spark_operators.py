@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.native_file_check import checked_content, is_checked
-from pyspark_ckpt.checkpoint.restore_source import PROVIDER, PROVIDERS, RestoreSource
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
+from pyspark_ckpt.restore.source import PROVIDER, PROVIDERS, RestoreSource
+from pyspark_ckpt.restore.spark_file_check import checked_content, is_checked
 from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.storage.open import LocalStorage

@@ -7,10 +7,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.native_restore import NativeChange
-from pyspark_ckpt.checkpoint.redistributing import check_move, has_to_move
-from pyspark_ckpt.checkpoint.restore_source import RestoreSource
-from pyspark_ckpt.checkpoint.state_check import compare_states
 from pyspark_ckpt.errors import CkptError, IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.migration import Migration
@@ -18,6 +14,10 @@ from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescri
 from pyspark_ckpt.operator.schema.report import EvolutionReport
 from pyspark_ckpt.operator.schema.verdict import Outcome
 from pyspark_ckpt.operator.table.catalog import schema_text
+from pyspark_ckpt.restore.rescale import check_move, has_to_move
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.spark_operators import NativeChange
+from pyspark_ckpt.restore.states import compare_states
 from pyspark_ckpt.spark.source_kinds import fits, kind_of_offset
 
 REFUSED = "refused"

@@ -9,17 +9,6 @@ from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.restore_request import RestoreRequest
-from pyspark_ckpt.checkpoint.restore_source import open_source
-from pyspark_ckpt.checkpoint.seeding import seed
-from pyspark_ckpt.checkpoint.seeding_marker import (
-    QUERY_ID_NAME,
-    begin_seeding,
-    clear_unfinished,
-    finish_seeding,
-    write_query_id,
-)
-from pyspark_ckpt.checkpoint.stored_operators import check_stored_operators
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
@@ -34,6 +23,17 @@ from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
+from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.seeding import (
+    QUERY_ID_NAME,
+    begin_seeding,
+    clear_unfinished,
+    finish_seeding,
+    seed,
+    write_query_id,
+)
+from pyspark_ckpt.restore.source import open_source
+from pyspark_ckpt.restore.states import check_stored_operators
 from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators

@@ -1,0 +1,1 @@
+"""Plans a restore, seeds a location, claims a savepoint, rolls back."""
