@@ -50,7 +50,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.query import CheckpointedQuery
+from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.plan_parts import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback

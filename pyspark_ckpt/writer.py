@@ -14,8 +14,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.epoch_function import EpochFunction
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
-from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_start import QueryStart, StartOfSpark, restore_request
+from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.settings import CLAIM_MODES, Settings, is_ckpt_option, read_settings

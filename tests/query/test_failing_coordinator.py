@@ -12,8 +12,8 @@ from py4j.protocol import Py4JError
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
-from pyspark_ckpt.checkpoint.request_desk import RequestDesk
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.query.requests import RequestDesk
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.savepoint.taker import SavepointTaker
 from pyspark_ckpt.storage import retrying as retrying_storage

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from tests.query.harness import Job, refused
 from tests.query.model import events_of, expected_after, in_order
 

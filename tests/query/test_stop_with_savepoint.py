@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.query_start import QueryStart
+from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Job, await_progress, files_below
 from tests.query.model import events_of, expected, in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed

@@ -99,7 +99,7 @@ def test_what_is_on_disk_does_not_depend_on_spark() -> None:
     [
         ("pyspark_ckpt.on_disk", ["operator", "checkpoint", "stream", "writer", "query", "cli"]),
         ("pyspark_ckpt.checkpoint", ["stream", "writer", "query", "start_location", "cli"]),
-        ("pyspark_ckpt.query", ["writer", "cli"]),
+        ("pyspark_ckpt.query.query", ["writer", "cli"]),
         (
             "pyspark_ckpt.operator",
             ["checkpoint", "stream", "writer", "query", "start_location", "testing"],

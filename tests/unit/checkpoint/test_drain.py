@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.query.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

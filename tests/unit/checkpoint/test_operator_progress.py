@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment, StateCount, StateCounts
+from pyspark_ckpt.query.operator_progress import operator_progress
 
 
 def with_metrics(handle: Handle, subtask: int, epoch: int, metrics: EpochMetrics | None) -> Handle:

@@ -14,9 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.request_desk import Actions, RequestDesk
-from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
-from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats import requests as request_files
@@ -28,6 +25,7 @@ from pyspark_ckpt.formats.requests import (
     now_ms,
 )
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.query.requests import Actions, RequestDesk, WorkUnderWay, savepoint_target
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 REQUEST = (

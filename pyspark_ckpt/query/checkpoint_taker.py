@@ -9,10 +9,10 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace, Standing
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.stopping_failure import why_to_stop
-from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.query.stopping_failure import why_to_stop
+from pyspark_ckpt.query.watched_query import WatchedQuery
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
-from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import Restore, read_origin
@@ -22,8 +20,10 @@ from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
-from pyspark_ckpt.query import CheckpointedQuery
-from pyspark_ckpt.query_failure import library_errors
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.drain import LastEpochs
+from pyspark_ckpt.query.failure import library_errors
+from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestoreRequest

@@ -8,12 +8,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.coordinator import CheckpointCoordinator
-from pyspark_ckpt.entries_frame import as_spark_frame
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
-from pyspark_ckpt.query_failure import library_error, library_errors
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.entries_frame import as_spark_frame
+from pyspark_ckpt.query.failure import library_error, library_errors
 from pyspark_ckpt.spark.paths import qualified_path
 
 

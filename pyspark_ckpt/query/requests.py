@@ -1,19 +1,96 @@
-"""The request desk: a running query deals with what is asked of it from outside its driver."""
+"""The request desk: a running query deals with what is asked of it from outside its driver.
+
+Where a savepoint that was asked for from outside may go.
+
+Work of other threads that one may have to wait for.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pyspark_ckpt.checkpoint.savepoint_target import savepoint_target
-from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    CkptError,
+    ConfigurationError,
+    UnsafePathError,
+)
 from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.spark.jobs import error_text
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import Storage, open_storage
+
+
+def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> str:
+    """Return the directory for a savepoint that a request asks for.
+
+    Whoever may write a checkpoints directory can post a request, and must not have the driver
+    write elsewhere. So it goes into the directory that the query was configured with, or below.
+
+    Parameters
+    ----------
+    wanted
+        A path relative to that directory, or one inside of it; ``None`` for itself.
+    savepoints_directory
+        ``spark.ckpt.execution.checkpointing.savepoint-dir`` of the query.
+
+    Raises
+    ------
+    ConfigurationError
+        If the query has none.
+    UnsafePathError
+        If it is not inside, also through a symbolic link.
+    """
+    if savepoints_directory is None:
+        raise ConfigurationError(
+            "a savepoint can be asked for from outside only if the query was started with "
+            "spark.ckpt.execution.checkpointing.savepoint-dir"
+        )
+    root = open_storage(savepoints_directory)
+    relative = "." if wanted in (None, ".", root.url) else str(wanted)
+    relative = relative.removeprefix(f"{root.url}/")
+    outside = UnsafePathError(
+        f"{wanted!r} is not inside of the query's savepoint-dir {root.url}: give a directory "
+        "below it"
+    )
+    if relative.startswith("/") or "://" in relative:
+        raise outside
+    try:
+        return root.url if relative == "." else root.url_of(relative)
+    except UnsafePathError:
+        raise outside from None
+
+
+class WorkUnderWay:
+    """Counts who works, by thread; whoever works does not wait for itself."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._workers: list[int] = []
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Be waited for, for the length of the context."""
+        worker = threading.get_ident()
+        with self._changed:
+            self._workers.append(worker)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._workers.remove(worker)
+                self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait until no other thread is at work."""
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: all(n == me for n in self._workers), timeout_seconds)
+
 
 logger = logging.getLogger(__name__)
 

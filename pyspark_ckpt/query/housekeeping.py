@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_ckpt.checkpoint.request_desk import RequestDesk
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.query.requests import RequestDesk
 from pyspark_ckpt.settings import Settings
 
 

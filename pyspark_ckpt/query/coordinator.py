@@ -19,26 +19,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
-from pyspark_ckpt.checkpoint.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.checkpoint.drain import LastEpochs
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
-from pyspark_ckpt.checkpoint.housekeeping import Housekeeping
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.recent_progress import RecentProgress
-from pyspark_ckpt.checkpoint.request_desk import POLL_MS, Actions, RequestDesk
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, has_ended, read_handles, reading_session
-from pyspark_ckpt.checkpoint.stopping_failure import (
-    checkpoints_stay,
-    ended_without_epoch,
-    last_checkpoint_failed,
-    spark_ended,
-    stop_failed,
-)
 from pyspark_ckpt.checkpoint.time_limit import in_time
-from pyspark_ckpt.checkpoint.watched_query import WatchedQuery
-from pyspark_ckpt.checkpoint.work_under_way import WorkUnderWay
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     FailedCheckpointsError,
@@ -54,6 +40,19 @@ from pyspark_ckpt.history.log import (
     savepoint_entry,
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
+from pyspark_ckpt.query.drain import LastEpochs
+from pyspark_ckpt.query.housekeeping import Housekeeping
+from pyspark_ckpt.query.recent_progress import RecentProgress
+from pyspark_ckpt.query.requests import POLL_MS, Actions, RequestDesk, WorkUnderWay
+from pyspark_ckpt.query.stopping_failure import (
+    checkpoints_stay,
+    ended_without_epoch,
+    last_checkpoint_failed,
+    spark_ended,
+    stop_failed,
+)
+from pyspark_ckpt.query.watched_query import WatchedQuery
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs

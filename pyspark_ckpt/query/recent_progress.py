@@ -18,13 +18,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
-from pyspark_ckpt.checkpoint.operator_progress import operator_progress
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import committed_handles, handles_written_in
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.query.operator_progress import operator_progress
 
 KEPT_EPOCHS = 100
 """As many as Spark's ``recentProgress`` and its state store keep by default."""

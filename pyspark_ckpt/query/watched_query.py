@@ -6,8 +6,8 @@ import logging
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.checkpoint.stopping_failure import cannot_continue
 from pyspark_ckpt.errors import FailedCheckpointsError
+from pyspark_ckpt.query.stopping_failure import cannot_continue
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""One running query: start, coordinator, requests, drain."""
