@@ -13,7 +13,10 @@
 """
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.epoch_function import EpochId, current_epoch
+from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
+from pyspark_ckpt.api.restoring import plan_restore, rename_uid
+from pyspark_ckpt.api.stream import KeyedStream, key_by
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter, write_stream
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CheckpointError,
@@ -54,12 +57,9 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.plan_parts import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
-from pyspark_ckpt.restoring import plan_restore, rename_uid
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
-from pyspark_ckpt.stream import KeyedStream, key_by
 from pyspark_ckpt.version import __version__
-from pyspark_ckpt.writer import CheckpointedStreamWriter, write_stream
 
 __all__ = [
     "AbortReason",

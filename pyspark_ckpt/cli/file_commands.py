@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from pyspark_ckpt.api.restoring import rename_uid
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
@@ -19,7 +20,6 @@ from pyspark_ckpt.history.log import BEGUN, HistoryEntry
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
-from pyspark_ckpt.restoring import rename_uid
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict
 
+from pyspark_ckpt.api.restoring import plan_restore
 from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.cli.spark_session import local_session, query_of
 from pyspark_ckpt.restore.rollback import rollback as roll_back
-from pyspark_ckpt.restoring import plan_restore
 
 
 def plan(arguments: Namespace) -> Result:

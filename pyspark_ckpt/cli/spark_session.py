@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.writer import CheckpointedStreamWriter
 
 _MAIN_CONF: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": "false",

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import OperatorMetadata, Origin
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.writer import CheckpointedStreamWriter
 
 
 def plan_restore(

@@ -1,0 +1,1 @@
+"""What users call to build, start and restore queries."""
