@@ -32,10 +32,11 @@ from tests.golden import program
 from tests.golden.comparing import check
 from tests.golden.model import Model
 from tests.golden.program import Sink
-from tests.query import harness, model, test_rescale, timed
+from tests.query import harness, model, timed
 from tests.query.harness import BACKEND, INLINE, INTERVAL, Job
+from tests.query.restoring import test_rescale
+from tests.query.restoring.test_rescale import Everything, file_of, timed_feed
 from tests.query.stored import entries_of_states, handles_of
-from tests.query.test_rescale import Everything, file_of, timed_feed
 
 KINDS = [("rocksdb", "NATIVE"), ("heap", "NATIVE"), ("heap", "CANONICAL")]
 SOON = {

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 
-from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from state_backends import StateBackend, open_backend
 
 pytest.register_assert_rewrite("state_backends.contract")
@@ -70,3 +73,51 @@ def put_file(storage: Storage) -> Callable[..., Path]:
         return path
 
     return put
+
+
+@pytest.fixture
+def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
+    """Two subtasks that share a base file, a segment and a source log; all files are there."""
+    base = BaseSnapshot(
+        "4-b", 4, 9, (BaseFile("state.chg", storage.write("shared/base", [b"base" * 100])),)
+    )
+    segment = Segment("5-s", 5, 1, 7, file=storage.write("taskowned/segment", [b"segment"]))
+    handles = (
+        msgspec.structs.replace(handle, base=base, segments=(segment,)),
+        msgspec.structs.replace(handle, subtask=1, base=base),
+    )
+    operator = OperatorMetadata(
+        operator_id=0, uid="count", parallelism=4, max_parallelism=128, key_schema="{}",
+        backend="heap", handles=handles,
+    )  # fmt: skip
+    log = SourceLog(0, "0", storage.write("shared/log", [b"log"]))
+    return CheckpointMetadata(
+        checkpoint_id=None, kind="checkpoint", root="..", epoch=6, query_id="0123456789",
+        query_name="q", parent=None, spark_version="4.3.0", library_version="0.1.0",
+        triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="v1\n{}\n-",
+        commits_entry="v1\n{}", source_logs=(log,), operators=(operator,),
+    )  # fmt: skip
+
+
+KINDS = ("local", "memory", "s3")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Where nothing is yet; the name has characters that mean something to others."""
+    above = {
+        "local": lambda: str(tmp_path),
+        "memory": lambda: f"memory://{secrets.token_hex(8)}",
+        "s3": lambda: request.getfixturevalue("s3_url"),
+    }[kind]()
+    return f"{above}/check points"
+
+
+@pytest.fixture
+def any_storage(url: str) -> Storage:
+    return open_storage(url)

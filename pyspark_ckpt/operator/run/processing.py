@@ -32,7 +32,6 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
-from pyspark_ckpt.operator.run import processing as garbage_collection
 from pyspark_ckpt.operator.run.lost_attributes import LostAttributes
 from pyspark_ckpt.operator.run.output_origins import OutputOrigins
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
@@ -205,10 +204,10 @@ class EpochProcessing:
 
     def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
         self._step = _READING
-        with garbage_collection.rows_are_made():
+        with rows_are_made():
             part = initial.mode.part(frames)
             self._table.begin_part(part.stored)
-        with garbage_collection.rows_are_used():
+        with rows_are_used():
             self._step = "handleInitialState"
             for position, key in enumerate(part.keys):
                 self._key = key
@@ -229,13 +228,13 @@ class EpochProcessing:
 
     def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         self._step = _READING
-        with garbage_collection.rows_are_made():
+        with rows_are_made():
             self.rows += sum(map(len, frames))
             part = self._mode.part(frames)
             self.keys += len(part.keys)
             frames.clear()  # the part has them now
             self._table.begin_part(part.stored)
-        with garbage_collection.rows_are_used():
+        with rows_are_used():
             if self._mode.calls_once_per_part:
                 yield from self._process_batch(part)
             else:

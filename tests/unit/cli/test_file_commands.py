@@ -26,7 +26,7 @@ from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from tests.unit.checkpoint.conftest import snapshot  # noqa: F401  # a fixture
+from tests.unit.conftest import snapshot  # noqa: F401  # a fixture
 
 COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history")
 WITH_MORE_ARGUMENTS = ("rename-uid", "plan", "rollback")

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[3]))
 
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession

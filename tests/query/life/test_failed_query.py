@@ -13,7 +13,7 @@ from pyspark.sql import Row
 import pyspark_ckpt as ckpt
 from tests.query.harness import OFTEN, SAVEPOINT_DIR, Job, files_below
 from tests.query.model import Count
-from tests.query.test_stop_with_savepoint import KEYS, Alarm
+from tests.query.restoring.test_stop_with_savepoint import KEYS, Alarm
 from tests.query.timed import at, timed_feed
 
 

@@ -23,7 +23,7 @@ from tests.golden.program import Sink
 from tests.query.harness import BACKEND, digests, refused
 from tests.query.session_conf import session_conf
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0" / "whole-heap"
+GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "whole-heap"
 ALL = 10_000
 
 

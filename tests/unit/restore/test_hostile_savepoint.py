@@ -44,7 +44,7 @@ from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import with_operator_id
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
-from tests.unit.checkpoint.tampered import packed, tampered
+from tests.unit.restore.tampered import packed, tampered
 
 Change = Callable[[dict[str, Any]], None]
 READERS = [RestoreSource, verify, dispose_savepoint, lineage]

@@ -20,7 +20,7 @@ from tests.golden.continuing import expected_of, run
 from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))
 KINDS = ("native", "canonical", "checkpoint")
 

@@ -13,7 +13,7 @@ from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.operator.rows.input import InputColumns
-from tests.unit.operator.test_input_columns import frame, schema_of
+from tests.unit.operator.rows.test_input import frame, schema_of
 
 VALUES: list[tuple[T.DataType, list[Any]]] = [
     (T.ByteType(), [-128, 127]),

@@ -23,8 +23,8 @@ from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from state_backends import BackendCorruptError
+from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
-from tests.unit.operator.test_input_columns import frame
 
 UTC = datetime.timezone.utc
 INPUT = T.StructType([

@@ -21,8 +21,8 @@ from pyspark_ckpt.operator.rows import parts as input_parts
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.values.json import json_writer
+from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
-from tests.unit.operator.test_input_columns import frame
 
 GROUPS = range(4)
 WITH_VARIANTS = T.StructType().add("json", "string")

@@ -81,7 +81,7 @@ def encoded() -> list[str]:
 
 def test_bytes_are_fixed_in_every_process() -> None:
     """Scenario 40: keys of every type."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     program = f"import json; from {__name__} import encoded; print(json.dumps(encoded()))"
     environment = {
         **os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(root), "TZ": "Asia/Tokyo",

@@ -29,7 +29,7 @@ from tests.query.harness import (
 )
 from tests.query.model import Count, counted, events_of, expected, sequences
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from tests.query.harness import (
     refused,
 )
 from tests.query.model import in_order
+from tests.query.rows.test_several_operators import EPOCHS, SUM, in_pandas, side_by_side
 from tests.query.session_conf import session_conf
-from tests.query.test_schema_change import (
+from tests.query.state.test_schema_change import (
     KEYS,
     MIGRATIONS,
     NEW,
@@ -34,7 +35,6 @@ from tests.query.test_schema_change import (
     told,
     version,
 )
-from tests.query.test_several_operators import EPOCHS, SUM, in_pandas, side_by_side
 
 RECOVERY = "spark.ckpt.execution.state-recovery."
 

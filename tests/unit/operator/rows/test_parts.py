@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.rows import parts as input_parts
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.rows_mode import RowsPart
-from tests.unit.operator.test_input_columns import frame, schema_of
+from tests.unit.operator.rows.test_input import frame, schema_of
 
 UTC = datetime.timezone.utc
 SCHEMA = schema_of(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_ckpt as ckpt
+from tests.query.checkpoints.test_coordinator import Pipe
 from tests.query.harness import (
     DEADLINE,
     INTERVAL,
@@ -23,7 +24,6 @@ from tests.query.harness import (
     until,
 )
 from tests.query.model import events_of, expected
-from tests.query.test_coordinator import Pipe
 
 PROGRAM = Path(__file__).with_name("ended_session_program.py")
 

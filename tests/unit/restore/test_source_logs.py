@@ -18,7 +18,7 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.source_logs import copy_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
-from tests.unit.checkpoint.tampered import tampered
+from tests.unit.restore.tampered import tampered
 
 SECRET = "file:///elsewhere/secret.txt"
 

@@ -206,7 +206,7 @@ def test_a_notebook_cell_in_the_log(tmp_path: Path) -> None:
         text=True,
         timeout=300,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     wanted = 'File "/tmp/ipykernel_1/2.py", line 8, in handleInputRows\n    yield Row(n=1 // 0)'
     assert ended.returncode == 0, ended.stderr[-2000:]

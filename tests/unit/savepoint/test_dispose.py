@@ -19,7 +19,7 @@ from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
-from tests.unit.checkpoint.tampered import tampered
+from tests.unit.restore.tampered import tampered
 
 FILES = ["shared/base", "shared/log", "taskowned/segment"]
 

@@ -1,1 +1,0 @@
-"""What is on disk: file formats, names and the one module that writes files."""
