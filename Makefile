@@ -35,10 +35,11 @@ bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
 bench-peers: $(VENV)/.dev .venv-flink/.done .venv-bytewax/.done java ## Measure against Flink and Bytewax
 	$(BIN)/python -m benchmarks --peers $(ARGS)
 
-lint: $(VENV)/.dev ## Check style and types
+lint: $(VENV)/.dev ## Check style, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .

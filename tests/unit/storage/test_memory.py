@@ -3,16 +3,86 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import BinaryIO
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.storage.memory import MemoryStorage, MemoryWithDurableMetadata
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.formats.layout import is_metadata
+from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.memory import MemoryStorage
+from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.epochs import Epochs, files_of, restored_epoch
+
+
+class MemoryWithDurableMetadata(Storage):
+    """State in memory, and what says which checkpoints there are in another storage.
+
+    As Flink's MemoryBackendCheckpointStorage with a checkpoint directory: what outlives the
+    process restores if all its state is inline, and is refused by the name of the lost file if not.
+
+    Parameters
+    ----------
+    state
+        Where state goes.
+    metadata
+        Where ``_metadata``, ``_author`` and terms go.
+    """
+
+    is_shared = False
+
+    def __init__(self, state: Storage, metadata: Storage) -> None:
+        self._state = state
+        self._metadata = metadata
+        self.url = state.url
+
+    def child(self, relative: str) -> Storage:
+        return MemoryWithDurableMetadata(
+            self._state.child(relative), self._metadata.child(relative)
+        )
+
+    def parent(self) -> Storage:
+        return MemoryWithDurableMetadata(self._state.parent(), self._metadata.parent())
+
+    def url_of(self, relative: str) -> str:
+        return self._home(relative).url_of(relative)
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        return self._home(relative).write(relative, chunks)
+
+    def make_directory(self, relative: str) -> None:
+        self._metadata.make_directory(relative)
+
+    def open_verified(self, reference: FileReference) -> AbstractContextManager[BinaryIO]:
+        return self._home(reference.path).open_verified(reference)
+
+    def read(self, relative: str) -> bytes:
+        return self._home(relative).read(relative)
+
+    def size_bytes(self, relative: str) -> int | None:
+        return self._home(relative).size_bytes(relative)
+
+    def exists(self, relative: str) -> bool:
+        return self._state.exists(relative) or self._metadata.exists(relative)
+
+    def list(self, directory: str | None = None) -> list[str]:
+        return sorted({*self._state.list(directory), *self._metadata.list(directory)})
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        for relative in relatives:
+            self._home(relative).delete([relative])
+
+    def delete_directory(self, relative: str) -> None:
+        self._metadata.delete_directory(relative)
+        self._state.delete_directory(relative)
+
+    def _home(self, relative: str) -> Storage:
+        return self._metadata if is_metadata(relative) else self._state
 
 
 @pytest.fixture
