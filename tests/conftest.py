@@ -82,13 +82,6 @@ OWN_JVM_TIME_LIMIT_S = 540
 SOAK_TIME_LIMIT_S = 3600
 
 
-NOT_YET_BESIDE_OTHERS = (
-    "test_another_number_after_a_crash",
-    "test_the_command_line_gives_up",
-)
-"""Tests that pass alone and failed in a full run; `make soak` runs them until that is mended."""
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what starts drivers of its own, as notebooks do: it takes longest.
@@ -99,8 +92,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     process ends.
     """
     for item in items:
-        if item.name.startswith(NOT_YET_BESIDE_OTHERS):
-            item.add_marker(pytest.mark.soak)
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
         if item.get_closest_marker("timeout") is None:

@@ -313,7 +313,10 @@ def test_the_command_line_gives_up_in_time(
     put_file: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A request that nobody took is withdrawn, and no query takes it later."""
+    """A request that nobody took is withdrawn, and no query takes it later.
+
+    A query that takes one late because the machine is busy gets another one with more time.
+    """
     put_file("shared/x")
     assert main(["stop", str(storage.root), "--timeout", "0.3"]) == 1
     assert "withdrawn" in capsys.readouterr().err
@@ -328,8 +331,13 @@ def test_the_command_line_gives_up_in_time(
     until = threading.Event()
     serving = serve(query, until)
     try:
-        assert main(["savepoint", str(storage.root), "--timeout", "2", "--json"]) == 1
-        assert "has not answered" in json.loads(capsys.readouterr().out)["error"]["message"]
+        for timeout_s in (1, 10, 100):
+            asked = ["savepoint", str(storage.root), "--timeout", str(timeout_s), "--json"]
+            assert main(asked) == 1
+            message = json.loads(capsys.readouterr().out)["error"]["message"]
+            if "withdrawn" not in message and "had expired" not in message:
+                break
+        assert "has not answered" in message
     finally:
         query.may_go_on.set()
         until.set()
