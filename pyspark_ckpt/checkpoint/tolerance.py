@@ -21,6 +21,8 @@ def patience_ms(settings: Settings) -> int:
 class Patience:
     """Notes the failures of work that is repeated, and raises the one that is too much.
 
+    The log has equal failures in a row once, and says when the work succeeds again.
+
     Parameters
     ----------
     what
@@ -36,16 +38,23 @@ class Patience:
         self._limit_ms = limit_ms
         self._clock = clock
         self._failing_since_ms: int | None = None
+        self._logged: str | None = None
 
     def succeeded(self) -> None:
         """Begin anew."""
-        self._failing_since_ms = None
+        if self._failing_since_ms is not None:
+            seconds = (self._clock() - self._failing_since_ms) / 1000
+            logger.warning("%s succeeds again after %.1f s", self._what, seconds)
+        self._failing_since_ms = self._logged = None
 
     def failed(self, error: Exception) -> None:
         """Note a failure; raise it if the work has failed for too long."""
         now_ms = self._clock()
         if self._failing_since_ms is None:
             self._failing_since_ms = now_ms
-        logger.warning("%s failed: %s: %s", self._what, type(error).__name__, error)
+        text = f"{type(error).__name__}: {error}"
+        if text != self._logged:
+            logger.warning("%s failed, and is tried again: %s", self._what, text)
+            self._logged = text
         if now_ms - self._failing_since_ms >= self._limit_ms:
             raise error

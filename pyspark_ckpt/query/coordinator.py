@@ -267,6 +267,8 @@ class CheckpointCoordinator:
             except BaseException as exc:
                 if was_active:  # who waits for the query would take its end for a success
                     self._watched.note(stop_failed(self._files.query_id, exc))
+                elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
+                    raise self._ended_without_epoch() from exc
                 raise
 
     def _all_handles(self, epoch: int) -> list[Handle]:

@@ -252,10 +252,9 @@ class SavepointTaker:
 
 
 def nothing_committed(query_id: str) -> CheckpointAbortedError:
-    """Return the error of a query that has no epoch to save, because it is young or has failed."""
+    """Return the error of a query that has no epoch to save yet."""
     return CheckpointAbortedError(
-        f"query {query_id} has no committed epoch yet: try again after its first one; if it has "
-        "failed, query.exception() says why",
+        f"query {query_id} has no committed epoch yet: try again after its first one",
         AbortReason.NO_COMMITTED_EPOCH,
     )
 

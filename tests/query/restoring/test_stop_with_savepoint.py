@@ -40,6 +40,13 @@ def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
     assert in_order(job.result() + fork.result()) == expected(job.feed.rows)
 
 
+def test_a_query_that_ended_before_its_first_epoch(job: Job) -> None:
+    query = job.run()
+    for save in (query.triggerSavepoint, query.stopWithSavepoint):
+        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended before its first epoch"):
+            save(str(job.base / "sp"))
+
+
 def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
     """Without a directory, or with one that cannot be, the query runs on."""
     job.feed.add(events_of(0))

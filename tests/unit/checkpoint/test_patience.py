@@ -1,0 +1,62 @@
+"""Work that is repeated fails for a while before its failure is raised; the log stays short."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from pyspark_ckpt.checkpoint.patience import Patience
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def patience(clock: Clock) -> Patience:
+    return Patience("looking for requests", 1000, clock)
+
+
+def fail(patience: Patience, text: str, times: int = 1) -> None:
+    for _ in range(times):
+        patience.failed(PermissionError(text))
+
+
+def test_equal_failures_are_logged_once(
+    patience: Patience, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Again only if the failure changes, or comes back after a success."""
+    with caplog.at_level(logging.DEBUG):
+        patience.succeeded()
+        fail(patience, "no", times=50)
+        fail(patience, "not so", times=50)
+        clock.now_ms = 500
+        patience.succeeded()
+        patience.succeeded()
+        fail(patience, "no", times=50)
+    assert [record.getMessage() for record in caplog.records] == [
+        "looking for requests failed, and is tried again: PermissionError: no",
+        "looking for requests failed, and is tried again: PermissionError: not so",
+        "looking for requests succeeds again after 0.5 s",
+        "looking for requests failed, and is tried again: PermissionError: no",
+    ]
+
+
+def test_a_failure_that_lasts_is_raised(patience: Patience, clock: Clock) -> None:
+    fail(patience, "no")
+    clock.now_ms = 999
+    fail(patience, "no")
+    patience.succeeded()
+    fail(patience, "no")
+    clock.now_ms = 1999
+    with pytest.raises(PermissionError):
+        fail(patience, "no")
