@@ -13,7 +13,14 @@ from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, 
 from state_backends import Changes, StateBackend
 
 PREFETCH_KEYS = 16_384
-"""Keys read ahead at once; bounds the memory that read-ahead takes."""
+"""Most keys that are read ahead at once."""
+
+PREFETCH_BYTES = 4 << 20
+"""What is read ahead of a state is as many entries as have so many bytes, by the last of them."""
+
+_FIRST_KEYS = 4
+_TIMES_AS_MANY = 16
+"""How many keys are read ahead first, and how many times as many next: none may be small."""
 
 
 @dataclass(slots=True)
@@ -70,6 +77,7 @@ class StateTable:
         self._writes = EpochWrites() if writes is None else writes
         self._find = self._writes.find
         self._ahead: dict[bytes, _ReadAhead] = {}
+        self._keys_ahead: dict[bytes, int] = {}
         self.reads = 0
         self._missed = 0
 
@@ -146,10 +154,15 @@ class StateTable:
 
     def _read_ahead(self, state_id: bytes, below: bytes, start: int) -> _ReadAhead:
         self._missed += 1
-        stop = min(start + PREFETCH_KEYS, len(self._keys))
-        keys = [group + state_id + key + below for group, key in self._keys[start:stop]]
+        name = state_id + below  # all state ids are of one length
+        count = self._keys_ahead.get(name, _FIRST_KEYS)
+        self._ahead.pop(name, None)  # as large as what takes its place
+        keys = [group + state_id + key + below for group, key in self._keys[start : start + count]]
         ahead = _ReadAhead(start, keys, self._backend.get_many(keys))
-        self._ahead[state_id + below] = ahead  # all state ids are of one length
+        self._ahead[name] = ahead
+        size_bytes = sum(map(len, filter(None, ahead.values)))
+        fitting = PREFETCH_BYTES * len(keys) // max(size_bytes, 1)
+        self._keys_ahead[name] = max(1, min(fitting, count * _TIMES_AS_MANY, PREFETCH_KEYS))
         return ahead
 
     def put(self, key: bytes, value: bytes) -> None:

@@ -135,7 +135,8 @@ def test_the_values_of_all_keys_are_read_at_once_for_each_state(
         go_to(table, position)
         assert table.get_prefetched(ONE) == (None if position % 2 else b"one " + key)
         assert table.get_prefetched(OTHER) == b"other " + key
-    assert reads.keys == [len(KEYS), len(KEYS)]
+    few = 4  # first, to learn how large they are
+    assert reads.keys == [few, few, len(KEYS) - few, len(KEYS) - few]
 
 
 def test_read_ahead_is_bounded(
@@ -148,7 +149,38 @@ def test_read_ahead_is_bounded(
     for position, (_, key) in enumerate(KEYS):
         go_to(table, position)
         assert table.get_prefetched(ONE) == key
-    assert reads.keys == [10, 10, 5]
+    assert reads.keys == [4, 10, 10, 1]
+
+
+def test_read_ahead_of_large_values_is_bounded_by_their_bytes(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_table, "PREFETCH_BYTES", 100_000)
+    fill(backend, {group + ONE + key: key * 5_000 for group, key in KEYS})
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        assert table.get_prefetched(ONE) == key * 5_000
+        go_to(table, position)
+        assert table.get_prefetched(OTHER) is None
+    of_large = [4, *[5] * 4, 1]  # 20 KB each
+    assert sorted(reads.keys) == sorted([*of_large, 4, 21])
+
+
+def test_a_part_begins_with_what_is_known_of_the_values(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(backend, {group + ONE + key: key for group, key in KEYS})
+    table = make_table(KEYS)
+    for position in (0, 4):
+        go_to(table, position)
+        assert table.get_prefetched(ONE) == KEYS[position][1]
+    table.begin_part(KEYS)
+    reads = Reads(backend, monkeypatch)
+    go_to(table, 0)
+    assert table.get_prefetched(ONE) == KEYS[0][1]
+    assert reads.keys == [len(KEYS)]
 
 
 def test_writes_hide_what_was_read_ahead(backend: StateBackend, make_table: MakeTable) -> None:
