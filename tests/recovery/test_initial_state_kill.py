@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.recovery.initial_state_program import KEYS
 
@@ -36,6 +37,7 @@ def rows_of(work: Path, epoch: int, where: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.own_jvm
 def test_killed_before_epoch_0_is_committed(tmp_path: Path) -> None:
     """While the state is made, and after the actions of epoch 0: what epoch 0 emits is the same."""
     (tmp_path / "input").mkdir()
