@@ -123,14 +123,27 @@ def _changelog(place: Place) -> None:
     place.open(place.handle("filled"))
 
 
+def _changelog_savepoint(place: Place) -> None:
+    target = place.directory / "early-savepoint"
+    target.mkdir()
+    _copy(place, "filled", target)
+    shutil.rmtree(target)
+
+
 def _savepoint(place: Place) -> None:
     target = place.directory / "savepoint"
     target.mkdir(exist_ok=True)
-    handle, source = place.handle("based"), str(place.directory / "checkpoints")
-    copy = SubtaskCopy(
-        handle=handle, source=source, target=str(target), is_canonical=True, token=place.backend
-    )
-    place.leave("saved", copy.run())
+    place.leave("saved", _copy(place, "based", target))
+
+
+def _copy(place: Place, name: str, target: Path) -> Handle:
+    return SubtaskCopy(
+        handle=place.handle(name),
+        source=str(place.directory / "checkpoints"),
+        target=str(target),
+        is_canonical=True,
+        token=place.backend,
+    ).run()
 
 
 def _restore(place: Place) -> None:
@@ -144,10 +157,11 @@ STEPS: dict[str, tuple[Callable[[Place], None], str]] = {
     "first": (_first, "an epoch that writes 1 MB"),
     "backfill": (_backfill, "the epoch of the back-fill"),
     "next-epoch": (_next_epoch, "the next epoch opens its copy"),
+    "changelog-savepoint": (_changelog_savepoint, "a canonical savepoint of the changelog"),
     "base": (_base, "a base snapshot is taken, checked and uploaded"),
     "rebuild": (_rebuild, "the copy is lost: rebuilt from the base snapshot"),
     "changelog": (_changelog, "the copy is lost: rebuilt from the changelog"),
-    "savepoint": (_savepoint, "a savepoint in the canonical format"),
+    "savepoint": (_savepoint, "a canonical savepoint of the base snapshot"),
     "restore": (_restore, "the copy is built from the savepoint"),
 }
 """The steps in their order, with what they are called."""
