@@ -25,6 +25,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
+from pyspark_ckpt.spark.session import frame_of_groups, is_classic
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
@@ -52,7 +53,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     NotBuiltYetError
         If `df` has a column of a type that is not built yet.
     """
-    if not hasattr(df, "_jdf"):
+    if not is_classic(df):
         raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
     conf = df.sparkSession.conf
     parallelism = parallelism_of(df.sparkSession)
@@ -241,7 +242,7 @@ class KeyedStream:
                 f"operator {uid!r}: initialState is {type(initial_state).__name__}: give "
                 "df.groupBy(...) of a batch DataFrame"
             )
-        df = initial_state._df  # noqa: SLF001  # PySpark has no other way to it
+        df = frame_of_groups(initial_state)
         names = initial_state.count().columns[:-1]
         if not set(names) <= set(df.columns):
             raise PlanError(

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -205,7 +204,7 @@ def gather(
         source_ids=query.source_ids,
     )
     phases.end("sources")
-    if query.operators.native:
+    if query.operators.spark_operators:
         native = keep_native_state(query, epoch)
         metadata = msgspec.structs.replace(metadata, native_operators=native)
         phases.end("native")
@@ -270,9 +269,6 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-_STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
-
-
 class SnapshotJob:
     """Takes the snapshots of one query, one after the other; on the driver.
 
@@ -304,21 +300,3 @@ class SnapshotJob:
         """Cancel the Spark jobs of the newest :meth:`take`, from another thread."""
         if self._jobs is not None:
             self._jobs.cancel()
-
-
-def has_ended(spark: SparkSession) -> bool:
-    """Tell whether the application of a session was stopped."""
-    context: Any = spark.sparkContext._jsc  # noqa: SLF001  # PySpark does not tell
-    return context is None or bool(context.sc().isStopped())
-
-
-def reading_session(spark: SparkSession) -> SparkSession:
-    """Return a new session that reads Spark's state store as the query does.
-
-    The user's session may be given other settings while the query runs.
-    """
-    session = spark.newSession()
-    for key, value in spark.conf.getAll.items():
-        if key.startswith(_STATE_STORE_SETTINGS):
-            session.conf.set(key, value)
-    return session

@@ -35,7 +35,7 @@ def keep_native_state(query: QueryFiles, epoch: int) -> tuple[NativeOperatorMeta
                 )
             ),
         )
-        for operator_id, operator in query.operators.native.items()
+        for operator_id, operator in query.operators.spark_operators.items()
     )
 
 

@@ -23,7 +23,7 @@ from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, has_ended, read_handles, reading_session
+from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, read_handles
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -56,6 +56,7 @@ from pyspark_ckpt.query.watched_query import WatchedQuery
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
 from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
+from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.retrying import RetryingStorage
 
 logger = logging.getLogger(__name__)
@@ -241,7 +242,7 @@ class CheckpointCoordinator:
         NotBuiltYetError
             If a query with stateful operators of Spark's own is to be drained.
         """
-        if drain and self._files.operators.native:
+        if drain and self._files.operators.spark_operators:
             raise NotBuiltYetError(
                 f"query {self._files.query_id}: to drain Spark's own stateful operators is not "
                 "built yet, their windows would be closed for good; stop the query without drain"

@@ -15,6 +15,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
 from pyspark_ckpt.query.failure import library_error, library_errors
 from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.query import java_query
 
 
 class CheckpointedQuery(StreamingQuery):
@@ -32,7 +33,7 @@ class CheckpointedQuery(StreamingQuery):
         coordinator: CheckpointCoordinator,
         restore: Restore | None = None,
     ) -> None:
-        super().__init__(query._jsq)
+        super().__init__(java_query(query))
         self._spark = spark
         self._restore = restore
         self._coordinator = coordinator

@@ -39,7 +39,7 @@ from pyspark_ckpt.restore.plan import RestoreRequest
 from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
@@ -238,7 +238,7 @@ def _stage(
 
 def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
     """Return a checkpoint's operators in the order of their ids."""
-    by_id: dict[int, OperatorDescriptor | NativeOperator] = {
+    by_id: dict[int, OperatorDescriptor | SparkOperator] = {
         operator.operator_id: OperatorDescriptor(
             uid=operator.uid,
             parallelism=operator.parallelism,
@@ -248,7 +248,7 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
         )
         for operator in metadata.operators
     }
-    by_id.update({each.operator_id: NativeOperator(each.name) for each in metadata.native})
+    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.native})
     return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 

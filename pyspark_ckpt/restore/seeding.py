@@ -94,7 +94,7 @@ def _seed(
         for operator in operators.descriptors
     ]
     ids, entries = tuple(operators.ours), _entries_of(source, request.source_ids)
-    if operators.native:
+    if operators.spark_operators:
         place_native_state(source, location, operators)
         session = own_session(spark, store_conf(source))
         _place(session, location, seeds, ids, replace(entries, conf=source.plain_conf))

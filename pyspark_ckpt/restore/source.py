@@ -15,19 +15,10 @@ from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpo
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.spark.log import is_offset
+from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.subsumed import told_apart
-
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-_STATE_STORES = "org.apache.spark.sql.execution.streaming.state."
-PROVIDERS = frozenset(
-    {
-        f"{_STATE_STORES}HDFSBackedStateStoreProvider",
-        f"{_STATE_STORES}RocksDBStateStoreProvider",
-    }
-)
-"""The state stores whose names may come from a file."""
 
 _CONF = "spark.sql."
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_+-]{0,64}")
@@ -104,7 +95,10 @@ class RestoreSource:
             key: value
             for key, value in self.spark_conf.items()
             if key.startswith(_CONF)
-            and (_PLAIN_VALUE.fullmatch(value) or (key == PROVIDER and value in PROVIDERS))
+            and (
+                _PLAIN_VALUE.fullmatch(value)
+                or (key == STATE_STORE_PROVIDER and value in STATE_STORE_PROVIDERS)
+            )
         }
 
     @property

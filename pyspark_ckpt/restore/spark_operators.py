@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
-from pyspark_ckpt.restore.source import PROVIDER, PROVIDERS, RestoreSource
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_file_check import checked_content, is_checked
-from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.storage.open import LocalStorage
 
 _STORE = "spark.sql.streaming.stateStore."
 _CODEC = f"{_STORE}compression.codec"
 _FORMAT = (
-    PROVIDER,
+    STATE_STORE_PROVIDER,
     _CODEC,
     f"{_STORE}encodingFormat",
     f"{_STORE}rocksdb.formatVersion",
@@ -61,7 +62,7 @@ def native_changes(
         Whether those that the query does not have are left behind rather than refused.
     """
     stored = _count(source.metadata.native)
-    in_query = _count(tuple(wanted.native.values()))
+    in_query = _count(tuple(wanted.spark_operators.values()))
     for name in sorted(stored | in_query):
         before, now = stored[name], in_query[name]
         if before == now:
@@ -104,7 +105,7 @@ def place_native_state(
         The query's operators.
     """
     stored = sorted(source.metadata.native, key=lambda each: each.operator_id)
-    for operator_id, operator in wanted.native.items():
+    for operator_id, operator in wanted.spark_operators.items():
         found = next(each for each in stored if each.name == operator.name)
         stored.remove(found)
         for file in found.files:
@@ -122,7 +123,7 @@ def place_native_state(
                 location.copy_in(source.storage, file.file, path)
 
 
-def _count(operators: Sequence[NativeOperator | NativeOperatorMetadata]) -> Counter[str]:
+def _count(operators: Sequence[SparkOperator | NativeOperatorMetadata]) -> Counter[str]:
     return Counter(operator.name for operator in operators)
 
 
@@ -133,9 +134,9 @@ def _numbered(name: str, count: int) -> list[str]:
 def _unfit(source: RestoreSource, wanted: StatefulOperators, name: str) -> RestoreError | None:
     """Return why the state of an operator of Spark's own cannot be used by the query, if so."""
     conf = source.spark_conf
-    provider, codec = conf.get(PROVIDER, ""), conf.get(_CODEC, "")
+    provider, codec = conf.get(STATE_STORE_PROVIDER, ""), conf.get(_CODEC, "")
     # Either may be the name of a class, which Spark would load.
-    if provider not in PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
+    if provider not in STATE_STORE_PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
         return RestoreError(
             f"{source.path}: the state of Spark's own {name} is of the state store "
             f"{provider[:200]!r} with the codec {codec[:200]!r}, which cannot be restored; leave "

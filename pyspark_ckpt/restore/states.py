@@ -114,7 +114,7 @@ def check_stored_operators(
     stored = {
         operator_id: read_handles(spark, root, epoch, operator_id)
         for operator_id in log.operator_ids()
-        if operator_id not in operators.native
+        if operator_id not in operators.spark_operators
     }
     for operator_id, operator in operators.ours.items():
         _check_handles(root, operator, stored.pop(operator_id, None))
@@ -131,7 +131,7 @@ def check_stored_operators(
 def _check_names(log: SparkLog, operators: StatefulOperators) -> None:
     """Check that Spark's own operators are at the places that they had."""
     names = {each: operator_name(log.storage, each) for each in log.operator_ids()}
-    native = {each: operator.name for each, operator in operators.native.items()}
+    native = {each: operator.name for each, operator in operators.spark_operators.items()}
     wanted = {**dict.fromkeys(operators.ours, OUR_NAME), **native}
     of_spark = {name for name in names.values() if name not in (OUR_NAME, None)}
     if (native or of_spark) and names != wanted:

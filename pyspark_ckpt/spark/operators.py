@@ -9,7 +9,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 
 @dataclass(frozen=True, slots=True)
-class NativeOperator:
+class SparkOperator:
     """A stateful operator of Spark's own, by the name that Spark's state metadata has for it."""
 
     name: str
@@ -19,10 +19,10 @@ class NativeOperator:
 class StatefulOperators:
     """All stateful operators of a query; the place in `in_order` is Spark's id of the operator."""
 
-    in_order: tuple[OperatorDescriptor | NativeOperator, ...]
+    in_order: tuple[OperatorDescriptor | SparkOperator, ...]
 
     @classmethod
-    def of(cls, operators: Iterable[OperatorDescriptor | NativeOperator]) -> StatefulOperators:
+    def of(cls, operators: Iterable[OperatorDescriptor | SparkOperator]) -> StatefulOperators:
         """Put operators together, in the order of their ids."""
         return cls(tuple(operators))
 
@@ -36,12 +36,12 @@ class StatefulOperators:
         }
 
     @property
-    def native(self) -> dict[int, NativeOperator]:
+    def spark_operators(self) -> dict[int, SparkOperator]:
         """Spark's own, by id."""
         return {
             operator_id: operator
             for operator_id, operator in enumerate(self.in_order)
-            if isinstance(operator, NativeOperator)
+            if isinstance(operator, SparkOperator)
         }
 
     @property
@@ -56,16 +56,16 @@ class StatefulOperators:
         All of ours that others follow then pass theirs on.
         """
         followed = [operator for number, operator in self.ours.items() if number > 0]
-        return self._natives_follow and all(operator.passes_watermark for operator in followed)
+        return self._spark_follows and all(operator.passes_watermark for operator in followed)
 
     @property
     def _has_followed(self) -> bool:
-        return len(self.ours) > 1 or self._natives_follow
+        return len(self.ours) > 1 or self._spark_follows
 
     @property
-    def _natives_follow(self) -> bool:
+    def _spark_follows(self) -> bool:
         """Whether one of Spark's own operators comes after one of ours."""
-        return min(self.native, default=len(self.in_order)) < max(self.ours, default=0)
+        return min(self.spark_operators, default=len(self.in_order)) < max(self.ours, default=0)
 
     @property
     def descriptors(self) -> tuple[OperatorDescriptor, ...]:

@@ -12,11 +12,11 @@ from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.time import TimeMode
-from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 
 _OURS = "FlatMapGroupsInPandasWithState"
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"
-_NATIVE_NAMES = {
+_SPARK_NAMES = {
     "Aggregate": "stateStoreSave",
     "Deduplicate": "dedupe",
     "DeduplicateWithinWatermark": "dedupeWithinWatermark",
@@ -57,10 +57,10 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     analyzed = df._jdf.queryExecution().analyzed()
     operators = StatefulOperators.of(_stateful(analyzed))
     _check_uids(operators.descriptors)
-    if operators.native:
+    if operators.spark_operators:
         optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
         operators = StatefulOperators.of(_stateful(optimizer.execute(analyzed)))
-        _check_native(df.sparkSession, operators)
+        _check_spark_operators(df.sparkSession, operators)
     return operators
 
 
@@ -102,20 +102,20 @@ def is_active(spark: SparkSession, query_id: str) -> bool:
     return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))
 
 
-def _stateful(plan: Any) -> Iterator[OperatorDescriptor | NativeOperator]:
+def _stateful(plan: Any) -> Iterator[OperatorDescriptor | SparkOperator]:
     for node in _nodes(plan):
         if not node.isStreaming():
             continue
         name = node.getClass().getSimpleName()
         descriptor = _descriptor(node) if name == _OURS else None
-        native = _native_name(node, name)
+        name_in_spark = _spark_name(node, name)
         if descriptor is not None:
             yield descriptor
-        elif native is not None:
-            yield NativeOperator(native)
+        elif name_in_spark is not None:
+            yield SparkOperator(name_in_spark)
 
 
-def _native_name(node: Any, name: str) -> str | None:
+def _spark_name(node: Any, name: str) -> str | None:
     """Return what Spark's metadata calls a node's operator, ``None`` if it has no state."""
     if name == _TRANSFORM_WITH_STATE:
         is_pandas = node.userFacingDataType().toString().lower() == "pandas"
@@ -124,7 +124,7 @@ def _native_name(node: Any, name: str) -> str | None:
         return _SESSION_AGGREGATE
     if name == "Join" and not (node.left().isStreaming() and node.right().isStreaming()):
         return None
-    return _NATIVE_NAMES.get(name)
+    return _SPARK_NAMES.get(name)
 
 
 def _has_session_window(aggregate: Any) -> bool:
@@ -158,8 +158,8 @@ def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
             raise PlanError(f"two operators have the uid {uid!r}: give each its own")
 
 
-def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
-    names = ", ".join(operator.name for operator in operators.native.values())
+def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) -> None:
+    names = ", ".join(operator.name for operator in operators.spark_operators.values())
     where = f"Spark's own stateful operators ({names}) beside {operators.descriptors[0].uid!r}"
     if spark.conf.get(_FORMAT_VERSION, "1") != "1":
         raise NotBuiltYetError(
@@ -172,8 +172,8 @@ def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
         return
     # What another operator emits can be late for the next one by the watermark of all.
     last = max(operators.ours)
-    before = [each for number, each in operators.native.items() if number > last]
-    after = len(before) < len(operators.native)
+    before = [each for number, each in operators.spark_operators.items() if number > last]
+    after = len(before) < len(operators.spark_operators)
     emits_late = len(operators.ours) > 1 or operators.descriptors[0].time_mode == _EVENT_TIME
     if (after and emits_late) or any(each.name not in _BEFORE_OURS for each in before):
         raise NotBuiltYetError(
@@ -187,10 +187,10 @@ def _check_native(spark: SparkSession, operators: StatefulOperators) -> None:
 def _check_passed_watermarks(where: str, operators: StatefulOperators) -> None:
     """Refuse what lets watermarks pass otherwise than ours do: as the query's watermark is."""
     last = max(operators.ours)
-    for number, native in operators.native.items():
-        if number > last and native.name in _DELAYING:
+    for number, operator in operators.spark_operators.items():
+        if number > last and operator.name in _DELAYING:
             raise NotBuiltYetError(
-                f"{where} are not built yet in this order: {native.name} delays the watermark or "
+                f"{where} are not built yet in this order: {operator.name} delays the watermark or "
                 "has none, and what follows the operator would go by the query's: compute it in a "
                 "query of its own"
             )

@@ -20,6 +20,11 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05
 
 
+def java_query(query: StreamingQuery) -> Any:
+    """Return the JVM's object of a query, which PySpark's ``StreamingQuery`` is made of."""
+    return query._jsq
+
+
 def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:
     """Stop a query when the epoch that is under way is committed; no other begins.
 

@@ -23,7 +23,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
@@ -31,7 +31,7 @@ QUERY_ID = "0123456789"
 NUM_RETAINED = 2
 COUNT = OperatorDescriptor(uid="count", parallelism=1, max_parallelism=128, key_schema="{}")
 RARE = OperatorDescriptor(uid="rare", parallelism=1, max_parallelism=128, key_schema="{}")
-OPERATORS = StatefulOperators((COUNT, RARE, NativeOperator("dedupe")))
+OPERATORS = StatefulOperators((COUNT, RARE, SparkOperator("dedupe")))
 _SUBTASKS = frozenset({Subtask("count", 0), Subtask("rare", 0)})
 _NATIVE_ID = 2
 

@@ -134,5 +134,26 @@ def test_only_storage_makes_things_durable() -> None:
     assert durable == {"pyspark_ckpt.storage.local"}
 
 
+def test_only_spark_and_three_modules_below_it_reach_into_the_jvm() -> None:
+    """Those three are listed in docs/design/0044-layout.md."""
+    attributes = {"_jvm", "_jsparkSession", "_jdf", "_jsq", "_jsc", "_gateway", "_df"}
+
+    def reaches(path: Path) -> bool:
+        return (
+            any(
+                (isinstance(node, ast.Attribute) and node.attr in attributes)
+                or (isinstance(node, ast.Constant) and str(node.value).startswith("org.apache."))
+                for node in nodes(path)
+            )
+            and path.parent.name != "spark"
+        )
+
+    assert {name for name, path in MODULES.items() if reaches(path)} == {
+        "pyspark_ckpt.operator.plan.grouping_columns",
+        "pyspark_ckpt.operator.plan.output_mode",
+        "pyspark_ckpt.operator.plan.streaming_row",
+    }
+
+
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescri
 from pyspark_ckpt.restore.plan import RestorePlan, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.spark.operators import NativeOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage
 
 
@@ -181,7 +181,7 @@ CONF = {
     "spark.sql.streaming.stateStore.compression.codec": "lz4",
     "spark.sql.shuffle.partitions": "4",
 }
-DEDUPE, JOIN = NativeOperator("dedupe"), NativeOperator("symmetricHashJoin")
+DEDUPE, JOIN = SparkOperator("dedupe"), SparkOperator("symmetricHashJoin")
 
 
 def mixed(
@@ -207,7 +207,7 @@ def mixed(
 
 
 def native_plan(
-    source: RestoreSource, *operators: NativeOperator, allow: bool = False, parallelism: int = 4
+    source: RestoreSource, *operators: SparkOperator, allow: bool = False, parallelism: int = 4
 ) -> RestorePlan:
     wanted = StatefulOperators.of([operator(parallelism=parallelism), *operators])
     return plan_of(source, wanted, allow_non_restored_state=allow)
