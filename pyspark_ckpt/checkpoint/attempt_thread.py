@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ import msgspec
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, acknowledgements_of
+from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
@@ -224,8 +224,3 @@ class AttemptThread:
                 message = f"{message}; it may be there: nothing is deleted, the next start reads it"
             if self._machine.abort(attempt.checkpoint_id, reason):
                 self._note(attempt.give_up(reason, message))
-
-
-def monotonic_ms() -> int:
-    """Return a time that only grows, whatever is done to the wall clock."""
-    return time.monotonic_ns() // 1_000_000

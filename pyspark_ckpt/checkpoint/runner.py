@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work, monotonic_ms
+from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, CleaningHold
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Refusal, Subtask
 from pyspark_ckpt.checkpoint.time_limit import expired, in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
+from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.listener import Listeners
@@ -185,7 +185,7 @@ class CheckpointRunner:
             begun, epoch = self._begin(committed_epoch, periodic=periodic)
             if isinstance(begun, Refusal) or epoch is None:
                 return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
-            attempt = Attempt(begun, epoch, _now_ms(), monotonic_ms())
+            attempt = Attempt(begun, epoch, now_ms(), monotonic_ms())
             outcome = self._outcome(attempt)
             # Behind a step that hangs nothing is cleaned: it may be writing.
             cleaning = self._clean() if attempt.ended.is_set() else Work(_nothing)
@@ -307,7 +307,3 @@ class CheckpointRunner:
 
 def _nothing() -> None:
     pass
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.spark_operator_state import keep_native_state
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.formats.layout import source_log_path
@@ -177,7 +178,7 @@ def gather(
         If the epoch cannot be had complete.
     """
     phases = PhaseTimes()
-    triggered_at_ms = _now_ms()
+    triggered_at_ms = now_ms()
     operators = _operators(query, handles_of)
     phases.end("handles")
     offsets = query.spark_log.offsets_entry(epoch)
@@ -192,7 +193,7 @@ def gather(
         spark_version=spark_version,
         library_version=__version__,
         triggered_at_ms=triggered_at_ms,
-        completed_at_ms=_now_ms(),
+        completed_at_ms=now_ms(),
         watermark_ms=query.spark_log.watermark_ms(epoch),
         offsets_entry=offsets.text(),
         commits_entry=query.spark_log.commits_entry(epoch),
@@ -210,7 +211,7 @@ def gather(
         phases.end("native")
     check(query.storage, metadata.files())
     phases.end("verification")
-    return msgspec.structs.replace(metadata, completed_at_ms=_now_ms(), phases_ms=phases.ended_ms)
+    return msgspec.structs.replace(metadata, completed_at_ms=now_ms(), phases_ms=phases.ended_ms)
 
 
 def _operators(
@@ -263,10 +264,6 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
 
 def _parent(storage: Storage) -> Origin | None:
     return read_origin(storage)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class SnapshotJob:

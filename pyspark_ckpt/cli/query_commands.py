@@ -10,13 +10,13 @@ from argparse import Namespace
 import msgspec
 
 from pyspark_ckpt.cli.output import Result, facts
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.requests import (
     BY_REQUESTER,
     Answer,
     Request,
     RequestFiles,
-    now_ms,
 )
 from pyspark_ckpt.history.places import find_checkpoints_directory
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from typing import TypeVar
 
 import msgspec
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import REQUESTS
 from pyspark_ckpt.storage.open import Storage
@@ -169,11 +169,6 @@ class RequestFiles:
         if msgspec.json.encode(content) != data:
             raise CorruptFileError(f"{path} is no {what}: a field is there twice")
         return content
-
-
-def now_ms() -> int:
-    """Return the wall clock: requester and query are different hosts at times."""
-    return time.time_ns() // 1_000_000
 
 
 def _ids(names: set[str], most: int | None = LOOKED_AT) -> list[str]:

@@ -18,13 +18,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.attempt_thread import monotonic_ms
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, read_handles
 from pyspark_ckpt.checkpoint.time_limit import in_time
+from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     FailedCheckpointsError,

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.time import NEVER_LATE, TimeMode
@@ -151,6 +151,6 @@ class LastEpochs:
     def _put_offsets(self, draining: _Draining, watermark_ms: int) -> None:
         """Write the offsets of the epoch: those of the one before it, at another watermark."""
         before = self._log.offsets_entry(draining.epoch - 1)
-        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": time.time_ns() // 1_000_000}
+        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": now_ms()}
         offsets = OffsetsEntry({**before.metadata, **times}, before.source_offsets)
         self._log.replace(f"offsets/{draining.epoch}", offsets.text())

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CkptError,
     ConfigurationError,
     UnsafePathError,
 )
-from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
+from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage, open_storage

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
@@ -299,7 +299,7 @@ class StartLocation:
             clear_unfinished(self.storage, self._checkpoints_directory)
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
-        time_ms = self._initial_time_ms(checkpoints) or time.time_ns() // 1_000_000
+        time_ms = self._initial_time_ms(checkpoints) or now_ms()
         handles = [handle for state in states for handle in state.handles(runtime, time_ms)]
         return write_initial_handles(checkpoints, handles, time_ms)
 

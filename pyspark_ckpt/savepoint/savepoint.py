@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
@@ -112,7 +112,7 @@ class NewSavepoint:
             checkpoint_id=None,
             kind=SAVEPOINT,
             root=".",
-            completed_at_ms=time.time_ns() // 1_000_000,
+            completed_at_ms=now_ms(),
             operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
         )
         self._sweep({reference.path for reference in completed.files()})
@@ -159,7 +159,7 @@ class NewSavepoint:
             query_id=snapshot.query_id,
             run=self._run,
             epoch=snapshot.epoch,
-            began_at_ms=time.time_ns() // 1_000_000,
+            began_at_ms=now_ms(),
             token=self._token,
             files=tuple(sorted({*_copied_here(snapshot), *copied})),
         )

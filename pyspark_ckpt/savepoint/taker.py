@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +14,7 @@ from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.time_limit import in_time
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.log import HistoryLog
@@ -115,7 +115,7 @@ class SavepointTaker:
         CheckpointAbortedError, CorruptFileError
             If it could not be made, or nothing is committed yet; its directory is removed.
         """
-        triggered_at_ms = _now_ms()
+        triggered_at_ms = now_ms()
         attempt = self._new_attempt()
 
         def take() -> Savepoint:
@@ -149,7 +149,7 @@ class SavepointTaker:
         directory, savepoint_format
             As for :meth:`take`.
         """
-        triggered_at_ms = _now_ms()
+        triggered_at_ms = now_ms()
         attempt = self._new_attempt()
         what = "making the savepoint's directory"
         new = in_time(what, self._timeout_ms, lambda: self.begin(directory))
@@ -243,7 +243,7 @@ class SavepointTaker:
             checkpoint_id=None,
             epoch=epoch,
             triggered_at_ms=triggered_at_ms,
-            duration_ms=_now_ms() - triggered_at_ms,
+            duration_ms=now_ms() - triggered_at_ms,
             reason=reason_of(error),
             message=error_text(error),
         )
@@ -257,7 +257,3 @@ def nothing_committed(query_id: str) -> CheckpointAbortedError:
         f"query {query_id} has no committed epoch yet: try again after its first one",
         AbortReason.NO_COMMITTED_EPOCH,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

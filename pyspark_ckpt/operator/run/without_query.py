@@ -6,13 +6,13 @@ Makes an initial state: what runs on executors before a query's first epoch.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.rows.input import TOKEN
@@ -75,8 +75,8 @@ class BatchFunction:
                 table.close()
 
     def _clock(self) -> EpochClock:
-        now_ms = time.time_ns() // 1_000_000
-        return EpochClock(TimeMode(self._function.descriptor.time_mode), now_ms, NO_TIME_MS)
+        mode = TimeMode(self._function.descriptor.time_mode)
+        return EpochClock(mode, now_ms(), NO_TIME_MS)
 
 
 HANDLES_SCHEMA = "subtask int, handle binary"

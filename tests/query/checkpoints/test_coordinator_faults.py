@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
-from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles, now_ms
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.restore.location import StartLocation

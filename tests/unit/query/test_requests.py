@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats import requests as request_files
 from pyspark_ckpt.formats.requests import (
@@ -22,7 +23,6 @@ from pyspark_ckpt.formats.requests import (
     BY_REQUESTER,
     Request,
     RequestFiles,
-    now_ms,
 )
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.query.requests import Actions, RequestDesk, WorkUnderWay, savepoint_target
