@@ -1,1 +1,1 @@
-"""Jobs that use pyspark_ckpt; each is a package run with ``python -m``."""
+"""Jobs that use pyspark_ckpt. Run each package with ``python -m``."""

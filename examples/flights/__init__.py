@@ -1,6 +1,6 @@
 """Delays that aircraft carry from one leg to the next: the New York flights of 2013 as a stream.
 
-``python -m examples.flights`` runs the job to mid-year, takes a savepoint while it runs, goes on to
-the year's end, forks it from the savepoint with changed logic, and checks both results against
-plain pandas.
+``python -m examples.flights`` runs the job to mid-year and takes a savepoint while it runs. The
+job continues to the end of the year. Then a fork starts from the savepoint, with another threshold
+and on the other backend. Both results are compared with plain pandas.
 """

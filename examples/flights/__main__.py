@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_original(
     spark: SparkSession, output: Path, flights: pd.DataFrame, in_first_half: pd.Series
 ) -> tuple[Run, str]:
-    """Run over the whole year and take a savepoint in the middle; return its path too."""
+    """Run over the whole year, with a savepoint in the middle; return its path too."""
     source, run = output / "flights", output / "original"
     deliver(flights[in_first_half], source)
     query_writer = turnarounds(spark, source, run, THRESHOLD_MIN, "rocksdb")
@@ -65,7 +65,7 @@ def run_original(
 
 
 def run_fork(spark: SparkSession, output: Path, savepoint: str, rows: int) -> Run:
-    """Run on from the savepoint with another threshold on the other backend."""
+    """Start a fork from the savepoint, with another threshold and backend."""
     source, run = output / "flights", output / "fork"
     query_writer = turnarounds(spark, source, run, FORK_THRESHOLD_MIN, "heap")
     started = monotonic()

@@ -1,4 +1,4 @@
-"""What is remembered of an aircraft, and what each of its flights adds to that."""
+"""The state of an aircraft, and how each flight changes it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Totals(NamedTuple):
 
 
 class Turnarounds(StatefulProcessor):
-    """Emits, for each flight of an aircraft, its turnaround and the running summary.
+    """Emit the turnaround and the running summary of each flight of an aircraft.
 
     All recorded flights leave from New York: a turnaround lasts from the arrival elsewhere to the
     next recorded departure, and the unrecorded way back is part of it.

@@ -34,7 +34,7 @@ class Run:
 
 @contextmanager
 def progress_bar(description: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of `total` rows; gives what moves it to a number of rows and epochs."""
+    """Show a bar of `total` rows; yield the function that sets its rows and epochs."""
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
