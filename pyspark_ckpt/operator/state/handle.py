@@ -52,20 +52,32 @@ State = TypeVar("State")
 class ProcessorHandle:
     """The methods of ``pyspark.sql.streaming.StatefulProcessorHandle``, and Flink's states.
 
+    A processor's ``init`` gets it: on the driver once when the query is built, then on executors
+    in every epoch of every subtask. States are asked for in ``init`` only. Timers are set where
+    a key is handled.
+
     Parameters
     ----------
-    table
+    table : StateTable
         The epoch's view of the state.
-    clock
+    clock : EpochClock
         The epoch's times.
-    where
+    where : str
         The operator and subtask, for errors.
-    stored
+    stored : tuple of StateDescriptor
         The states that the subtask's handle already has; their order gives the state ids.
-    schemas
+    schemas : Mapping of str to StructType
         The DDL texts that ``init`` uses, parsed on the driver: executors have no parser.
-    migrations
+    migrations : Mapping of str to Migration, optional
         What the user gave to bring stored states to new schemas or names, by state.
+
+    Examples
+    --------
+    >>> count = handle.getValueState("count", "n long")
+    >>> count.update((1,))
+    >>> handle.registerTimer(60_000)
+    >>> list(handle.listTimers())
+    [60000]
     """
 
     def __init__(
@@ -113,12 +125,68 @@ class ProcessorHandle:
     def getValueState(
         self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None
     ) -> ValueState:
-        """Return the value state of that name, made if it is new."""
+        """Return the value state of a name, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        schema : StructType or str
+            The schema of the tuples; text is DDL, and a bare type is one field ``value``.
+        ttlDurationMs : int or StateTtlConfig, optional
+            How long entries live, in milliseconds of processing time; by default for ever.
+
+        Returns
+        -------
+        ValueState
+            One tuple per key.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long", ttlDurationMs=3_600_000)
+        >>> count.update((1,))
+        >>> count.get()
+        (1,)
+        """
         state = self._value_state("value", stateName, schema, ttlDurationMs)
         return self._note(stateName, state)
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
-        """Return the list state of that name, made if it is new."""
+        """Return the list state of a name, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        schema : StructType or str
+            The schema of the tuples; text is DDL, and a bare type is one field ``value``.
+        ttlDurationMs : int or StateTtlConfig, optional
+            How long entries live, in milliseconds of processing time; by default for ever.
+
+        Returns
+        -------
+        ListState
+            A list of tuples per key.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.appendValue(("Oslo",))
+        """
         state_id, codec, aging = self._state(LIST, stateName, schema, ttl=ttlDurationMs)
         return self._note(stateName, ListState(self.table, state_id, codec, aging))
 
@@ -129,7 +197,36 @@ class ProcessorHandle:
         valueSchema: Schema,
         ttlDurationMs: Ttl = None,
     ) -> MapState:
-        """Return the map state of that name, made if it is new."""
+        """Return the map state of a name, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        userKeySchema : StructType or str
+            The schema of the map's keys.
+        valueSchema : StructType or str
+            The schema of the map's values.
+        ttlDurationMs : int or StateTtlConfig, optional
+            How long entries live, in milliseconds of processing time; by default for ever.
+
+        Returns
+        -------
+        MapState
+            A map of tuples to tuples per key.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        """
         state_id, codec, aging = self._state(
             "map", stateName, valueSchema, map_key=userKeySchema, ttl=ttlDurationMs
         )
@@ -141,7 +238,36 @@ class ProcessorHandle:
     def getReducingState(
         self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
     ) -> ReducingState:
-        """Return the reducing state of that name; `reduce` merges two tuples of `schema`."""
+        """Return the reducing state of a name, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        schema : StructType or str
+            The schema of the tuples; text is DDL, and a bare type is one field ``value``.
+        reduce : callable
+            Returns one tuple of `schema` for two.
+        ttlDurationMs : int or StateTtlConfig, optional
+            How long entries live, in milliseconds of processing time; by default for ever.
+
+        Returns
+        -------
+        ReducingState
+            One merged tuple per key.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> total = handle.getReducingState("total", "n long", lambda a, b: (a[0] + b[0],))
+        >>> total.add((2,))
+        """
         value = self._value_state("reducing", stateName, schema, ttlDurationMs)
         return self._note(stateName, ReducingState(value, reduce))
 
@@ -152,22 +278,72 @@ class ProcessorHandle:
         aggregate: AggregateFunction,
         ttlDurationMs: Ttl = None,
     ) -> AggregatingState:
-        """Return the aggregating state of that name."""
+        """Return the aggregating state of a name, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        accumulatorSchema : StructType or str
+            The schema of the accumulators.
+        aggregate : AggregateFunction
+            Makes, fills and reads accumulators.
+        ttlDurationMs : int or StateTtlConfig, optional
+            How long entries live, in milliseconds of processing time; by default for ever.
+
+        Returns
+        -------
+        AggregatingState
+            An accumulator per key.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        `Mean` is the example of :class:`pyspark_ckpt.AggregateFunction`.
+
+        >>> mean = handle.getAggregatingState("mean", "total double, n long", Mean())
+        >>> mean.add(2.0)
+        """
         accumulator = self._value_state("aggregating", stateName, accumulatorSchema, ttlDurationMs)
         return self._note(stateName, AggregatingState(accumulator, aggregate))
 
     def getOperatorListState(
         self, stateName: str, schema: Schema, redistribution: str = SPLIT
     ) -> OperatorListState:
-        """Return the subtask's list of that name.
+        """Return the subtask's list of a name, made if it is new.
 
         Parameters
         ----------
-        stateName, schema
-            As for keyed state.
-        redistribution
-            At another parallelism: ``split`` deals the values of all subtasks out, ``union`` gives
-            all of them to every subtask.
+        stateName : str
+            The state's name, unique in the operator.
+        schema : StructType or str
+            The schema of the tuples; text is DDL, and a bare type is one field ``value``.
+        redistribution : str
+            What happens at another parallelism: ``split`` deals the values of all subtasks out,
+            ``union`` gives all of them to every subtask.
+
+        Returns
+        -------
+        OperatorListState
+            A list of tuples per subtask.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> seen = handle.getOperatorListState("seen", "file string", "union")
+        >>> seen.appendValue(("a.json",))
         """
         if redistribution not in REDISTRIBUTIONS:
             raise StateUseError(
@@ -182,7 +358,35 @@ class ProcessorHandle:
     def getBroadcastState(
         self, stateName: str, keySchema: Schema, valueSchema: Schema
     ) -> BroadcastState:
-        """Return the map of that name, which is the same in all subtasks."""
+        """Return the map of a name that is the same in all subtasks, made if it is new.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name, unique in the operator.
+        keySchema : StructType or str
+            The schema of the map's keys.
+        valueSchema : StructType or str
+            The schema of the map's values.
+
+        Returns
+        -------
+        BroadcastState
+            A map of tuples to tuples.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``, or the state was asked for twice.
+        IncompatibleStateError
+            If the stored state cannot become what is asked for.
+
+        Examples
+        --------
+        >>> rules = handle.getBroadcastState("rules", "name string", "limit long")
+        >>> rules.containsKey(("calls",))
+        False
+        """
         state_id, codec, _ = self._state("broadcast", stateName, valueSchema, map_key=keySchema)
         row_type = row_type_of(self._struct_type(valueSchema).names)
         key_codec = self._map_key_codec(stateName, keySchema)
@@ -190,43 +394,140 @@ class ProcessorHandle:
         return self._note(stateName, state)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer for the current key, in milliseconds of the operator's time mode."""
-        self.timers.register(expiryTimestampMs)
-
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer of the current key."""
-        self.timers.delete(expiryTimestampMs)
-
-    def listTimers(self) -> Iterator[int]:
-        """Return an iterator over the current key's timers, in milliseconds, earliest first."""
-        return self.timers.of_current_key()
-
-    def registerTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
-        """Register a timer for each of several keys of ``handleInputBatch``.
+        """Register a timer for the current key; registering it twice has no effect.
 
         Parameters
         ----------
-        keys
+        expiryTimestampMs : int
+            When the timer fires, in milliseconds since 1970 of the operator's time mode.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> list(handle.listTimers())
+        [60000]
+        """
+        self.timers.register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key; has no effect if there is none.
+
+        Parameters
+        ----------
+        expiryTimestampMs : int
+            When the timer was to fire, in milliseconds since 1970.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> handle.deleteTimer(60_000)
+        >>> list(handle.listTimers())
+        []
+        """
+        self.timers.delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return an iterator over the current key's timers, earliest first.
+
+        Returns
+        -------
+        iterator of int
+            Milliseconds since 1970.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> handle.registerTimer(30_000)
+        >>> list(handle.listTimers())
+        [30000, 60000]
+        """
+        return self.timers.of_current_key()
+
+    def registerTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+        """Register a timer for each of several keys.
+
+        For ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame
             The frame of keys that ``handleInputBatch`` got, or some of its rows.
-        expiryTimestampsMs
-            A time in milliseconds per row of `keys`.
+        expiryTimestampsMs : iterable of int
+            A time per row of `keys`, in milliseconds since 1970.
 
         Raises
         ------
         StateValueError
-            If there is not one time per key, or one is no whole number.
+            If there is not one time per key, or a time is not a whole number.
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimers(keys, [60_000, 90_000])
         """
         self._each_timer("registerTimers", keys, expiryTimestampsMs, self.timers.register)
 
     def deleteTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
-        """Delete a timer of each of several keys; as :meth:`registerTimers`."""
+        """Delete a timer of each of several keys.
+
+        For ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        expiryTimestampsMs : iterable of int
+            A time per row of `keys`, in milliseconds since 1970.
+
+        Raises
+        ------
+        StateValueError
+            If there is not one time per key, or a time is not a whole number.
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimers(keys, [60_000, 90_000])
+        >>> handle.deleteTimers(keys, [60_000, 90_000])
+        """
         self._each_timer("deleteTimers", keys, expiryTimestampsMs, self.timers.delete)
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Delete a state of all keys, if there is one; its entries go bit by bit.
+        """Delete a state of all keys, if there is one.
 
-        What :meth:`getValueState` and the other methods returned of it raises ``StateUseError``
-        from here on.
+        Its entries are removed bit by bit in the next epochs. From here on the state that
+        :meth:`getValueState` or another method returned raises ``StateUseError``.
+
+        Parameters
+        ----------
+        stateName : str
+            The state's name.
+
+        Raises
+        ------
+        StateUseError
+            If it is called outside of ``init``.
+
+        Examples
+        --------
+        >>> handle.deleteIfExists("count")
         """
         self._check_in_init(f"deleteIfExists({stateName!r})")
         state_id = self._catalog.find(stateName)

@@ -22,11 +22,33 @@ _ITEM_BYTES = 50
 
 
 class ListState:
-    """A list of tuples per key; the methods of ``pyspark.sql.streaming.ListState``.
+    """A list of tuples per key, with the methods of ``pyspark.sql.streaming.ListState``.
+
+    ``handle.getListState`` returns it in ``init``. A processor calls its methods on executors, for
+    the key that it handles. Changes are durable when the epoch is committed.
 
     Each epoch's appended values become one chunk at the barrier, so appending never rewrites the
-    list. The entry at the list's own key counts the chunks; the list exists as long as it does.
-    With a time to live, each chunk has its own.
+    list. The entry at the list's own key counts the chunks; the list exists as long as this entry
+    does. With a time to live, each chunk has its own.
+
+    Parameters
+    ----------
+    table : StateTable
+        The epoch's view of the state.
+    state_id : bytes
+        Which state of the table this is.
+    codec : Codec
+        Encodes and decodes the list's tuples.
+    aging : Aging, optional
+        How entries grow old; without it they never expire.
+
+    Examples
+    --------
+    >>> visits = handle.getListState("visits", "city string")
+    >>> visits.appendValue(("Oslo",))
+    >>> visits.appendValue(("Rome",))
+    >>> list(visits.get())
+    [('Oslo',), ('Rome',)]
     """
 
     def __init__(
@@ -41,7 +63,19 @@ class ListState:
         table.before_barrier(self._write_chunks)
 
     def exists(self) -> bool:
-        """Tell whether the key's list has a value."""
+        """Return whether the key's list has a value that has not expired.
+
+        Returns
+        -------
+        bool
+            False for an empty list.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.exists()
+        False
+        """
         data = self._header()
         if data is None or self._aging is None or self._aging.shown(data) is not None:
             return data is not None
@@ -50,7 +84,19 @@ class ListState:
         return any(self._aging.shown(chunk) is not None for _, chunk in below)
 
     def get(self) -> Iterator[Value]:
-        """Return an iterator over the key's values in order, as they are now."""
+        """Return an iterator over the key's values in order, as they are now.
+
+        Returns
+        -------
+        iterator of tuple
+            Each with one value per field of the schema; empty if the key has no list.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> list(visits.get())
+        []
+        """
         prefix = self._prefix()
         appended = self._appended.get(prefix)
         count = self._count(prefix) if appended is None else appended.number
@@ -58,7 +104,25 @@ class ListState:
         return self._decoded(chunks, [] if appended is None else list(appended.items))
 
     def put(self, newState: list[Value]) -> None:
-        """Replace the key's list; an empty one clears it, which PySpark refuses."""
+        """Replace the key's list; an empty one clears it, which PySpark refuses.
+
+        Parameters
+        ----------
+        newState : list of tuple
+            The new values in order.
+
+        Raises
+        ------
+        StateValueError
+            If a value does not fit the schema.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.put([("Oslo",), ("Rome",)])
+        >>> len(list(visits.get()))
+        2
+        """
         encoded = list(map(self._codec.encode, newState))
         prefix = self._prefix()
         if encoded and self._aging is None and self._count(prefix) == 1:
@@ -69,15 +133,60 @@ class ListState:
         self._append(encoded)
 
     def appendValue(self, newState: Value) -> None:
-        """Append one value."""
+        """Append one value.
+
+        Parameters
+        ----------
+        newState : tuple
+            One value per field of the schema.
+
+        Raises
+        ------
+        StateValueError
+            If the value does not fit the schema.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.appendValue(("Oslo",))
+        >>> visits.exists()
+        True
+        """
         self._append([self._codec.encode(newState)])
 
     def appendList(self, newState: list[Value]) -> None:
-        """Append several values; none change nothing, which PySpark refuses."""
+        """Append several values; an empty list changes nothing, which PySpark refuses.
+
+        Parameters
+        ----------
+        newState : list of tuple
+            The values in order.
+
+        Raises
+        ------
+        StateValueError
+            If a value does not fit the schema.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.appendList([("Oslo",), ("Rome",)])
+        >>> list(visits.get())
+        [('Oslo',), ('Rome',)]
+        """
         self._append([self._codec.encode(value) for value in newState])
 
     def clear(self) -> None:
-        """Remove the key's list."""
+        """Remove the key's list.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> visits.appendValue(("Oslo",))
+        >>> visits.clear()
+        >>> visits.exists()
+        False
+        """
         prefix = self._prefix()
         self._appended.pop(prefix, None)  # first: a spill in between would write it
         self._counted = None

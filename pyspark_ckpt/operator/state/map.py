@@ -11,20 +11,33 @@ from pyspark_ckpt.operator.values.codec import Codec, Value
 
 
 class MapState:
-    """A map of tuples to tuples per key; the methods of ``pyspark.sql.streaming.MapState``.
+    """A map of tuples to tuples per key, with the methods of ``pyspark.sql.streaming.MapState``.
 
-    Each entry is stored on its own: one lookup reads one entry, however wide the map.
+    ``handle.getMapState`` returns it in ``init``. A processor calls its methods on executors, for
+    the key that it handles. Changes are durable when the epoch is committed. Each entry is stored
+    on its own: one lookup reads one entry, however wide the map is.
 
     Parameters
     ----------
-    table, state_id
-        The epoch's state, and which one of it this is.
-    key_codec, codec
-        Of the map's keys and values.
-    aging
-        How its entries grow old, ``None`` if they never carried a time.
-    row_type
+    table : StateTable
+        The epoch's view of the state.
+    state_id : bytes
+        Which state of the table this is.
+    key_codec : Codec
+        Encodes and decodes the map's keys.
+    codec : Codec
+        Encodes and decodes the map's values.
+    aging : Aging, optional
+        How entries grow old; without it they never expire.
+    row_type : type of tuple
         Class of the values that :meth:`getValue` returns.
+
+    Examples
+    --------
+    >>> prices = handle.getMapState("prices", "item string", "cents long")
+    >>> prices.updateValue(("tea",), (250,))
+    >>> prices.getValue(("tea",))
+    Row(cents=250)
     """
 
     def __init__(
@@ -44,24 +57,101 @@ class MapState:
         self._aging = aging
 
     def exists(self) -> bool:
-        """Tell whether the key's map has an entry."""
+        """Return whether the key's map has an entry that has not expired.
+
+        Returns
+        -------
+        bool
+            False for an empty map.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.exists()
+        False
+        """
         prefix = self._prefix()
         if self._aging is None:
             return self._table.has_any_below(prefix)
         return any(self._aging.shown(data) is not None for _, data in self._table.scan(prefix))
 
     def getValue(self, key: Value) -> Value | None:
-        """Return an entry's value, a Row as in PySpark, ``None`` if there is none."""
+        """Return the value of an entry.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+
+        Returns
+        -------
+        Row or None
+            One value per field of the value schema; ``None`` if there is no entry.
+
+        Raises
+        ------
+        StateValueError
+            If the key does not fit the schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> prices.getValue(("tea",)).cents
+        250
+        """
         data = self._read(*self._entry_key(key))
         return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
 
     def containsKey(self, key: Value) -> bool:
-        """Tell whether the map has an entry."""
+        """Return whether the map has an entry for a key.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+
+        Returns
+        -------
+        bool
+            False also for an expired entry.
+
+        Raises
+        ------
+        StateValueError
+            If the key does not fit the schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.containsKey(("tea",))
+        False
+        """
         data = self._table.get(self._entry_key(key)[1])
         return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def updateValue(self, key: Value, value: Value) -> None:
-        """Set an entry."""
+        """Set an entry.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+        value : tuple
+            One value per field of the value schema.
+
+        Raises
+        ------
+        StateValueError
+            If the key or value does not fit the schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> prices.containsKey(("tea",))
+        True
+        """
         prefix, entry_key = self._entry_key(key)
         data = self._codec.encode(value)
         if self._aging is not None:
@@ -69,24 +159,91 @@ class MapState:
         self._table.write_below(prefix, entry_key, data)
 
     def iterator(self) -> Iterator[tuple[Value, Value]]:
-        """Return an iterator over all entries."""
+        """Return an iterator over all entries.
+
+        Returns
+        -------
+        iterator of tuple
+            Pairs of a key and a value, both tuples, in the order of the stored keys.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> list(prices.iterator())
+        [(('tea',), (250,))]
+        """
         return self._entries(self._prefix())
 
     def keys(self) -> Iterator[Value]:
-        """Return an iterator over all entries' keys."""
+        """Return an iterator over the keys of all entries.
+
+        Returns
+        -------
+        iterator of tuple
+            Each with one value per field of the key schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> list(prices.keys())
+        [('tea',)]
+        """
         return (key for key, _ in self._entries(self._prefix()))
 
     def values(self) -> Iterator[Value]:
-        """Return an iterator over all entries' values."""
+        """Return an iterator over the values of all entries.
+
+        Returns
+        -------
+        iterator of tuple
+            Each with one value per field of the value schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> list(prices.values())
+        [(250,)]
+        """
         return (value for _, value in self._entries(self._prefix()))
 
     def removeKey(self, key: Value) -> None:
-        """Remove an entry."""
+        """Remove an entry; has no effect if there is none.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+
+        Raises
+        ------
+        StateValueError
+            If the key does not fit the schema.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> prices.removeKey(("tea",))
+        >>> prices.exists()
+        False
+        """
         prefix, entry_key = self._entry_key(key)
         self._table.write_below(prefix, entry_key, None)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all entries.
+
+        Examples
+        --------
+        >>> prices = handle.getMapState("prices", "item string", "cents long")
+        >>> prices.updateValue(("tea",), (250,))
+        >>> prices.clear()
+        >>> prices.exists()
+        False
+        """
         prefix = self._prefix()
         for key, _ in list(self._table.scan(prefix)):
             self._table.write_below(prefix, key, None)

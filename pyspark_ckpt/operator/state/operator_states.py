@@ -25,7 +25,29 @@ RAW_CHUNK_BYTES = 1 << 20
 
 
 class OperatorListState(ListState):
-    """A list of tuples per subtask; the methods of :class:`ListState`, usable at any time."""
+    """A list of tuples per subtask, with the methods of :class:`ListState`, usable at any time.
+
+    ``handle.getOperatorListState`` returns it in ``init``. A processor calls its methods on
+    executors. Changes are durable when the epoch is committed.
+
+    Parameters
+    ----------
+    table : StateTable
+        The epoch's view of the state.
+    state_id : bytes
+        Which state of the table this is.
+    codec : Codec
+        Encodes and decodes the list's tuples.
+    aging : Aging, optional
+        How entries grow old; without it they never expire.
+
+    Examples
+    --------
+    >>> seen = handle.getOperatorListState("seen", "file string")
+    >>> seen.appendValue(("a.json",))
+    >>> list(seen.get())
+    [('a.json',)]
+    """
 
     def _prefix(self) -> bytes:
         return OPERATOR_STATE + self._state_id
@@ -38,24 +60,103 @@ class OperatorListState(ListState):
 
 
 class BroadcastState(MapState):
-    """A map that is the same in every subtask; the methods of :class:`MapState`.
+    """A map that is the same in every subtask, with the methods of :class:`MapState`.
 
-    Written in ``handleBroadcastRows`` (or ``init``), where every subtask sees the same rows; read
-    anywhere. Every subtask must write the same, since a restore takes one copy for all.
+    ``handle.getBroadcastState`` returns it in ``init``. A processor changes it in
+    ``handleBroadcastRows`` or ``init``, where every subtask sees the same rows, and reads it
+    anywhere. Every subtask must write the same, because a restore takes one copy for all. Changes
+    are durable when the epoch is committed.
+
+    Parameters
+    ----------
+    table : StateTable
+        The epoch's view of the state.
+    state_id : bytes
+        Which state of the table this is.
+    key_codec : Codec
+        Encodes and decodes the map's keys.
+    codec : Codec
+        Encodes and decodes the map's values.
+    aging : Aging, optional
+        How entries grow old; without it they never expire.
+    row_type : type of tuple
+        Class of the values that :meth:`getValue` returns.
+
+    Examples
+    --------
+    >>> rules = handle.getBroadcastState("rules", "name string", "limit long")
+    >>> rules.updateValue(("calls",), (10,))
+    >>> rules.getValue(("calls",))
+    Row(limit=10)
     """
 
     def updateValue(self, key: Value, value: Value) -> None:
-        """Set an entry."""
+        """Set an entry.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+        value : tuple
+            One value per field of the value schema.
+
+        Raises
+        ------
+        StateUseError
+            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+        StateValueError
+            If the key or value does not fit the schema.
+
+        Examples
+        --------
+        >>> rules = handle.getBroadcastState("rules", "name string", "limit long")
+        >>> rules.updateValue(("calls",), (10,))
+        >>> rules.containsKey(("calls",))
+        True
+        """
         self._check_outside_keys("updateValue")
         super().updateValue(key, value)
 
     def removeKey(self, key: Value) -> None:
-        """Remove an entry."""
+        """Remove an entry; has no effect if there is none.
+
+        Parameters
+        ----------
+        key : tuple
+            One value per field of the map's key schema.
+
+        Raises
+        ------
+        StateUseError
+            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+
+        Examples
+        --------
+        >>> rules = handle.getBroadcastState("rules", "name string", "limit long")
+        >>> rules.updateValue(("calls",), (10,))
+        >>> rules.removeKey(("calls",))
+        >>> rules.exists()
+        False
+        """
         self._check_outside_keys("removeKey")
         super().removeKey(key)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Remove all entries.
+
+        Raises
+        ------
+        StateUseError
+            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+
+        Examples
+        --------
+        >>> rules = handle.getBroadcastState("rules", "name string", "limit long")
+        >>> rules.updateValue(("calls",), (10,))
+        >>> rules.clear()
+        >>> rules.exists()
+        False
+        """
         self._check_outside_keys("clear")
         super().clear()
 
@@ -76,18 +177,58 @@ class _RawOutput(io.BytesIO):
 
 
 class StateSnapshotContext:
-    """What a processor's ``snapshotState`` gets at the barrier."""
+    """What a processor's ``snapshotState`` gets at the barrier, on an executor.
+
+    Parameters
+    ----------
+    epoch : int
+        The epoch that ends.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def snapshotState(self, context):
+    ...         context.getRawOperatorStateOutput().write(b"3 files")
+    >>> context = StateSnapshotContext(7)
+    >>> Counter().snapshotState(context)
+    >>> context.written
+    b'3 files'
+    """
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
         self._output: _RawOutput | None = None
 
     def getEpoch(self) -> int:
-        """Return the epoch that ends."""
+        """Return the epoch that ends.
+
+        Returns
+        -------
+        int
+            Spark's batch id.
+
+        Examples
+        --------
+        >>> StateSnapshotContext(7).getEpoch()
+        7
+        """
         return self._epoch
 
     def getRawOperatorStateOutput(self) -> BinaryIO:
-        """Return the stream whose whole content is the subtask's new raw state."""
+        """Return the stream whose whole content is the subtask's new raw state.
+
+        Returns
+        -------
+        binary file
+            The same in each call. Without a call the raw state stays as it is.
+
+        Examples
+        --------
+        >>> context = StateSnapshotContext(7)
+        >>> with context.getRawOperatorStateOutput() as stream:
+        ...     stream.write(b"3 files")
+        7
+        """
         if self._output is None:
             self._output = _RawOutput()
         return self._output
@@ -99,17 +240,56 @@ class StateSnapshotContext:
 
 
 class StateInitializationContext:
-    """What a processor's ``restoreState`` gets before the first row of an epoch."""
+    """What a processor's ``restoreState`` gets on an executor, before the first row of an epoch.
+
+    Parameters
+    ----------
+    streams : list of bytes
+        The stored streams of raw state.
+
+    Examples
+    --------
+    >>> class Counter:
+    ...     def restoreState(self, context):
+    ...         self.streams = [stream.read() for stream in context.getRawOperatorStateInputs()]
+    >>> counter = Counter()
+    >>> counter.restoreState(StateInitializationContext([b"3 files"]))
+    >>> counter.streams
+    [b'3 files']
+    """
 
     def __init__(self, streams: list[bytes]) -> None:
         self._streams = streams
 
     def isRestored(self) -> bool:
-        """Tell whether there is raw state."""
+        """Return whether there is raw state.
+
+        Returns
+        -------
+        bool
+            False in the first epoch, and if no ``snapshotState`` ever asked for a stream.
+
+        Examples
+        --------
+        >>> StateInitializationContext([]).isRestored()
+        False
+        """
         return bool(self._streams)
 
     def getRawOperatorStateInputs(self) -> Iterator[BinaryIO]:
-        """Return the stored streams: one, or after a change of parallelism any number."""
+        """Return the stored streams.
+
+        Returns
+        -------
+        iterator of binary file
+            One stream; any number after a change of parallelism.
+
+        Examples
+        --------
+        >>> context = StateInitializationContext([b"3 files"])
+        >>> [stream.read() for stream in context.getRawOperatorStateInputs()]
+        [b'3 files']
+        """
         return iter([io.BytesIO(stream) for stream in self._streams])
 
 

@@ -14,18 +14,30 @@ from pyspark_ckpt.operator.values.pandas import ValueColumns
 
 
 class ValueState:
-    """One tuple per key; the methods of ``pyspark.sql.streaming.ValueState``.
+    """One tuple per key, with the methods of ``pyspark.sql.streaming.ValueState``.
+
+    ``handle.getValueState`` returns it in ``init``. A processor calls its methods on executors, for
+    the key that it handles. Changes are durable when the epoch is committed.
 
     Parameters
     ----------
-    table, state_id
-        The epoch's state, and which one of it this is.
-    codec
-        Of the state's tuples.
-    aging
-        How its entries grow old, ``None`` if they never carried a time.
-    columns
+    table : StateTable
+        The epoch's view of the state.
+    state_id : bytes
+        Which state of the table this is.
+    codec : Codec
+        Encodes and decodes the state's tuples.
+    aging : Aging, optional
+        How entries grow old; without it they never expire.
+    columns : ValueColumns, optional
         The state's schema as pandas columns, for :meth:`getMany` and :meth:`updateMany`.
+
+    Examples
+    --------
+    >>> count = handle.getValueState("count", "n long")
+    >>> count.update((1,))
+    >>> count.get()
+    (1,)
     """
 
     def __init__(
@@ -43,12 +55,39 @@ class ValueState:
         self._columns = columns
 
     def exists(self) -> bool:
-        """Tell whether the key has a value."""
+        """Return whether the key has a value that has not expired.
+
+        Returns
+        -------
+        bool
+            False also for an expired value.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> count.exists()
+        False
+        """
         data = self._table.get_prefetched(self._state_id)
         return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def get(self) -> Value | None:
-        """Return the key's value, ``None`` if it has none."""
+        """Return the key's value.
+
+        Returns
+        -------
+        tuple or None
+            One value per field of the schema; ``None`` if the key has no value.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> print(count.get())
+        None
+        >>> count.update((3,))
+        >>> count.get()
+        (3,)
+        """
         data = self._table.get_prefetched(self._state_id)
         if data is None:
             return None
@@ -63,26 +102,65 @@ class ValueState:
         return self._codec.decode(shown)
 
     def update(self, newValue: Value) -> None:
-        """Set the key's value."""
+        """Set the key's value.
+
+        Parameters
+        ----------
+        newValue : tuple
+            One value per field of the schema.
+
+        Raises
+        ------
+        StateValueError
+            If the value does not fit the schema.
+
+        Examples
+        --------
+        >>> place = handle.getValueState("place", "city string, visits int")
+        >>> place.update(("Oslo", 2))
+        >>> place.get()
+        ('Oslo', 2)
+        """
         data = self._codec.encode(newValue)
         if self._aging is not None:
             data = self._aging.stamp() + data
         self._table.put(self._table.stored_key(self._state_id), data)
 
     def clear(self) -> None:
-        """Remove the key's value."""
+        """Remove the key's value.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> count.update((1,))
+        >>> count.clear()
+        >>> count.exists()
+        False
+        """
         self._table.delete(self._table.stored_key(self._state_id))
 
     def getMany(self, keys: pd.DataFrame) -> pd.DataFrame:
         """Return the values of several keys as columns, a row per key in their order.
 
-        For ``handleInputBatch``. A key without a value has nulls in all columns; numbers come as
-        pandas' nullable types, which keep 64-bit integers exact.
+        For ``handleInputBatch``.
 
         Parameters
         ----------
-        keys
+        keys : pandas.DataFrame
             The frame of keys that ``handleInputBatch`` got, or some of its rows.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A column per field of the schema, with the index of `keys`. A key without a value has
+            nulls in all columns. Numbers have pandas' nullable types: 64-bit integers stay exact.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> count.updateMany(keys, pd.DataFrame({"n": [4, 5]}))
+        >>> count.getMany(keys)["n"].tolist()
+        [4, 5]
         """
         stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
         values: list[Value | None] = []
@@ -93,12 +171,26 @@ class ValueState:
     def updateMany(self, keys: pd.DataFrame, values: pd.DataFrame) -> None:
         """Set the values of several keys from columns, a row per key in their order.
 
+        For ``handleInputBatch``.
+
         Parameters
         ----------
-        keys
+        keys : pandas.DataFrame
             The frame of keys that ``handleInputBatch`` got, or some of its rows.
-        values
-            The state's columns by name, as many rows as `keys`.
+        values : pandas.DataFrame
+            The state's columns by name, with as many rows as `keys`.
+
+        Raises
+        ------
+        StateValueError
+            If a column is missing, a value does not fit, or the frames differ in length.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> count.updateMany(keys, pd.DataFrame({"n": [1, 1]}))
+        >>> count.get()
+        (1,)
         """
         stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
         stamp = b"" if self._aging is None else self._aging.stamp()
@@ -107,7 +199,23 @@ class ValueState:
             self._table.put(key, stamp + self._codec.encode(row))
 
     def clearMany(self, keys: pd.DataFrame) -> None:
-        """Remove the values of several keys of ``handleInputBatch``."""
+        """Remove the values of several keys.
+
+        For ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+
+        Examples
+        --------
+        >>> count = handle.getValueState("count", "n long")
+        >>> count.updateMany(keys, pd.DataFrame({"n": [1, 1]}))
+        >>> count.clearMany(keys)
+        >>> count.exists()
+        False
+        """
         for key in self._table.stored_keys(self._state_id, keys.index.tolist()):
             self._table.delete(key)
 

@@ -46,21 +46,29 @@ class StateTtlConfig:
 
     Parameters
     ----------
-    duration_ms
+    duration_ms : int
         How long an entry counts, in milliseconds, above zero.
-    time
-        ``processing``, as in PySpark and Flink, or ``event``: an entry is as old as the newest
-        row of its key when it was written, and expires when the watermark passes that time and
-        the duration.
-    update
-        Whether only writing makes an entry young again, or reading too.
-    visibility
-        Whether expired entries may be read until they are cleaned up.
+    time : str
+        ``processing``, as in PySpark and Flink, or ``event``. In event time an entry is as old as
+        the newest row of its key when it was written. It expires when the watermark passes that
+        time plus the duration.
+    update : str
+        ``OnCreateAndWrite``: only writing makes an entry young again. ``OnReadAndWrite``: reading
+        does too.
+    visibility : str
+        ``NeverReturnExpired``, or ``ReturnExpiredIfNotCleanedUp``: expired entries may be read
+        until they are cleaned up.
 
     Raises
     ------
     StateUseError
-        If the duration is not above zero, or another value is none of the allowed ones.
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> from pyspark_ckpt import StateTtlConfig
+    >>> hour = StateTtlConfig(3_600_000, update="OnReadAndWrite")
+    >>> visits = handle.getListState("visits", "city string", hour)
     """
 
     duration_ms: int
