@@ -13,8 +13,15 @@ from state_backends.errors import (
     BackendResourceError,
     StateBackendError,
 )
-from state_backends.registry import BACKEND_TYPES, check_database_file, open_backend
-from state_backends.rocksdb_files import is_immutable, is_snapshot_file
+from state_backends.registry import (
+    BACKEND_TYPES,
+    find_snapshot_format,
+    open_backend,
+    open_snapshot,
+    open_temporary,
+    snapshot_format_of,
+)
+from state_backends.snapshot_format import SnapshotFormat
 
 __all__ = [
     "BACKEND_TYPES",
@@ -24,11 +31,13 @@ __all__ = [
     "BackendResourceError",
     "Changes",
     "HalfApplied",
+    "SnapshotFormat",
     "StateBackend",
     "StateBackendError",
-    "check_database_file",
+    "find_snapshot_format",
     "in_parts",
-    "is_immutable",
-    "is_snapshot_file",
     "open_backend",
+    "open_snapshot",
+    "open_temporary",
+    "snapshot_format_of",
 ]

@@ -1,4 +1,4 @@
-"""Names of the files that a snapshot of RocksDB consists of; needs no RocksDB."""
+"""The names of the files of a RocksDB snapshot; imports no RocksDB."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ _SNAPSHOT_FILE = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 
 
 def is_snapshot_file(name: str) -> bool:
-    """Tell whether `name` may be one of a snapshot's files; options and configurations are none.
+    """Tell whether `name` is that of an SST file, the manifest or the pointer to it.
 
-    Those are not needed to open it, and what they say must not come from a stored file.
+    A snapshot stores no options file: RocksDB opens without it, and a stored file must not decide
+    how a database is opened.
     """
     return _SNAPSHOT_FILE.fullmatch(name) is not None
 
 
 def is_immutable(name: str) -> bool:
-    """Tell whether a snapshot's file is never written again, so that it may be hard-linked."""
+    """Tell whether `name` is that of an SST file, which is never written again."""
     return name.endswith(".sst")

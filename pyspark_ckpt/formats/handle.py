@@ -44,13 +44,11 @@ CANONICAL_FORMAT = "canonical"
 """Format of a base snapshot that is one canonical file, as savepoints have it."""
 
 
-ROCKSDB_FORMAT = "rocksdb"
-"""Format of a base snapshot that is the files of a RocksDB database, shared between snapshots."""
-
-
 class BaseSnapshot(msgspec.Struct, frozen=True):
     """A full copy of a subtask's state at `version`, in files of a `format`.
 
+    The format is one of those above, or the name of a backend's own snapshot format, whose files
+    snapshots may share.
     `snapshot_id` is what executors know it by; `entries` is ``None`` where nobody has counted.
     """
 

@@ -1,7 +1,7 @@
 """Base snapshots: full copies of a subtask's state, read by a rebuild.
 
-In the format ``changes`` one is a change file, in the format ``rocksdb`` the files of a database.
-Whichever it is, every backend can be built from it.
+A base snapshot is a change file, a canonical file, or the files of the backend that took it. Every
+backend can be built from each of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pyspark_ckpt.formats.change_file import decode_changes, encode_changes
 from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
-    ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
@@ -31,10 +30,10 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import (
     BackendCorruptError,
     Changes,
+    SnapshotFormat,
     StateBackend,
-    is_immutable,
-    is_snapshot_file,
-    open_backend,
+    find_snapshot_format,
+    open_snapshot,
 )
 
 CHANGES_NAME = "state.chg"
@@ -89,10 +88,10 @@ def read_base(
         for each in base.files:
             with storage.open_verified(each.file) as file:
                 yield from decode_canonical(file, each.file.path, counted)
-    elif base.format == ROCKSDB_FORMAT:
+    elif (files_format := find_snapshot_format(base.format)) is not None:
         with tempfile.TemporaryDirectory(prefix="base-", dir=directory) as temporary:
             place = Path(temporary) / "files"
-            fetch_files(storage, base, place, in_place=True)
+            fetch_files(storage, base, files_format, place, in_place=True)
             with open_fetched(place, base, read_only=True) as backend:
                 yield from frames_of(backend)
     else:
@@ -105,12 +104,13 @@ def read_base(
 def fetch_files(
     storage: WorkerStorage,
     base: BaseSnapshot,
+    files_format: SnapshotFormat,
     directory: Path,
     local_files: Iterable[Path] = (),
     *,
     in_place: bool = False,
 ) -> None:
-    """Put the files of a snapshot of RocksDB into a new directory.
+    """Put the files of a backend's snapshot into a new directory.
 
     Every file has the size and the digest that were written, wherever it was taken from.
 
@@ -120,6 +120,8 @@ def fetch_files(
         The directory that the references are relative to.
     base
         The snapshot.
+    files_format
+        The snapshot's format.
     directory
         Is made.
     local_files
@@ -136,7 +138,7 @@ def fetch_files(
     """
     directory.mkdir()
     names = [each.name for each in base.files]
-    strange = [name for name in names if not is_snapshot_file(name) or names.count(name) > 1]
+    strange = [name for name in names if not files_format.is_file(name) or names.count(name) > 1]
     if strange:
         raise CorruptFileError(
             f"base snapshot {base.version} below {storage.url} has files {strange!r}, which no "
@@ -152,14 +154,14 @@ def fetch_files(
         found = next((path for path in candidates if _is(path, each.file)), None)
         if found is None:
             _fetch(storage, each.file, target)
-        elif is_immutable(each.name):
+        elif files_format.is_immutable(each.name):
             _link_or_copy(found, target)
         else:
             shutil.copyfile(found, target)
 
 
 def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) -> StateBackend:
-    """Open the files of a snapshot of RocksDB, which become the backend's own.
+    """Open the files of a backend's snapshot, which become the backend's own.
 
     Parameters
     ----------
@@ -176,7 +178,7 @@ def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) ->
         If they are no database at the snapshot's version.
     """
     try:
-        backend = open_backend("rocksdb", place, create=False, read_only=read_only)
+        backend = open_snapshot(base.format, place, read_only=read_only)
     except BackendCorruptError as exc:
         raise _not_a_database(base, str(exc)) from exc
     try:

@@ -24,7 +24,6 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
-    ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
@@ -32,7 +31,12 @@ from pyspark_ckpt.formats.handle import (
 from pyspark_ckpt.formats.layout import is_snapshot_id, new_snapshot_id
 from pyspark_ckpt.operator.durable.base_snapshot import CHANGES_NAME
 from pyspark_ckpt.storage.file_reference import FileReference
-from state_backends import BackendCorruptError, StateBackend, is_immutable
+from state_backends import (
+    BackendCorruptError,
+    SnapshotFormat,
+    StateBackend,
+    snapshot_format_of,
+)
 
 _DIRECTORY = "snapshots"
 _FILES = "files"
@@ -43,7 +47,11 @@ _INCOMING = "incoming"
 
 
 class SnapshotNote(msgspec.Struct, frozen=True):
-    """What a local snapshot is of, and which of its files are uploaded."""
+    """What a local snapshot is of, and which of its files are uploaded.
+
+    `backend` took a snapshot of the format ``changes``. Version 0.1.0 did not note it, because only
+    the heap took such snapshots.
+    """
 
     snapshot_id: str
     version: str
@@ -52,6 +60,7 @@ class SnapshotNote(msgspec.Struct, frozen=True):
     subtask: int
     format: str
     files: dict[str, FileReference | None]
+    backend: str = "heap"
 
     @property
     def missing(self) -> list[str]:
@@ -114,11 +123,11 @@ class LocalSnapshot:
         """Whether a file was found to be changed."""
         return (self.directory / _DAMAGED).exists()
 
-    def copy_to(self, directory: Path) -> None:
+    def copy_to(self, directory: Path, files_format: SnapshotFormat) -> None:
         """Put the files into a new directory, for a backend to open and change them there."""
         directory.mkdir()
         for path in self.files.iterdir():
-            if is_immutable(path.name):
+            if files_format.is_immutable(path.name):
                 (directory / path.name).hardlink_to(path)
             else:
                 shutil.copyfile(path, directory / path.name)
@@ -171,7 +180,7 @@ class LocalSnapshots:
     ) -> LocalSnapshot:
         """Take a snapshot of a backend that is at the handle's version.
 
-        For RocksDB that is hard links. A file that is the very same file as one of the handle's
+        RocksDB makes hard links. A file that is the very same file as one of the handle's
         base snapshot is not uploaded again. The snapshot is there from when its note is.
 
         Raises
@@ -187,12 +196,11 @@ class LocalSnapshots:
         snapshot = LocalSnapshot(self._directory / new_snapshot_id())
         snapshot.directory.mkdir(parents=True)
         names = backend.snapshot_files(snapshot.files)
-        is_native = backend_type == "rocksdb"
-        files: dict[str, FileReference | None] = (
-            {**dict.fromkeys(names), **self._shared(snapshot, names, handle.base)}
-            if is_native
-            else {CHANGES_NAME: None}
-        )
+        own = snapshot_format_of(backend_type)
+        files: dict[str, FileReference | None] = {CHANGES_NAME: None}
+        if own is not None:
+            shared = self._shared(snapshot, own, names, handle.base)
+            files = {**dict.fromkeys(names), **shared}
         snapshot.write_note(
             SnapshotNote(
                 snapshot.directory.name,
@@ -200,8 +208,9 @@ class LocalSnapshots:
                 epoch,
                 handle.uid,
                 handle.subtask,
-                ROCKSDB_FORMAT if is_native else CHANGES_FORMAT,
+                CHANGES_FORMAT if own is None else own.name,
                 files,
+                backend_type,
             )
         )
         return snapshot
@@ -257,10 +266,14 @@ class LocalSnapshots:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _shared(
-        self, snapshot: LocalSnapshot, names: Collection[str], base: BaseSnapshot | None
+        self,
+        snapshot: LocalSnapshot,
+        own: SnapshotFormat,
+        names: Collection[str],
+        base: BaseSnapshot | None,
     ) -> dict[str, FileReference]:
         """Return the files that are, link by link, files of the base snapshot."""
-        if base is None or base.format != ROCKSDB_FORMAT:
+        if base is None or base.format != own.name:
             return {}
         before = self.find(base.snapshot_id)
         if before is None:
@@ -270,7 +283,7 @@ class LocalSnapshots:
             name: references[name]
             for name in names
             if name in references
-            and is_immutable(name)
+            and own.is_immutable(name)
             and _is_same_file(snapshot.files / name, before.files / name)
         }
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import (
     EMPTY_VERSION,
-    ROCKSDB_FORMAT,
     BaseSnapshot,
     Handle,
     Segment,
@@ -28,9 +27,11 @@ from state_backends import (
     BackendCorruptError,
     BackendResourceError,
     Changes,
+    SnapshotFormat,
     StateBackend,
     StateBackendError,
     open_backend,
+    snapshot_format_of,
 )
 
 _GROUP_BYTES = 64 << 20
@@ -73,9 +74,10 @@ def at_version(
         raise  # it would not be any better for another copy
     except StateBackendError:  # a damaged copy is replaced like an outdated one
         snapshots.keep_only(() if base is None else {base.snapshot_id})  # it has digests
-    if base is not None and base.format == ROCKSDB_FORMAT and backend_type == "rocksdb":
+    own = snapshot_format_of(backend_type)
+    if base is not None and own is not None and base.format == own.name:
         assert handle is not None  # it has the base
-        return _rebuild_natively(place, storage, handle, base, snapshots), True
+        return _rebuild_from_files(place, storage, handle, base, own, snapshots), True
     shutil.rmtree(place, ignore_errors=True)
     # The first segment goes into a new backend as it would into an empty one.
     had_more = handle is not None and (base is not None or len(handle.segments) > 1)
@@ -182,20 +184,23 @@ def _whole_or_gone(directory: Path) -> Iterator[None]:
         raise
 
 
-def _rebuild_natively(
+def _rebuild_from_files(
     place: Path,
     storage: WorkerStorage,
     handle: Handle,
     base: BaseSnapshot,
+    own: SnapshotFormat,
     snapshots: LocalSnapshots,
 ) -> StateBackend:
-    """Build a database from the files of a snapshot, fetching those that are not here."""
+    """Build a backend from the files of its snapshot; fetch the files that are not here."""
     here = [path for path in (*place.glob("*"), *snapshots.all_files()) if path.is_file()]
-    kept = snapshots.keep_base(base, handle, lambda files: fetch_files(storage, base, files, here))
+    kept = snapshots.keep_base(
+        base, handle, lambda files: fetch_files(storage, base, own, files, here)
+    )
     building = place.with_name(f"{place.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
     with _whole_or_gone(building):
-        kept.copy_to(building)
+        kept.copy_to(building, own)
     shutil.rmtree(place, ignore_errors=True)
     building.rename(place)
     backend = open_fetched(place, base)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT, Handle, PendingSnapshot, Segment
+from pyspark_ckpt.formats.handle import Handle, PendingSnapshot, Segment
 from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.durable.upload import (
 )
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.base import WorkerStorage
-from state_backends import BackendCorruptError
+from state_backends import BackendCorruptError, find_snapshot_format
 
 MOST_SEGMENTS = 3
 """How many times the segments that make a snapshot due may pile up until an epoch waits for it."""
@@ -207,7 +207,7 @@ def materializer(
 def _of_use(handle: Handle) -> set[str]:
     """Return the ids of the local snapshots that a handle has a use for."""
     pending = set() if handle.pending is None else {handle.pending.snapshot_id}
-    if handle.base is None or handle.base.format != ROCKSDB_FORMAT:
+    if handle.base is None or find_snapshot_format(handle.base.format) is None:
         return pending
     return {handle.base.snapshot_id, *pending}
 

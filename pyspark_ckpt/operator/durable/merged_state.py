@@ -9,12 +9,12 @@ from operator import lt
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT, Handle
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_version import segment_changes
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.storage.open import Storage
-from state_backends import Changes
+from state_backends import Changes, find_snapshot_format
 
 _FEW = 4
 """Writes to fewer than one in so many entries are put in one by one."""
@@ -47,8 +47,8 @@ def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Ch
             for key, value in zip(part.keys, part.values, strict=True):
                 writes.add(key, value)
         base = iter(()) if handle.base is None else read_base(storage, handle.base, scratch)
-        if handle.base is not None and handle.base.format != ROCKSDB_FORMAT:
-            base = _in_order(base, handle)  # a database scans in order
+        if handle.base is not None and find_snapshot_format(handle.base.format) is None:
+            base = _in_order(base, handle)  # a backend scans in order
         yield from _merged(base, writes.all_in_order())
     finally:
         writes.close()

@@ -22,17 +22,17 @@ from pathlib import Path
 import msgspec
 
 from pyspark_ckpt.formats.change_file import encode_changes
-from pyspark_ckpt.formats.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
 from pyspark_ckpt.formats.layout import snapshot_path
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, SnapshotNote
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendCorruptError,
+    SnapshotFormat,
     StateBackend,
-    check_database_file,
-    is_immutable,
+    find_snapshot_format,
     open_backend,
+    open_snapshot,
 )
 
 DAMAGED = (
@@ -76,17 +76,18 @@ def upload_steps(
             return
         note = snapshot.note()
         missing = note.missing
+        own = find_snapshot_format(note.format)
         for name in missing:
             path = snapshot_path(note.uid, note.subtask, note.epoch, note.snapshot_id)
             with _marking_damage(snapshot):
-                if note.format == CHANGES_FORMAT:
-                    content = _changes(snapshot, note.version)
+                if own is None:
+                    content = _changes(snapshot, note)
                 else:
                     content = _content(snapshot.files / name)
-                with closing(content):  # the heap that it may be read from
+                with closing(content):  # the backend that it may be read from
                     reference = storage.write(path, content)
-                if note.format == ROCKSDB_FORMAT:
-                    _check(snapshot, name, note.version, is_last=name == missing[-1])
+                if own is not None:
+                    _check(snapshot, own, name, note.version, is_last=name == missing[-1])
             note = msgspec.structs.replace(note, files={**note.files, name: reference})
             snapshot.write_note(note)
             yield path
@@ -152,22 +153,24 @@ def _content(path: Path) -> Generator[bytes, None, None]:
             yield chunk
 
 
-def _changes(snapshot: LocalSnapshot, version: str) -> Generator[bytes, None, None]:
-    # The heap's snapshot is a copy that shares nothing, so it can be opened where it is.
+def _changes(snapshot: LocalSnapshot, note: SnapshotNote) -> Generator[bytes, None, None]:
+    # Without a format of its own, a snapshot shares no file, so it can be opened where it is.
     with (
         _marking_damage(snapshot),
-        open_backend("heap", snapshot.files, create=False) as backend,
+        open_backend(note.backend, snapshot.files, create=False) as backend,
     ):
-        _check_version(backend, version)
+        _check_version(backend, note.version)
         yield from encode_changes(frames_of(backend))
 
 
-def _check(snapshot: LocalSnapshot, name: str, version: str, *, is_last: bool) -> None:
+def _check(
+    snapshot: LocalSnapshot, own: SnapshotFormat, name: str, version: str, *, is_last: bool
+) -> None:
     """Check a file that was uploaded, and with the last one what they are together."""
-    if is_immutable(name):
-        check_database_file(snapshot.files / name)
+    if own.is_immutable(name):
+        own.check_file(snapshot.files / name)
     if is_last:
-        with open_backend("rocksdb", snapshot.files, create=False, read_only=True) as backend:
+        with open_snapshot(own.name, snapshot.files, read_only=True) as backend:
             _check_version(backend, version)
 
 

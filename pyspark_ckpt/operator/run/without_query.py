@@ -25,7 +25,7 @@ from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock, TimeMode
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
-from state_backends import open_backend
+from state_backends import open_temporary
 
 _EPOCH = 0
 _NO_QUERY = ""
@@ -59,7 +59,7 @@ class BatchFunction:
     ) -> Iterator[pd.DataFrame]:
         function = self._function
         limit_bytes = Settings().memory_limit_bytes
-        with open_backend("rocksdb", directory / "state", create=True) as backend:
+        with open_temporary(directory / "state") as backend:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
             try:
@@ -119,7 +119,7 @@ class InitialStateFunction:
         initial = function.initial
         assert initial is not None  # the driver starts this for an initial state only
         handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
-        with open_backend("rocksdb", directory / "state", create=True) as backend:
+        with open_temporary(directory / "state") as backend:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
             try:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from state_backends import Changes, StateBackend, in_parts, open_backend
+from state_backends import Changes, StateBackend, in_parts, open_temporary
 
 Write = bytes | None
 """A value, or ``None`` for a delete."""
@@ -38,7 +38,7 @@ class EpochWrites:
     Parameters
     ----------
     limit_bytes
-        Memory above which the writes move to a temporary RocksDB store.
+        Memory above which the writes move to a temporary store on disk.
     directory
         Where that store goes, on the executor's own disk; by default the system's.
     """
@@ -149,7 +149,7 @@ class EpochWrites:
         self.hand_over_pending()
         if self._spilled is None:
             self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
-            self._spilled = open_backend("rocksdb", self._spill_place / "writes", create=True)
+            self._spilled = open_temporary(self._spill_place / "writes")
         self._below.clear()
         self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
         self._bytes = 0

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.handle import ROCKSDB_FORMAT
 from tests.query.harness import (
     BACKEND,
     INLINE,
@@ -119,7 +118,7 @@ def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
         savepoint = run_at(stage, parallelism, savepoint, "CANONICAL" if number else "NATIVE")
         if number == 0:
             bases = [handle.base for handle in handles_of(savepoint)]
-            assert {ROCKSDB_FORMAT} == {base.format for base in bases if base is not None}
+            assert {"rocksdb"} == {base.format for base in bases if base is not None}
         assert {h.parallelism for h in handles_of(savepoint)} == {parallelism}
         before.update(digests(Path(savepoint)))
     assert digests(job.base / "savepoints") == before

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt.formats.handle import CHANGES_FORMAT, ROCKSDB_FORMAT
+from pyspark_ckpt.formats.handle import CHANGES_FORMAT
 from pyspark_ckpt.operator.durable import upload as snapshot_upload
 from pyspark_ckpt.storage.file_reference import FileReference
 from tests.query.harness import (
@@ -96,7 +96,7 @@ def test_a_worker_killed_while_it_uploads_costs_nothing_but_the_upload(
     assert job.result() == expected(job.feed.rows)
     handles = handles_of(newest)
     formats = {handle.base.format for handle in handles if handle.base is not None}
-    assert formats == {ROCKSDB_FORMAT if backend == "rocksdb" else CHANGES_FORMAT}
+    assert formats == {"rocksdb" if backend == "rocksdb" else CHANGES_FORMAT}
     assert all(len(handle.segments) <= 3 * 2 for handle in handles)
 
     job.feed.add(*map(events_of, range(number + 6, number + 8)))

@@ -12,7 +12,6 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
-    ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
@@ -78,7 +77,7 @@ def stored_database(place: Path, version: str) -> tuple[LocalStorage, BaseSnapsh
         BaseFile(name, storage.write(f"shared/{name}", [(place / "taken" / name).read_bytes()]))
         for name in names
     ]
-    base = BaseSnapshot(version, 1, None, tuple(files), ROCKSDB_FORMAT)
+    base = BaseSnapshot(version, 1, None, tuple(files), "rocksdb")
     return storage, base
 
 

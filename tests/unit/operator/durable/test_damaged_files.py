@@ -19,8 +19,7 @@ from state_backends import (
     BACKEND_TYPES,
     BackendCorruptError,
     Changes,
-    check_database_file,
-    is_immutable,
+    find_snapshot_format,
     open_backend,
 )
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask, Uploads
@@ -134,16 +133,18 @@ def test_every_part_of_a_file_of_rocksdb_is_checked(tmp_path: Path) -> None:
     with open_backend("rocksdb", tmp_path / "state", create=True) as backend:
         backend.load([Changes(keys, [key * 5 for key in keys])], "1")
         names = backend.snapshot_files(tmp_path / "taken")
-    (name,) = filter(is_immutable, names)
+    rocksdb = find_snapshot_format("rocksdb")
+    assert rocksdb is not None
+    (name,) = filter(rocksdb.is_immutable, names)
     path = tmp_path / "taken" / name
-    check_database_file(path)
+    rocksdb.check_file(path)
     good = path.read_bytes()
     rng = random.Random(5)
     unnoticed = []
     for at in [*rng.sample(range(len(good)), 40), *range(len(good) - 60, len(good))]:
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << rng.randrange(8)]) + good[at + 1 :])
         try:
-            check_database_file(path)
+            rocksdb.check_file(path)
         except BackendCorruptError:
             continue
         unnoticed.append(at)

@@ -13,7 +13,6 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import (
     CHANGES_FORMAT,
-    ROCKSDB_FORMAT,
     BaseFile,
     BaseSnapshot,
     Handle,
@@ -134,7 +133,7 @@ def test_a_snapshot_is_taken_uploaded_and_taken_for_the_base(subtask: Materializ
     assert based.base is not None
     assert based.base.version == before.version
     assert [segment.epoch for segment in based.segments] == [2, 3, 4]
-    wanted = ROCKSDB_FORMAT if subtask.backend_type == "rocksdb" else CHANGES_FORMAT
+    wanted = "rocksdb" if subtask.backend_type == "rocksdb" else CHANGES_FORMAT
     assert based.base.format == wanted
     paths = {each.file.path for each in based.base.files}
     assert paths == subtask.files()

@@ -1,0 +1,31 @@
+"""The snapshot format of the RocksDB backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from state_backends.rocksdb_files import is_immutable, is_snapshot_file
+from state_backends.snapshot_format import SnapshotFormat
+
+
+class RocksDBFormat(SnapshotFormat):
+    """SST files, which snapshots share, and the two small files that list them."""
+
+    name = "rocksdb"
+
+    def is_file(self, name: str) -> bool:
+        """Tell whether `name` is that of an SST file, the manifest or the pointer to it."""
+        return is_snapshot_file(name)
+
+    def is_immutable(self, name: str) -> bool:
+        """Tell whether `name` is that of an SST file."""
+        return is_immutable(name)
+
+    def check_file(self, path: Path) -> None:
+        """Read an SST file to its end and compare all of it with its checksums.
+
+        A change in a filter alone is not found, and RocksDB ignores such a filter.
+        """
+        from state_backends.rocksdb import check_file
+
+        check_file(path)
