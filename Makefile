@@ -8,7 +8,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance notebooks soak bench bench-peers lint format java clean
+.PHONY: help setup demo test conformance notebooks soak bench bench-peers lint format settings java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ lint: $(VENV)/.dev ## Check style, types and the direction of imports
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+settings: $(VENV)/.dev ## Write the list of settings into docs/settings.md and conf/all.conf
+	$(BIN)/python -m tools.write_settings
 
 setup: $(VENV)/.dev java ## Set up everything for development
 	@echo "Ready. Next:  source $(BIN)/activate    # Spark's Python workers then use it too"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ from pyspark_ckpt.settings import (
     MAX_INLINE_BYTES,
     PREFIX,
     RUNTIME_KEY,
+    SETTINGS,
+    Setting,
     Settings,
     is_ckpt_option,
     read_conf_file,
     read_settings,
 )
+from tools import write_settings
 
 HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
@@ -263,4 +267,34 @@ def test_a_file_with_a_mistake_is_refused_as_a_whole(tmp_path: Path, line: str) 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf").glob("*.conf")))
 def test_every_file_in_conf_is_good(path: Path) -> None:
-    assert read_conf_file(path)
+    values = read_conf_file(path)
+    assert (values == {}) == (path == write_settings.CONF), "all.conf sets nothing as it stands"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=[each.key for each in SETTINGS])
+def test_the_documented_default_is_the_default(setting: Setting) -> None:
+    default = getattr(Settings(), setting.field)
+    assert default == (None if setting.default is None else setting.read(setting.default))
+
+
+def test_every_field_has_one_setting() -> None:
+    fields = [field.name for field in dataclasses.fields(Settings)]
+    assert sorted(each.field for each in SETTINGS) == sorted(fields)
+
+
+def test_the_page_and_the_annotated_file_say_what_the_list_says() -> None:
+    """After a change of the list: ``make settings``."""
+    assert write_settings.page(write_settings.PAGE.read_text()) == write_settings.PAGE.read_text()
+    assert write_settings.conf() == write_settings.CONF.read_text()
+
+
+def test_the_annotated_file_sets_what_is_uncommented(tmp_path: Path) -> None:
+    """Its lines are such that a user only removes the comment sign."""
+    lines = write_settings.CONF.read_text().splitlines()
+    keys = [line for line in lines if line.startswith("#spark.")]
+    assert len(keys) == len(SETTINGS)
+    usable = [line[1:] for line in keys if not line.endswith(">")]
+    (tmp_path / "all.conf").write_text("\n".join(usable))
+    values = read_conf_file(tmp_path / "all.conf")
+    assert read_settings(values, {}) == Settings()
+    assert set(values) == {each.key for each in SETTINGS if each.default is not None}
