@@ -22,7 +22,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import size_on_disk_bytes
-from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
+from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 

@@ -25,8 +25,8 @@ from pyspark_ckpt.history.records import (
     format_of,
 )
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.object_store import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]

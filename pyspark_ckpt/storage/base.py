@@ -24,6 +24,9 @@ from pyspark_ckpt.storage.file_reference import FileReference
 
 CHUNK_BYTES = 1 << 20
 
+DIRECTORY_MARKER = "_directory"
+"""The file that makes an empty directory exist in a storage that has no directories."""
+
 
 class Storage(ABC):
     """Files below one root.

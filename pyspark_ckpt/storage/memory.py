@@ -10,7 +10,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.object_store import FsspecStorage
 
-MEMORY_SCHEME = "memory"
 _lock = threading.Lock()
 
 

@@ -17,14 +17,11 @@ from typing import Any, BinaryIO, cast
 from fsspec import AbstractFileSystem
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.storage.base import Storage, path_parts
+from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
 from pyspark_ckpt.storage.file_reference import FileReference
 
 READ_BYTES = 16 << 20
 """How much of a file is asked for at once, and kept in memory before it goes to a local file."""
-
-DIRECTORY_MARKER = "_directory"
-"""The file that makes an empty directory exist."""
 
 
 class FsspecStorage(Storage):

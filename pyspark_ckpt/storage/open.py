@@ -1,37 +1,69 @@
-"""Storages by their URL. Nothing else in the library writes, reads or deletes checkpoint files."""
+"""Storages by their URL. Nothing else in the library writes, reads or deletes checkpoint files.
+
+A storage and its library are imported when a URL of its scheme is opened: most queries need one
+storage only, and every Python worker imports this module.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.local import LocalStorage
-from pyspark_ckpt.storage.memory import MEMORY_SCHEME, MemoryStorage
-from pyspark_ckpt.storage.s3 import S3_SCHEMES, S3Storage
 
 __all__ = ["LocalStorage", "Storage", "open_local_storage", "open_storage"]
 
 
+def _open_s3(rest: str) -> Storage:
+    from pyspark_ckpt.storage.s3 import S3Storage
+
+    bucket, _, prefix = rest.partition("/")
+    return S3Storage(bucket, prefix)
+
+
+def _open_memory(rest: str) -> Storage:
+    from pyspark_ckpt.storage.memory import MemoryStorage
+
+    return MemoryStorage(rest)
+
+
+_OPENERS: dict[str, Callable[[str], Storage]] = {
+    "s3": _open_s3,
+    "s3a": _open_s3,
+    "memory": _open_memory,
+}
+"""What opens a URL of a scheme; it gets the text after ``<scheme>://``."""
+
+
+_LOCAL_SCHEMES = ("", "file")
+
+
 def open_storage(url: str, what: str = "path") -> Storage:
-    """Return the storage at a path or URL, called `what` in errors; nothing is created yet.
+    """Return the storage at a path or URL; nothing is created yet.
+
+    Parameters
+    ----------
+    url
+        A local path, or a URL of any storage.
+    what
+        What errors call the path.
 
     Raises
     ------
     NotBuiltYetError
-        If there is no storage for such a URL.
+        If there is no storage for the scheme of the URL.
     ConfigurationError
-        If its library is not installed.
+        If the library of the storage is not installed.
+    UnsafePathError
+        If the path of the URL steps upwards.
     """
     scheme = _scheme(url)
-    rest = url[len(scheme) :].removeprefix("://")
-    if scheme in S3_SCHEMES:
-        bucket, _, prefix = rest.partition("/")
-        return S3Storage(bucket, prefix)
-    if scheme == MEMORY_SCHEME:
-        return MemoryStorage(rest)
-    if scheme not in ("", "file"):
+    if scheme in _OPENERS:
+        return _OPENERS[scheme](url[len(scheme) :].removeprefix("://"))
+    if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
             f"{what} {url}: there is no storage for {scheme}:// that is known to create files "
             "exclusively; use a local or mounted path, or s3://bucket/prefix"
@@ -40,7 +72,14 @@ def open_storage(url: str, what: str = "path") -> Storage:
 
 
 def open_local_storage(url: str, what: str = "path") -> LocalStorage:
-    """Return the storage at a local path or URL, called `what` in errors; nothing is created yet.
+    """Return the storage at a local path; nothing is created yet.
+
+    Parameters
+    ----------
+    url
+        A path, or a URL of the local file system.
+    what
+        What errors call the path.
 
     Raises
     ------
@@ -48,7 +87,7 @@ def open_local_storage(url: str, what: str = "path") -> LocalStorage:
         If the URL is not of the local file system.
     """
     scheme = _scheme(url)
-    if scheme not in ("", "file"):
+    if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
             f"{what} {url}: Spark keeps its own files there, {scheme}:// is not built yet; use a "
             "local or mounted path"

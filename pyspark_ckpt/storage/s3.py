@@ -24,7 +24,6 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.object_store import FsspecStorage, codes_of
 
-S3_SCHEMES = ("s3", "s3a")
 PART_BYTES = 8 << 20
 """Size of the first parts of a multi-part upload; S3 wants at least 5 MiB."""
 

@@ -93,6 +93,19 @@ def test_what_is_no_bucket_is_refused_and_no_secret_is_shown(url: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+def test_importing_the_library_imports_no_storage_but_the_local_one() -> None:
+    # The modules of tests would hide it: their conftest imports fsspec.
+    program = (
+        "import sys, pyspark_ckpt\n"
+        "from pyspark_ckpt.storage.open import open_storage\n"
+        "open_storage('/a')\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] in "
+        "('fsspec', 's3fs', 'botocore', 'aiobotocore', 'kazoo')))"
+    )
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert loaded == []
+
+
 def test_s3_without_its_library_says_what_to_install() -> None:
     program = (
         "import sys\nsys.modules['s3fs'] = None\n"
