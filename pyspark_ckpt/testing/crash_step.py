@@ -8,7 +8,13 @@ from pyspark_ckpt.errors import CrashedError
 
 
 class CrashStep(str, Enum):
-    """The steps of an epoch, in their order."""
+    """The steps of an epoch at which a test can crash it, in their order.
+
+    Examples
+    --------
+    >>> from pyspark_ckpt.testing import CrashStep
+    >>> harness.crashAt(CrashStep.BEFORE_SEGMENT)
+    """
 
     AFTER_BASE = "after a new base snapshot, which only an epoch with a long changelog writes"
     BEFORE_INIT = "before init"

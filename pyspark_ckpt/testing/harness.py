@@ -23,75 +23,86 @@ from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.settings import read_settings
-from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import EventTime
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_epochs import HarnessEpochs, Mode
+from pyspark_ckpt.testing.harness_faults import HarnessFaults
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 from pyspark_ckpt.testing.schema_text import parse_schema
-from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
-from pyspark_ckpt.testing.state_access import StateAccess
+from pyspark_ckpt.testing.snapshot import Snapshot
 
 
-class ProcessorHarness(StateAccess):
-    """Runs a processor without Spark; stands in for PySpark's ``TwsTester``.
+class ProcessorHarness(HarnessFaults):
+    """Runs a processor without Spark; a replacement for PySpark's ``TwsTester``.
 
-    It has the methods of ``TwsTester``, so a test moves over by changing the class. But the
+    It has the methods of ``TwsTester``, so a test moves over when you change the class. But the
     processor runs on the library's own state, timers, barrier and backend, as one subtask. Each
-    ``test...`` and ``set...`` call is one epoch: it works with a fresh copy of the processor, and
-    ends with a barrier that makes its writes durable. What a query does otherwise than
-    ``TwsTester``, this does as a query:
+    ``test...`` and ``set...`` call is one epoch. The epoch works with a fresh copy of the
+    processor, and ends with a barrier that makes its writes durable. Where a query differs from
+    ``TwsTester``, the harness behaves as the query:
 
-    * timers fire in the order of time, not key by key; one that is due when it is registered fires
-      at the end of the same epoch, and none is refused for being in the past;
-    * a key is not called if all of its rows are late; one that the test gives no rows is called;
-    * attributes that the processor sets are gone in the next epoch, state is not;
-    * values must fit the schema of their state, and an error of the processor arrives as
+    * Timers fire in the order of time, not key by key. A timer that is due when it is registered
+      fires at the end of the same epoch. No timer is refused because it lies in the past.
+    * A key is not called if all of its rows are late. A key without rows in the test is called.
+    * Attributes that the processor sets are lost in the next epoch. State stays.
+    * Values must fit the schema of their state. An error of the processor becomes a
       ``ProcessorError`` with the key.
 
-    Rows and frames reach the processor as they are given, where a query gives them the types of
-    its columns, and they need not have the key columns. State lies in a temporary directory, which
-    goes when the harness does.
+    Rows and frames reach the processor as you give them; a query gives them the types of its
+    columns. They need not have the key columns. State lies in a temporary directory, which is
+    deleted with the harness.
 
     Parameters
     ----------
-    processor
-        A ``StatefulProcessor`` for rows or pandas, or a ``BatchProcessor``.
-    initialStateRow, initialStatePandas
-        Pairs of a key and a Row or frame: ``handleInitialState`` is called with each, in an epoch
-        of their own; timers it registers fire in the next one.
-    timeMode, outputMode
-        As for ``transformWithState``.
-    eventTimeExtractor
-        From a row to its event time in milliseconds; gives the stream a watermark, which begins at
-        0. Needed for ``EventTime`` and for a time to live in event time.
-    uid
+    processor : StatefulProcessor or BatchProcessor
+        The processor under test, for rows or pandas frames.
+    initialStateRow : sequence of tuple, optional
+        Pairs of a key and a Row. ``handleInitialState`` is called with each pair, in one epoch
+        before all others. Timers that it registers fire in the next epoch.
+    initialStatePandas : sequence of tuple, optional
+        The same with pairs of a key and a frame.
+    timeMode : str
+        ``None``, ``ProcessingTime`` or ``EventTime``.
+    outputMode : str
+        ``Append`` or ``Update``.
+    eventTimeExtractor : callable, optional
+        Returns a row's event time in milliseconds. The stream then has a watermark, which begins
+        at 0. ``EventTime`` and a time to live in event time require it.
+    uid : str
         The operator's name, in errors and in snapshots.
-    backend
+    backend : str
         ``heap`` or ``rocksdb``.
-    maxParallelism
+    maxParallelism : int
         Number of key groups that keys are spread over.
-    keyColumns
-        Number of key columns. With one, as in ``TwsTester``, every value is a whole key; with more,
-        a key is a tuple of that many values.
-    migrations
+    keyColumns : int
+        Number of key columns. With one, as in ``TwsTester``, every value is a whole key. With
+        more, a key is a tuple of that many values.
+    migrations : Mapping of str to Migration, optional
         As for ``transformWithState``.
-    outputStructType
-        Output is checked against this schema if it is given, and returned as yielded in any case.
-    conf
+    outputStructType : StructType or str, optional
+        The schema that output is checked against. Output is returned as yielded in any case.
+    conf : Mapping of str to str, optional
         Settings of a query, such as ``spark.ckpt.execution.memory-limit``.
-    failOnLostAttributes
-        Whether an epoch is an error in which the processor changes attributes outside of ``init``:
-        a query warns of them once.
+    failOnLostAttributes : bool
+        Whether an epoch fails if the processor changes attributes outside of ``init``. A query
+        logs one warning.
 
     Raises
     ------
     PlanError
-        If an argument is not allowed; as ``HarnessUseError`` or ``TimeModeError``, which are the
-        errors that ``TwsTester`` raises, where it refuses the same.
+        If an argument is not allowed. It is a ``HarnessUseError`` or ``TimeModeError``, the errors
+        that ``TwsTester`` raises, where ``TwsTester`` refuses the same.
     ProcessorError
         If ``init`` or ``handleInitialState`` raises.
+
+    Examples
+    --------
+    >>> harness = ProcessorHarness(Visits(), timeMode="ProcessingTime", backend="rocksdb")
+    >>> harness.test("ada", [Row(city="Oslo")])
+    [Row(user='ada', n=1)]
+    >>> harness.setProcessingTime(60_000)
+    [Row(user='ada', n=0)]
     """
 
     def __init__(
@@ -157,21 +168,45 @@ class ProcessorHarness(StateAccess):
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
     ) -> ProcessorHarness:
-        """Return a new harness that goes on from a snapshot, perhaps with another processor.
+        """Return a new harness that starts from a snapshot, perhaps with another processor.
 
         Parameters
         ----------
-        processor, outputMode, eventTimeExtractor, backend, migrations, outputStructType, conf
-            As for the constructor; none need be what it was before.
-        snapshot
+        processor : StatefulProcessor or BatchProcessor
+            The processor under test; it may be another version of the one before.
+        snapshot : Snapshot
             What :meth:`snapshot` returned.
-        timeMode
-            By default that of the snapshot.
+        timeMode : str, optional
+            By default the time mode of the snapshot.
+        outputMode : str
+            As for the constructor.
+        eventTimeExtractor : callable, optional
+            As for the constructor.
+        backend : str
+            As for the constructor; it may differ from the backend before.
+        migrations : Mapping of str to Migration, optional
+            As for ``transformWithState``.
+        outputStructType : StructType or str, optional
+            As for the constructor.
+        conf : Mapping of str to str, optional
+            As for the constructor.
+
+        Returns
+        -------
+        ProcessorHarness
+            With the state and the times of the snapshot.
 
         Raises
         ------
         IncompatibleStateError
             If the processor asks for states that the stored ones cannot become.
+
+        Examples
+        --------
+        >>> snapshot = harness.snapshot()
+        >>> newer = ProcessorHarness.restored(Visits(), snapshot, backend="rocksdb")
+        >>> newer.peekValueState("count", "ada")
+        (2,)
         """
         harness = cls(
             processor,
@@ -194,22 +229,64 @@ class ProcessorHarness(StateAccess):
 
         Parameters
         ----------
-        key
-            A value, or with ``keyColumns`` a tuple of values.
-        input
-            Its rows; in ``EventTime``, those at or below the watermark are dropped. The processor
-            is called without rows if there are none.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+        input : sequence of Row
+            The key's rows. In ``EventTime``, rows at or below the watermark are dropped. The
+            processor is called without rows if there are none.
 
         Returns
         -------
         list of Row
             What the processor yielded, also for timers that were due.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> harness.test("bob", [Row(city="Lima")])
+        [Row(user='bob', n=1)]
         """
         output: list[Row] = self._epochs.over_keys([(key, input)])
         return output
 
     def testInPandas(self, key: Any, input: pd.DataFrame) -> pd.DataFrame:
-        """Process one key's rows as pandas frames, as an epoch; see :meth:`test`."""
+        """Process one key's rows as pandas frames, as an epoch.
+
+        Parameters
+        ----------
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+        input : pandas.DataFrame
+            The key's rows; late ones are dropped as in :meth:`test`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            What the processor yielded, also for timers that were due.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> class Sizes(Visits):
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         yield pd.DataFrame({"user": [key[0]], "n": [sum(len(frame) for frame in rows)]})
+        >>> ProcessorHarness(Sizes()).testInPandas("ada", pd.DataFrame({"city": ["Oslo", "Rome"]}))
+          user  n
+        0  ada  2
+        """
         output: pd.DataFrame = self._epochs.over_keys([(key, input)])
         return output
 
@@ -218,14 +295,26 @@ class ProcessorHarness(StateAccess):
 
         Parameters
         ----------
-        input
-            By key, either lists of rows or frames; keys are handled in the order of their stored
-            form, as in a query.
+        input : Mapping of object to sequence of Row or pandas.DataFrame
+            Lists of rows, or frames, by key. Keys are handled in the order of their stored form, as
+            in a query.
 
         Returns
         -------
-        list of Row or DataFrame
-            Of the same kind as the input.
+        list of Row or pandas.DataFrame
+            The output, of the same kind as the input.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> harness.testMany({"ada": [Row(city="Oslo")], "bob": [Row(city="Lima")]})
+        [Row(user='bob', n=1), Row(user='ada', n=3)]
         """
         return self._epochs.over_keys(list(input.items()))
 
@@ -234,10 +323,39 @@ class ProcessorHarness(StateAccess):
 
         Parameters
         ----------
-        input
+        input : pandas.DataFrame
             All rows.
-        keyColumns
-            Which of its columns are the key, as for ``key_by``.
+        *keyColumns : str
+            Which columns of `input` are the key, as for ``key_by``.
+
+        Returns
+        -------
+        pandas.DataFrame
+            What the processor yielded.
+
+        Raises
+        ------
+        PlanError
+            If the processor is not a ``BatchProcessor``, or `input` lacks a key column.
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from pyspark_ckpt import BatchProcessor
+        >>> class Sizes(BatchProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputBatch(self, keys, rows, timerValues):
+        ...         yield keys.assign(n=rows.groupby(level=0).size())
+        ...
+        ...     def close(self): ...
+        >>> rows = pd.DataFrame({"user": ["ada", "bob", "ada"]})
+        >>> ProcessorHarness(Sizes()).testInBatches(rows, "user").sort_values("user")["n"].tolist()
+        [2, 1]
         """
         output: pd.DataFrame = self._epochs.over_batch(input, keyColumns)
         return output
@@ -247,28 +365,52 @@ class ProcessorHarness(StateAccess):
 
         Parameters
         ----------
-        rows
-            What ``handleBroadcastRows`` gets, as an iterator over Rows or over the one frame.
+        rows : sequence of Row or pandas.DataFrame
+            What ``handleBroadcastRows`` gets, as an iterator over the Rows or over the one frame.
 
         Returns
         -------
-        list of Row or DataFrame
-            Of the same kind as the input.
+        list of Row or pandas.DataFrame
+            The output, of the same kind as the input.
+
+        Raises
+        ------
+        PlanError
+            If the processor has no ``handleBroadcastRows``.
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> class Rules(Visits):
+        ...     def init(self, handle):
+        ...         self.rules = handle.getBroadcastState("rules", "name string", "n long")
+        ...
+        ...     def handleBroadcastRows(self, rows, timerValues):
+        ...         for row in rows:
+        ...             self.rules.updateValue((row.name,), (row.n,))
+        >>> harness = ProcessorHarness(Rules())
+        >>> harness.testBroadcast([Row(name="most", n=3)])
+        []
+        >>> harness.peek("rules")
+        {('most',): (3,)}
         """
         return self._epochs.with_broadcast(rows)
 
     def setProcessingTime(self, currentTimeMs: int) -> Any:
-        """Move the processing time on, in an epoch without rows.
+        """Move the processing time forward, in an epoch without rows.
 
         Parameters
         ----------
-        currentTimeMs
-            The new time in milliseconds; it begins at 0. Unlike in ``TwsTester``, any time mode
-            will do if a state has a time to live in processing time.
+        currentTimeMs : int
+            The new time in milliseconds; the time begins at 0. Unlike in ``TwsTester``, every time
+            mode is allowed if a state has a time to live in processing time.
 
         Returns
         -------
-        list of Row or DataFrame
+        list of Row or pandas.DataFrame
             The output of the timers that were due, of the kind that the last test call gave.
 
         Raises
@@ -277,45 +419,56 @@ class ProcessorHarness(StateAccess):
             If the operator has no such clock.
         ClockError
             If the time does not move forward.
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> harness.setProcessingTime(60_000)
+        [Row(user='ada', n=0)]
         """
         with self._clock.processing_time(currentTimeMs):
             return self._epochs.without_rows()
 
     def setWatermark(self, currentWatermarkMs: int) -> Any:
-        """Move the watermark on, in an epoch without rows; see :meth:`setProcessingTime`.
+        """Move the watermark forward, in an epoch without rows.
 
         Parameters
         ----------
-        currentWatermarkMs
-            The new watermark in milliseconds; it begins at 0.
-        """
-        with self._clock.watermark(currentWatermarkMs):
-            return self._epochs.without_rows()
+        currentWatermarkMs : int
+            The new watermark in milliseconds; the watermark begins at 0.
 
-    def crashAt(self, step: CrashStep) -> None:
-        """Have the next epoch that reaches `step` crash there, once.
-
-        It raises ``CrashedError``, and all that the epoch did is lost, as with ``kill -9``: state,
-        timers, output and time are those of the last epoch that ended. The same call can be
-        repeated. States that the test itself sets do not crash.
-        """
-        self._subtask.crash.plan(CrashStep(step))
-
-    def loseLocalCopy(self) -> None:
-        """Throw the backend away, as with the loss of an executor; it comes back from its files."""
-        self._subtask.lose_local_copy()
-
-    def snapshot(self) -> Snapshot:
-        """Return the state as of the last epoch, for :meth:`restore` and :meth:`restored`."""
-        return take(self._subtask, self._keys, self._clock)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot, of this harness or of another one with the same uid.
+        Returns
+        -------
+        list of Row or pandas.DataFrame
+            The output of the timers that were due, of the kind that the last test call gave.
 
         Raises
         ------
-        IncompatibleStateError
-            If the processor asks for states that the stored ones cannot become, or the snapshot is
-            of another operator; the harness stays as it was.
+        TimeModeError
+            If the harness has no ``eventTimeExtractor``.
+        ClockError
+            If the watermark does not move forward.
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> class Alarm(Visits):
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         self.handle.registerTimer(max(row.time_ms for row in rows) + 1_000)
+        ...         return iter([])
+        >>> harness = ProcessorHarness(
+        ...     Alarm(), timeMode="EventTime", eventTimeExtractor=lambda row: row.time_ms
+        ... )
+        >>> harness.test("ada", [Row(time_ms=5_000)])
+        []
+        >>> harness.setWatermark(6_000)
+        [Row(user='ada', n=0)]
         """
-        put_back(snapshot, self._subtask, self._keys, self._clock)
+        with self._clock.watermark(currentWatermarkMs):
+            return self._epochs.without_rows()

@@ -18,16 +18,26 @@ class Snapshot:
 
     Parameters
     ----------
-    handle
+    handle : Handle
         Names the version of the state, as a query's checkpoint does.
-    files
+    files : Mapping of str to bytes
         The durable files that the handle refers to, by path.
-    keys
+    keys : Mapping of bytes to tuple
         The keys by their stored form.
-    time_mode, processing_time_ms, watermark_ms
-        The harness's clock.
-    key_columns
+    time_mode : str
+        The harness's time mode.
+    processing_time_ms : int
+        The harness's processing time in milliseconds.
+    watermark_ms : int or None
+        The harness's watermark in milliseconds, ``None`` without event time.
+    key_columns : int
         Number of key columns.
+
+    Examples
+    --------
+    >>> snapshot = harness.snapshot()
+    >>> ProcessorHarness.restored(Visits(), snapshot).peekValueState("count", "ada")
+    (2,)
     """
 
     handle: Handle

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt import typing
+from pyspark_ckpt import testing, typing
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
@@ -65,6 +65,12 @@ def test_an_example_of_a_state_runs_for_a_key(
 
 def test_the_example_of_the_type_hints_runs() -> None:
     run_examples(typing.__doc__, "typing", {})
+
+
+@pytest.mark.parametrize("public", of("pyspark_ckpt.testing."), ids=name_of)
+def test_an_example_of_the_harness_continues_the_one_of_its_package(public: PublicObject) -> None:
+    names = run_examples(testing.__doc__, "testing", {})
+    run_examples(inspect.getdoc(public.value), public.name, names)
 
 
 def test_the_check_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,171 @@
+"""The timers that a processor's handle sets: of the current key, or of many keys at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pandas as pd
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.state.timers import Timers
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.time import EpochClock
+
+
+class KeyTimers:
+    """The methods of a processor's handle that are about timers.
+
+    Parameters
+    ----------
+    table : StateTable
+        The epoch's view of the state.
+    clock : EpochClock
+        The epoch's times.
+    where : str
+        The operator and subtask, for errors.
+    """
+
+    def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
+        self.timers = Timers(table, clock, where)
+        self.table = table
+        self.clock = clock
+        self._where = where
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Register a timer for the current key; registering it twice has no effect.
+
+        Parameters
+        ----------
+        expiryTimestampMs : int
+            When the timer fires, in milliseconds since 1970 of the operator's time mode.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> list(handle.listTimers())
+        [60000]
+        """
+        self.timers.register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Delete a timer of the current key; has no effect if there is none.
+
+        Parameters
+        ----------
+        expiryTimestampMs : int
+            When the timer was to fire, in milliseconds since 1970.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> handle.deleteTimer(60_000)
+        >>> list(handle.listTimers())
+        []
+        """
+        self.timers.delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return an iterator over the current key's timers, earliest first.
+
+        Returns
+        -------
+        iterator of int
+            Milliseconds since 1970.
+
+        Raises
+        ------
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimer(60_000)
+        >>> handle.registerTimer(30_000)
+        >>> list(handle.listTimers())
+        [30000, 60000]
+        """
+        return self.timers.of_current_key()
+
+    def registerTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+        """Register a timer for each of several keys.
+
+        For ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        expiryTimestampsMs : iterable of int
+            A time per row of `keys`, in milliseconds since 1970.
+
+        Raises
+        ------
+        StateValueError
+            If there is not one time per key, or a time is not a whole number.
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimers(keys, [60_000, 90_000])
+        """
+        self._each_timer("registerTimers", keys, expiryTimestampsMs, self.timers.register)
+
+    def deleteTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+        """Delete a timer of each of several keys.
+
+        For ``handleInputBatch``.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame
+            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        expiryTimestampsMs : iterable of int
+            A time per row of `keys`, in milliseconds since 1970.
+
+        Raises
+        ------
+        StateValueError
+            If there is not one time per key, or a time is not a whole number.
+        TimeModeError
+            If the operator has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> handle.registerTimers(keys, [60_000, 90_000])
+        >>> handle.deleteTimers(keys, [60_000, 90_000])
+        """
+        self._each_timer("deleteTimers", keys, expiryTimestampsMs, self.timers.delete)
+
+    def _each_timer(
+        self,
+        method: str,
+        keys: pd.DataFrame,
+        times_ms: Iterable[int],
+        change: Callable[[int], None],
+    ) -> None:
+        times = list(times_ms)
+        if len(times) != len(keys) or any(pd.isna(time) or int(time) != time for time in times):
+            raise StateValueError(
+                f"{self._where}: {method} got {len(times)} times for {len(keys)} keys: give one "
+                "whole number of milliseconds per key"
+            )
+        current = self.table.current
+        event_time_ms = current.event_time_ms
+        try:
+            for position, time in zip(keys.index.tolist(), times, strict=True):
+                self.table.enter(position)
+                change(int(time))
+        finally:
+            current.leave()
+            current.event_time_ms = event_time_ms
