@@ -2,7 +2,8 @@
 
 This package knows no Spark and no checkpoints: it stores bytes under bytes, in key order, with a
 version that is written atomically with every change. Two backends implement the one interface of
-:mod:`state_backends.backend`; :mod:`state_backends.contract` is the test suite that both inherit.
+:mod:`state_backends.backend`. The tests of both inherit one test suite, which lies in
+:mod:`pyspark_ckpt.testing.contracts`.
 """
 
 from state_backends.backend import Changes, HalfApplied, StateBackend, in_parts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from hypothesis import settings
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import StateBackend, open_backend
 
-pytest.register_assert_rewrite("state_backends.contract")
+pytest.register_assert_rewrite("pyspark_ckpt.testing.contracts")
 
 settings.register_profile("unit", deadline=None, max_examples=40, print_blob=True, database=None)
 settings.load_profile("unit")
@@ -97,27 +96,3 @@ def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
         triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="v1\n{}\n-",
         commits_entry="v1\n{}", source_logs=(log,), operators=(operator,),
     )  # fmt: skip
-
-
-KINDS = ("local", "memory", "s3")
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """Where nothing is yet; the name has characters that mean something to others."""
-    above = {
-        "local": lambda: str(tmp_path),
-        "memory": lambda: f"memory://{secrets.token_hex(8)}",
-        "s3": lambda: request.getfixturevalue("s3_url"),
-    }[kind]()
-    return f"{above}/check points"
-
-
-@pytest.fixture
-def any_storage(url: str) -> Storage:
-    return open_storage(url)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from configparser import ConfigParser
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -157,3 +159,22 @@ def test_only_spark_and_three_modules_below_it_reach_into_the_jvm() -> None:
 
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+BROUGHT_BY = {"py4j": "pyspark", "botocore": "s3fs"}
+"""Libraries that another one brings in the version that it needs."""
+
+
+def test_every_import_is_of_a_declared_library() -> None:
+    """Those that every user installs, or those of an extra, which ``dev`` is not one of."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = dict(setup["options.extras_require"])
+    del extras["dev"]
+    lines = "\n".join([setup["options"]["install_requires"], *extras.values()])
+    declared = set(re.findall(r"^[A-Za-z0-9_]+", lines, re.MULTILINE))
+    for module, path in MODULES.items():
+        used = {imported.split(".")[0] for imported, _ in imports(path)}
+        used -= {*sys.stdlib_module_names, "pyspark_ckpt", "state_backends", "backend_contract"}
+        missing = {name for name in used if BROUGHT_BY.get(name, name) not in declared}
+        assert not missing, f"{module} imports {missing}, which setup.cfg does not declare"

@@ -10,9 +10,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import BackendCorruptError, BackendFullError, Changes, open_backend
 from state_backends.backend import VERSION_KEY
-from state_backends.contract import BackendContract
 
 _FLIP_A_BIT = """
 import os, random, sys

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import (
     BackendCorruptError,
     BackendLockedError,
@@ -22,7 +23,6 @@ from state_backends import (
     StateBackendError,
     open_backend,
 )
-from state_backends.contract import BackendContract
 
 _HOLD = """
 import sys

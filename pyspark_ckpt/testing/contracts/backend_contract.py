@@ -47,8 +47,13 @@ SHORT_KEYS = [
 ]  # fmt: skip
 
 _LARGE_PARTS = 4
-_KILLED = "import sys, state_backends.contract as c; c.apply_and_be_killed(*sys.argv[1:])"
-_CHILD = "import sys, state_backends.contract as c; c.apply_until_killed(*sys.argv[1:])"
+_LOADED = (
+    f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import backend_contract as c"
+)
+"""Loads this module alone: a process that is killed has no use for the rest of the package."""
+
+_KILLED = f"{_LOADED}; c.apply_and_be_killed(*sys.argv[1:])"
+_CHILD = f"{_LOADED}; c.apply_until_killed(*sys.argv[1:])"
 
 
 class BackendContract:

@@ -1,0 +1,298 @@
+"""What every storage promises: the test suite that the tests of each storage inherit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+
+LARGE = 9 << 20
+"""More than one part of an upload."""
+
+UNSAFE = [
+    "", ".", "..", "/", "../x", "/etc/passwd", "a/../../b", "a/..", "a/../b", "../../x", "a\0b",
+    "\0", "//etc", "./..", "s3://bucket/x", "file:///etc/passwd", "file:/etc/passwd", "a/s3://b",
+    "memory://x", "simplecache::s3://b/x",
+]  # fmt: skip
+
+
+def _replaced(storage: Storage, relative: str, content: bytes) -> None:
+    storage.delete([relative])
+    storage.write(relative, [content])
+
+
+class StorageContract:
+    """Inherit it, say where the storage is, and it is held to the same promises as the others.
+
+    ::
+
+        class TestMyStorage(StorageContract):
+            @pytest.fixture
+            def url(self) -> str:
+                return f"mine://{new_name()}/check points"
+    """
+
+    @pytest.fixture
+    def url(self) -> str:
+        """Return where there is nothing yet; its last name has characters that mean something."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def any_storage(self, url: str) -> Storage:
+        return open_storage(url)
+
+    @pytest.mark.parametrize("relative", UNSAFE)
+    def test_a_path_out_of_the_root_is_unsafe(self, any_storage: Storage, relative: str) -> None:
+        for use in (
+            any_storage.child,
+            any_storage.url_of,
+            any_storage.read,
+            any_storage.exists,
+            any_storage.size_bytes,
+            any_storage.list,
+            any_storage.make_directory,
+            any_storage.delete_directory,
+            lambda path: any_storage.delete([path]),
+            lambda path: any_storage.write(path, [b""]),
+            lambda path: any_storage.verify_size(FileReference(path, 0, "")),
+            lambda path: any_storage.open_verified(FileReference(path, 0, "")).__enter__(),
+        ):
+            with pytest.raises(UnsafePathError, match="does not stay inside"):
+                use(relative)
+
+    def test_a_new_storage_is_empty_and_nothing_is_made_by_looking(
+        self, any_storage: Storage
+    ) -> None:
+        assert any_storage.list() == any_storage.list("shared") == []
+        assert not any_storage.exists("shared")
+        assert any_storage.size_bytes("shared/file") is None
+        with pytest.raises(FileNotFoundError) as missing:
+            any_storage.read("shared/file")
+        assert any_storage.url_of("shared/file") in str(missing.value)
+        any_storage.delete(["shared/file"])
+        any_storage.delete_directory("shared")
+        with pytest.raises(CheckpointNotFoundError):
+            read_metadata(any_storage, "chk-1")
+        assert any_storage.parent().list() == []
+
+    def test_a_written_file_is_described_by_its_reference(self, any_storage: Storage) -> None:
+        reference = any_storage.write("taskowned/file", iter([b"ab", b"", b"c"]))
+        assert reference == FileReference("taskowned/file", 3, hashlib.sha256(b"abc").hexdigest())
+        assert any_storage.read("taskowned/file") == b"abc"
+        assert any_storage.size_bytes("taskowned/file") == 3
+        any_storage.verify_size(reference)
+        assert any_storage.list("taskowned") == ["file"]
+
+    def test_an_empty_file_is_one(self, any_storage: Storage) -> None:
+        reference = any_storage.write("empty", [])
+        assert any_storage.read("empty") == b""
+        with any_storage.open_verified(reference) as file:
+            assert file.read() == b""
+
+    @pytest.mark.parametrize("size", [8 << 20, 2 * LARGE])
+    def test_a_large_file_comes_back_as_it_was(self, any_storage: Storage, size: int) -> None:
+        content = (bytes(range(251)) * (size // 251 + 1))[:size]
+        reader = io.BytesIO(content)
+        reference = any_storage.write("shared/large", iter(lambda: reader.read(700_001), b""))
+        assert reference.size_bytes == size
+        assert reference.sha256 == hashlib.sha256(content).hexdigest()
+        with any_storage.open_verified(reference) as file:
+            assert file.read() == content
+
+    @pytest.mark.parametrize("size", [3, LARGE])
+    def test_write_never_replaces_a_file(self, any_storage: Storage, size: int) -> None:
+        first, second = b"1" * size, b"2" * size
+        any_storage.write("chk-1/_metadata", [first])
+        for content in (second, first):
+            with pytest.raises(FileExistsError) as taken:
+                any_storage.write("chk-1/_metadata", [content])
+            assert any_storage.url_of("chk-1/_metadata") in str(taken.value)
+        assert any_storage.read("chk-1/_metadata") == first
+        assert any_storage.list("chk-1") == ["_metadata"]
+
+    @pytest.mark.parametrize("size", [1, LARGE])
+    def test_a_write_whose_content_fails_leaves_no_file(
+        self, any_storage: Storage, size: int
+    ) -> None:
+        def chunks() -> Iterator[bytes]:
+            yield b"x" * size
+            raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            any_storage.write("shared/file", chunks())
+        assert any_storage.list("shared") == []
+        assert not any_storage.exists("shared/file")
+
+    def test_one_of_many_writers_of_a_name_succeeds(self, url: str) -> None:
+        storage = open_storage(url)
+        writers = 8
+        at_once = threading.Barrier(writers)
+        written, refused = [], []
+
+        def write(number: int) -> None:
+            at_once.wait()
+            try:
+                storage.write("chk-1/_author", [str(number).encode()])
+            except FileExistsError:
+                refused.append(number)
+            else:
+                written.append(number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(written) == 1
+        assert len(refused) == writers - 1
+        assert storage.read("chk-1/_author") == str(written[0]).encode()
+
+    def test_names_are_listed_in_order_and_directories_once(self, any_storage: Storage) -> None:
+        for name in (
+            "shared/b",
+            "shared/a",
+            "shared/.hidden",
+            "shared/deep/file",
+            "chk-1/_metadata",
+        ):
+            any_storage.write(name, [b"x"])
+        assert any_storage.list("shared") == [".hidden", "a", "b", "deep"]
+        assert any_storage.list() == ["chk-1", "shared"]
+        assert any_storage.list("shared/a") == any_storage.list("share") == []
+        assert any_storage.exists("shared")
+        assert any_storage.exists("shared/a")
+        assert not any_storage.exists("shared/c")
+        assert not any_storage.exists("share")
+        assert any_storage.size_bytes("shared") is None
+
+    def test_deleted_files_are_gone_and_the_others_stay(self, any_storage: Storage) -> None:
+        for name in ("a/1", "a/2", "b/1"):
+            any_storage.write(name, [b"x"])
+        any_storage.delete(["a/1", "b/1", "c/never there"])
+        any_storage.delete(["a/1"])
+        assert any_storage.list("a") == ["2"]
+        assert any_storage.list("b") == []
+        any_storage.write("a/1", [b"again"])
+        assert any_storage.read("a/1") == b"again"
+
+    def test_a_deleted_directory_is_gone_with_its_content(self, any_storage: Storage) -> None:
+        for name in ("chk-1/deep/file", "chk-1/file", "chk-10/file", "chk-2/file"):
+            any_storage.write(name, [b"x"])
+        any_storage.delete_directory("chk-1")
+        any_storage.delete_directory("chk-3")
+        assert any_storage.list() == ["chk-10", "chk-2"]
+        assert any_storage.read("chk-10/file") == b"x"
+
+    def test_names_that_mean_something_elsewhere_mean_nothing_here(
+        self, any_storage: Storage
+    ) -> None:
+        names = ["a b", "a%20b", "a*", "a?", "[ab]", "a#b", "ä", "a:b", "a::b", "~", "a+b", "a?v=1"]
+        for name in names:
+            any_storage.write(f"odd/{name}", [name.encode()])
+        assert any_storage.list("odd") == sorted(names)
+        any_storage.delete(["odd/a*", "odd/a?", "odd/[ab]"])
+        rest = sorted(set(names) - {"a*", "a?", "[ab]"})
+        assert any_storage.list("odd") == rest
+        assert [any_storage.read(f"odd/{name}").decode() for name in rest] == rest
+
+    def test_a_directory_can_be_made_once(self, any_storage: Storage) -> None:
+        any_storage.make_directory("chk-1")
+        assert any_storage.exists("chk-1")
+        assert any_storage.list() == ["chk-1"]
+        with pytest.raises(FileExistsError) as taken:
+            any_storage.make_directory("chk-1")
+        assert any_storage.url_of("chk-1") in str(taken.value)
+
+    @pytest.mark.parametrize(
+        ("content", "says"),
+        [(None, "missing"), (b"", "0 bytes"), (b"ab", "2 bytes"), (b"abcd", "4 bytes")],
+    )
+    def test_a_missing_or_wrong_sized_file_is_corrupt_and_named(
+        self, any_storage: Storage, content: bytes | None, says: str
+    ) -> None:
+        """Scenario 7: any file, on every storage."""
+        reference = any_storage.write("shared/file", [b"abc"])
+        any_storage.delete(["shared/file"])
+        if content is not None:
+            any_storage.write("shared/file", [content])
+        named = f"{any_storage.url_of('shared/file')}.*{says}"
+        with pytest.raises(CorruptFileError, match=named):
+            any_storage.verify_size(reference)
+        with pytest.raises(CorruptFileError, match=named), any_storage.open_verified(reference):
+            pytest.fail("opened")
+
+    @pytest.mark.parametrize("position", [0, LARGE - 1])
+    def test_a_file_of_the_right_size_with_a_changed_byte_is_corrupt(
+        self, any_storage: Storage, position: int
+    ) -> None:
+        """Scenario 7: found by its digest, both are told."""
+        reference = any_storage.write("shared/file", [b"x" * LARGE])
+        _replaced(
+            any_storage, "shared/file", b"x" * position + b"y" + b"x" * (LARGE - 1 - position)
+        )
+        any_storage.verify_size(reference)
+        named = any_storage.url_of("shared/file")
+        with pytest.raises(CorruptFileError, match=named), any_storage.open_verified(reference):
+            pytest.fail("opened")
+
+    def test_something_else_in_the_place_of_a_file_is_corrupt(self, any_storage: Storage) -> None:
+        any_storage.write("shared/file/inside", [b"abc"])
+        for path in ("shared", "shared/file"):
+            reference = FileReference(path, any_storage.size_bytes(path) or 0, "0" * 64)
+            with pytest.raises(CorruptFileError, match=path):
+                any_storage.verify_size(reference)
+            with pytest.raises(CorruptFileError, match=path), any_storage.open_verified(reference):
+                pytest.fail("opened")
+
+    def test_a_verified_file_is_open_at_its_start_and_closed_afterwards(
+        self, any_storage: Storage
+    ) -> None:
+        reference = any_storage.write("shared/file", [b"abc"])
+        with any_storage.open_verified(reference) as file:
+            assert file.read(1) + file.read() == b"abc"
+        assert file.closed
+
+    def test_files_are_copied_from_and_to_others_checked(
+        self, any_storage: Storage, tmp_path: Path
+    ) -> None:
+        content = b"abc" * 1_000_000
+        reference = any_storage.write("shared/file", [content])
+        local = LocalStorage(tmp_path / "target")
+        copied = local.copy_in(any_storage, reference, "other/name")
+        assert copied == msgspec.structs.replace(reference, path="other/name")
+        assert local.read("other/name") == content
+        back = any_storage.copy_in(local, copied, "back")
+        with any_storage.open_verified(back) as file:
+            assert file.read() == content
+
+    def test_a_copy_of_a_changed_file_leaves_nothing(self, any_storage: Storage) -> None:
+        reference = any_storage.write("source/file", [b"abc"])
+        _replaced(any_storage, "source/file", b"abd")
+        target = any_storage.child("target")
+        with pytest.raises(CorruptFileError):
+            target.copy_in(any_storage, reference, "file")
+        assert target.list() == []
+
+    def test_a_child_has_the_files_below_and_its_parent_is_where_it_came_from(
+        self, any_storage: Storage, url: str
+    ) -> None:
+        assert any_storage.url == url
+        assert any_storage.name == "check points"
+        child = any_storage.child("query/chk-1")
+        assert child.url == any_storage.url_of("query/chk-1") == f"{url}/query/chk-1"
+        child.write("_metadata", [b"x"])
+        assert any_storage.read("query/chk-1/_metadata") == b"x"
+        assert child.parent().parent().url == url
+        assert child.parent().list() == ["chk-1"]
+        assert open_storage(child.url).read("_metadata") == b"x"
+        assert open_storage(f"{child.url}/").list() == ["_metadata"]

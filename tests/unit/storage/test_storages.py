@@ -1,0 +1,28 @@
+"""Every storage holds the contract: local files, the memory, and S3 behind a real server."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.testing.contracts.storage_contract import StorageContract
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return str(tmp_path / "check points")
+
+
+class TestMemoryStorage(StorageContract):
+    @pytest.fixture
+    def url(self) -> str:
+        return f"memory://{secrets.token_hex(8)}/check points"
+
+
+class TestS3Storage(StorageContract):
+    @pytest.fixture
+    def url(self, s3_url: str) -> str:
+        return f"{s3_url}/check points"
