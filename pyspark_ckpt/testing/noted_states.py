@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.registry import GivenState
 
 
 class NotedStates(ProcessorHandle):
     """The library's own handle; what it gave out is found again by name."""
 
-    def noted(self, name: str, *kinds: type) -> Any:
+    def noted(self, name: str, *classes: type) -> GivenState:
         """Return a state that ``init`` asked for.
 
         Raises
         ------
         HarnessUseError
-            If there is none of that name and kind.
+            If there is no state of that name and class.
         """
-        state = self._given.get(name)
-        if state is None:
+        given = self._given.get(name)
+        if given is None:
             raise HarnessUseError(
                 f"{self._where}: init asks for no state {name!r}, but for {sorted(self._given)}",
                 "STATE_NOT_EXISTS",
             )
-        if kinds and not isinstance(state, kinds):
+        if classes and not isinstance(given.state, classes):
             raise HarnessUseError(
-                f"{self._where}: state {name!r} is a {type(state).__name__}, no "
-                f"{' or '.join(kind.__name__ for kind in kinds)}",
+                f"{self._where}: state {name!r} is a {type(given.state).__name__}, no "
+                f"{' or '.join(each.__name__ for each in classes)}",
                 "STATE_NOT_EXISTS",
             )
-        return state
+        return given

@@ -7,13 +7,13 @@ from typing import Any
 
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
-from pyspark_ckpt.operator.state.merging import AggregatingState, ReducingState
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.values.codec import Value
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
+from pyspark_ckpt.testing.noted_states import NotedStates
 
 OF_OPERATOR: Any = object()
 """In place of a key, for state that belongs to none; ``None`` is a key."""
@@ -316,25 +316,18 @@ class StateAccess:
         """
         self._edit(stateName, key, lambda state: state.clear())
 
-    def _peek(self, name: str, key: Any, *kinds: type) -> Any:
+    def _peek(self, name: str, key: Any, *classes: type) -> Any:
         given = None if key is OF_OPERATOR else self._keys.given(key)
-        return self._subtask.look(
-            self._clock.now(), lambda states: content_of(states.noted(name, *kinds)), given
-        )
 
-    def _edit(self, name: str, key: Any, change: Callable[[Any], None], *kinds: type) -> None:
+        def content(states: NotedStates) -> Any:
+            noted = states.noted(name, *classes)
+            return noted.kind.content_of(noted.state)
+
+        return self._subtask.look(self._clock.now(), content, given)
+
+    def _edit(self, name: str, key: Any, change: Callable[[Any], None], *classes: type) -> None:
         self._subtask.edit(
             self._clock.now(),
             [(self._keys.given(key), name)],
-            lambda _processor, states, _key, name: change(states.noted(name, *kinds)),
+            lambda _processor, states, _key, name: change(states.noted(name, *classes).state),
         )
-
-
-def content_of(state: Any) -> Any:
-    """Return all that a state holds for the current key, or for the subtask."""
-    if isinstance(state, ListState):
-        return list(state.get())
-    if isinstance(state, MapState):
-        return dict(state.iterator())
-    assert isinstance(state, ValueState | ReducingState | AggregatingState)
-    return state.get()

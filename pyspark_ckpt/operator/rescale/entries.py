@@ -20,8 +20,9 @@ from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.operator.rescale.unify import StateMove, UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import subtask_of
-from pyspark_ckpt.operator.state.operator_states import UNION
-from pyspark_ckpt.operator.table.rewrite import decode_chunk, encode_chunk
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
+from pyspark_ckpt.operator.state.operator_states import ListRedistribution
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     MAX_STATES,
@@ -37,7 +38,6 @@ from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 Entry = tuple[bytes, bytes]
-_OPERATOR_LIST = "operator-list"
 _NUMBER = struct.Struct(">I")
 _STREAM = struct.Struct(">H")
 _PLACE = struct.Struct(">II")
@@ -158,7 +158,7 @@ class Redistribution:
         rewritten = (
             _rewritten(move, stored_key[len(prefix) :], value) for stored_key, value in entries
         )
-        if target.kind == _OPERATOR_LIST:
+        if kind_of(target).movement is Movement.DEALT_OUT:
             yield from self._list(new_prefix, target, rewritten)
         elif self._gives_broadcast:
             for rest, value in rewritten:
@@ -169,6 +169,7 @@ class Redistribution:
         self, prefix: bytes, state: StateDescriptor, entries: Iterable[Entry]
     ) -> Iterator[Moved]:
         everyone = range(self._parallelism)
+        goes_to_all = state.redistribution == ListRedistribution.UNION.value
         chunks = dict.fromkeys(everyone, 0)
         position = self._handle.subtask  # so that short lists do not all begin at subtask 0
         for rest, value in entries:
@@ -177,7 +178,7 @@ class Redistribution:
             items = decode_chunk(value)
             for subtask in everyone:
                 first = (subtask - position) % self._parallelism
-                part = items if state.redistribution == UNION else items[first :: len(everyone)]
+                part = items if goes_to_all else items[first :: len(everyone)]
                 if part:
                     number = _PLACE.pack(self._handle.subtask, chunks[subtask])
                     yield Moved(subtask, prefix + number, b"", encode_chunk(part))
@@ -208,7 +209,7 @@ def numbered(entries: Iterable[Entry], states: tuple[StateDescriptor, ...]) -> I
             yield from _numbered_streams(group)
         elif (
             place.startswith(OPERATOR_STATE)
-            and states[place[len(OPERATOR_STATE)]].kind == _OPERATOR_LIST
+            and kind_of(states[place[len(OPERATOR_STATE)]]).entries is Entries.CHUNKS
         ):
             yield from _numbered_chunks(place, group)
         else:

@@ -17,11 +17,10 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare
 from pyspark_ckpt.operator.schema.verdict import used_migration
+from pyspark_ckpt.operator.state.migration import schema_of
+from pyspark_ckpt.operator.state.rewrite import StateRewrite
 from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.operator.table.migration import schema_of
-from pyspark_ckpt.operator.table.rewrite import StateRewrite
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.table.sweep import FREE
 from pyspark_ckpt.operator.table.time_to_live import stamp_of
 
 
@@ -173,7 +172,7 @@ class UnifiedStates:
 
 
 def _is_there(state: StateDescriptor) -> bool:
-    return state.sweeps is None and state.kind != FREE
+    return state.sweeps is None
 
 
 def _since_ms(state: StateDescriptor, merged: StateDescriptor) -> int | None:

@@ -14,6 +14,7 @@ from contextlib import closing
 
 from pyspark_ckpt.formats.handle import Handle, StateCount, StateCounts, StateDescriptor
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.message_pack import end_of_value
@@ -32,7 +33,6 @@ FEW_ENTRIES = 500
 """So many are counted in every epoch, in about a millisecond: they are always exact."""
 
 _KEY_START = KEY_GROUP_BYTES + 1
-_MANY_ENTRIES_PER_KEY = ("list", "map")
 
 
 def is_due(counts: StateCounts | None, now_ms: int) -> bool:
@@ -161,7 +161,7 @@ def _by_state(sizes: dict[bytes, int]) -> dict[int, list[bytes]]:
 
 def _count(state: StateDescriptor, entries: list[bytes], sizes: dict[bytes, int]) -> StateCount:
     keys = len(entries)
-    if state.kind in _MANY_ENTRIES_PER_KEY:
+    if kind_of(state).entries is not Entries.ONE:
         keys = len({key[:2] + key[_KEY_START : end_of_value(key, _KEY_START)] for key in entries})
     size_bytes = sum(map(sizes.__getitem__, entries))
     return StateCount(name=state.name, keys=keys, entries=len(entries), size_bytes=size_bytes)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.state.map import MapState
+from pyspark_ckpt.operator.state.kinds import StateKind
 
 _TRIED = {
     "exists": "checking {kind} state exists",
@@ -23,23 +23,23 @@ _TRIED = {
 _READS = ("get", "getMany", "iterator", "keys", "values")
 
 
-def withdraw(state: object, name: str, where: str) -> None:
+def withdraw(state: object, kind: StateKind, name: str, where: str) -> None:
     """Have every later use of a state raise ``StateUseError``.
 
     Parameters
     ----------
-    state
-        What the handle gave out.
+    state, kind
+        What the handle gave out, and of which kind it is.
     name
-        Its name.
+        The state's name.
     where
         The operator and subtask, for errors.
     """
-    kind = "map" if isinstance(state, MapState) else "value"
+    word = "map" if kind.has_map_key else "value"
     for method in dir(state):
         if not method.startswith("_"):
             other = "getting {kind} state" if method in _READS else "updating {kind} state"
-            tried = _TRIED.get(method, other).format(kind=kind)
+            tried = _TRIED.get(method, other).format(kind=word)
             vars(state)[method] = partial(_refuse, f"Error {tried}: {where}: state {name!r}")
 
 

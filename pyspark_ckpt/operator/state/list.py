@@ -11,8 +11,12 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
 
-_chunk_encoder = msgspec.msgpack.Encoder()
-_chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
+encode_chunk = msgspec.msgpack.Encoder().encode
+"""Makes a chunk of a list of encoded values."""
+
+decode_chunk = msgspec.msgpack.Decoder(list[bytes]).decode
+"""Returns the encoded values of a chunk."""
+
 _CHUNK_NUMBER_BYTES = 4
 _FEW_CHUNKS = 4
 """So many are read by their keys, ahead for many keys at once; more are looked for with a scan."""
@@ -234,7 +238,7 @@ class ListState:
                 yield shown
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
-        items = chain.from_iterable(map(_chunk_decoder.decode, chunks))
+        items = chain.from_iterable(map(decode_chunk, chunks))
         # A generator, which ends at an error; `map` would go on behind it.
         yield from map(self._codec.decode, chain(items, pending))
 
@@ -275,7 +279,7 @@ class ListState:
         for prefix, chunk in appended.items():
             # No scan looks for them in memory: they leave it now.
             key = prefix + _encoded_number(chunk.number)
-            self._table.put(key, chunk.stamp + _chunk_encoder.encode(chunk.items))
+            self._table.put(key, chunk.stamp + encode_chunk(chunk.items))
 
 
 def _number_of_chunks(header: bytes | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from enum import Enum
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -14,14 +15,19 @@ from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.values.codec import Value
 
-SPLIT = "split"
-UNION = "union"
-REDISTRIBUTIONS = (SPLIT, UNION)
-"""What becomes of an operator list at another parallelism: dealt out, or whole to everyone."""
-
 _STREAM_BYTES = 2
 _CHUNK_BYTES = 4
 RAW_CHUNK_BYTES = 1 << 20
+
+
+class ListRedistribution(Enum):
+    """What happens to an operator list when the parallelism changes; the values are stored."""
+
+    SPLIT = "split"
+    """The values of all subtasks are dealt out."""
+
+    UNION = "union"
+    """Every subtask gets all values."""
 
 
 class OperatorListState(ListState):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import types as T
 
@@ -11,28 +12,32 @@ from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.deleted import withdraw
-from pyspark_ckpt.operator.state.value import ValueState
-from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
-from pyspark_ckpt.operator.table.migration import migrate
-from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.table.time_to_live import (
-    Aging,
-    StateTtlConfig,
-    SwitchedOff,
-    TimeToLive,
-    TtlTime,
+from pyspark_ckpt.operator.state.kinds import (
+    Schema,
+    State,
+    StateGetters,
+    StateKind,
+    StateParts,
+    Ttl,
 )
+from pyspark_ckpt.operator.state.migration import migrate
+from pyspark_ckpt.operator.state.operator_states import ListRedistribution
+from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive, TtlTime
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import Codec, TupleCodec
-from pyspark_ckpt.operator.values.pandas import ValueColumns
-
-Schema = T.StructType | str
-Ttl = int | StateTtlConfig | None
-State = TypeVar("State")
 
 
-class StateRegistry:
-    """What the ``get...State`` methods of a processor's handle are made of.
+@dataclass(frozen=True, slots=True)
+class GivenState:
+    """A state that a processor asked for."""
+
+    kind: StateKind
+    state: Any
+
+
+class StateRegistry(StateGetters):
+    """The part of a processor's handle that knows the states, stored and asked for.
 
     Parameters
     ----------
@@ -66,7 +71,7 @@ class StateRegistry:
         self._catalog = StateCatalog(stored, where)
         self._migrations = migrations or {}
         self._aging: dict[int, TimeToLive] = {}
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, GivenState] = {}
         self._in_init = True
 
     def end_of_init(self) -> None:
@@ -118,45 +123,60 @@ class StateRegistry:
             self._aging.pop(state_id, None)
         given = self._given.pop(stateName, None)
         if given is not None:
-            withdraw(given, stateName, self._where)
+            withdraw(given.state, given.kind, stateName, self._where)
 
-    def _note(self, name: str, state: State) -> State:
-        """Remember which state was given out under a name."""
-        self._given[name] = state
+    def _given_out(self, parts: StateParts, state: State) -> State:
+        assert isinstance(state, parts.kind.state_class)
+        self._given[parts.name] = GivenState(parts.kind, state)
         return state
 
-    def _value_state(self, kind: str, name: str, schema: Schema, ttl: Ttl) -> ValueState:
-        state_id, codec, aging = self._state(kind, name, schema, ttl=ttl)
-        columns = ValueColumns(self._struct_type(schema), f"{self._where}, state {name!r}")
-        return ValueState(self.table, state_id, codec, aging, columns)
-
-    def _state(
+    def _parts(
         self,
-        kind: str,
+        kind: StateKind,
         name: str,
         schema: Schema,
         *,
         map_key: Schema | None = None,
         ttl: Ttl = None,
         redistribution: str | None = None,
-    ) -> tuple[bytes, Codec, Aging | None]:
-        """Return a state's id, the codec of all its entries, and how they age."""
-        what = f"{self._where}, {kind} state {name!r}"
+    ) -> StateParts:
+        what = f"{self._where}, {kind.stored_name} state {name!r}"
         self._check_in_init(f"the state {name!r} was asked for")
         self._catalog.claim(name)
+        value_type = self._struct_type(schema)
+        map_key_type = None if map_key is None else self._struct_type(map_key)
+        if redistribution is not None:
+            self._check_redistribution(name, redistribution)
         wanted = StateDescriptor(
             name=name,
-            kind=kind,
-            value_schema=self._struct_type(schema).json(),
-            map_key_schema=None if map_key is None else self._struct_type(map_key).json(),
+            kind=kind.stored_name,
+            value_schema=value_type.json(),
+            map_key_schema=None if map_key_type is None else map_key_type.json(),
             ttl=ttl_descriptor(ttl, self.clock, what),
             is_stamped=bool(ttl),
             redistribution=redistribution,
         )
         state_id = self._id_of(wanted)
         state = self._catalog.descriptor(state_id)
-        aging = self._aging_of(state_id, state, what)
-        return bytes([state_id]), codec_of(state, what), aging
+        return StateParts(
+            kind=kind,
+            name=name,
+            where=self._where,
+            table=self.table,
+            state_id=bytes([state_id]),
+            codec=codec_of(state, what),
+            aging=self._aging_of(state_id, state, what),
+            schema=value_type,
+            map_key=map_key_type,
+        )
+
+    def _check_redistribution(self, name: str, redistribution: str) -> None:
+        allowed = [each.value for each in ListRedistribution]
+        if redistribution not in allowed:
+            raise StateUseError(
+                f"{self._where}: redistribution of state {name!r} is {redistribution!r}, "
+                f"allowed is {', '.join(allowed)}"
+            )
 
     def _id_of(self, wanted: StateDescriptor) -> int:
         migration = self._migrations.get(wanted.name)
@@ -193,10 +213,6 @@ class StateRegistry:
             raise StateUseError(
                 f"{self._where}: {what} outside init: do it in init, which runs in every epoch"
             )
-
-    def _map_key_codec(self, name: str, schema: Schema) -> TupleCodec:
-        what = f"{self._where}, keys of state {name!r}"
-        return TupleCodec(self._struct_type(schema), what, is_key=True)
 
     def _struct_type(self, schema: Schema) -> T.StructType:
         if isinstance(schema, T.StructType):

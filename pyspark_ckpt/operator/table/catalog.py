@@ -13,10 +13,22 @@ from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.table.sweep import FREE
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, TtlTime, now_ms
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import MAX_VERSION, Codec, TupleCodec, VersionedCodec
+
+FREE = "free"
+"""The stored kind of a place in the list of states that no entry refers to any more."""
+
+FREE_PLACE = StateDescriptor(
+    name="", kind=FREE, value_schema='{"fields":[],"type":"struct"}', sweeps=0
+)
+"""Takes the place of a deleted state without entries; stored schemas are checked, so it has one."""
+
+
+def is_deleted(state: StateDescriptor) -> bool:
+    """Tell whether a state was deleted and may still have entries."""
+    return state.sweeps is not None and state.kind != FREE
 
 
 class StateCatalog:

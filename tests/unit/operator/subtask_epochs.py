@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.sweep import sweep
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.operator.table.sweep import sweep
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES, EpochWrites
 from pyspark_ckpt.operator.time import EpochClock, TimeMode

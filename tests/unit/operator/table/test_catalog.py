@@ -8,9 +8,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
-from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, evolved
+from pyspark_ckpt.operator.table.catalog import FREE, StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.table.sweep import FREE
 from pyspark_ckpt.operator.values.codec import MAX_VERSION
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import converter
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
 from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.wire_form import row_type_of
 
-LISTS = ("list", "operator-list")
-MAPS = ("map", "broadcast")
-
-_chunk_encoder = msgspec.msgpack.Encoder()
-_chunk_decoder = msgspec.msgpack.Decoder(list[bytes])
 _Tuple = tuple[Any, ...]
 
 
@@ -51,7 +47,7 @@ class StateRewrite:
         where: str,
     ) -> None:
         self._where = where
-        self._kind = source.kind
+        self._entries = kind_of(source).entries
         self._old = codec_of(source, where)
         self._new = codec_of(target, where)
         stored, wanted = struct_type(source.value_schema), struct_type(target.value_schema)
@@ -96,11 +92,11 @@ class StateRewrite:
             ) from exc
 
     def _rewritten(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
-        if self._kind in LISTS:
+        if self._entries is Entries.CHUNKS:
             if not rest:  # the list's number of chunks
                 return b"", data
             return rest, encode_chunk([self._item(item) for item in decode_chunk(data)])
-        if self._kind in MAPS:
+        if self._entries is Entries.BY_MAP_KEY:
             if self._map_key is not None:
                 rest = self._new_key.encode(self._map_key(self._old_key.decode(rest)))
             return rest, self._item(data)
@@ -109,16 +105,6 @@ class StateRewrite:
     def _item(self, data: bytes) -> bytes:
         values = self._old.decode(data)
         return self._new.encode(values if self._value is None else self._value(values))
-
-
-def decode_chunk(data: bytes) -> list[bytes]:
-    """Return the encoded values of a list's chunk."""
-    return _chunk_decoder.decode(data)
-
-
-def encode_chunk(items: list[bytes]) -> bytes:
-    """Return a list's chunk of encoded values."""
-    return _chunk_encoder.encode(items)
 
 
 def _on_rows(function: Callable[[Any], _Tuple], schema: T.StructType) -> Callable[[_Tuple], _Tuple]:

@@ -15,8 +15,8 @@ from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.verdict import StateSchema, used_migration
+from pyspark_ckpt.operator.state.rewrite import StateRewrite
 from pyspark_ckpt.operator.table.catalog import StateCatalog, continued_ttl, struct_type
-from pyspark_ckpt.operator.table.rewrite import StateRewrite
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     OPERATOR_STATE,

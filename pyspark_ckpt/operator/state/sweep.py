@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.table.catalog import FREE_PLACE, is_deleted
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
@@ -23,17 +25,6 @@ from pyspark_ckpt.operator.table.time_to_live import TimeToLive
 
 LEAST_ENTRIES = 1_000
 ENTRIES_PER_WRITE = 2
-
-LIST = "list"
-"""Kind of the states that have several entries for a key, of which the first leads to the others.
-
-Their times differ, also after the time that they age in was changed: none may be left alone."""
-
-FREE = "free"
-"""Kind of a place in the list of states that no entry refers to any more."""
-
-_NO_FIELDS = '{"fields":[],"type":"struct"}'
-"""The schema of a free place: stored schemas are checked, so it must be one."""
 
 _SWEEPS_UNTIL_FREE = 2
 """The first pass may have begun before the state was deleted; the second has seen everything."""
@@ -84,14 +75,15 @@ def sweep(
     sweep_from
         Where the last epoch's stretch ended.
     """
-    deleted = {
-        state_id
-        for state_id, state in enumerate(states)
-        if state.sweeps is not None and state.kind != FREE
-    }
+    deleted = {state_id for state_id, state in enumerate(states) if is_deleted(state)}
     if not deleted and not aging:
         return Sweep(b"", states)
-    lists = {state_id for state_id, state in enumerate(states) if state.kind == LIST}
+    # The first entry of a chunked state leads to the others, whose times may differ.
+    chunked = {
+        state_id
+        for state_id, state in enumerate(states)
+        if state.sweeps is None and kind_of(state).entries is Entries.CHUNKS
+    }
     budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
     removals = _Removals(table)
     head = b""  # an expired list's first entry, which goes when all that is below it has gone
@@ -108,7 +100,7 @@ def sweep(
             removals.delete(key)
         elif ages is None or not ages.is_expired(value) or table.is_written(key):
             head = b""
-        elif state_id in lists and not head:
+        elif state_id in chunked and not head:
             head = key
         else:
             removals.delete(key)
@@ -124,8 +116,8 @@ def _state_id(key: bytes) -> int:
 
 
 def _swept(state: StateDescriptor) -> StateDescriptor:
-    if state.sweeps is None or state.kind == FREE:
+    if state.sweeps is None or not is_deleted(state):
         return state
     if state.sweeps + 1 < _SWEEPS_UNTIL_FREE:
         return msgspec.structs.replace(state, sweeps=state.sweeps + 1)
-    return StateDescriptor(name="", kind=FREE, value_schema=_NO_FIELDS, sweeps=0)
+    return FREE_PLACE
