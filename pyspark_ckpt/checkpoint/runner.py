@@ -1,7 +1,8 @@
-"""The runner: does for the state machine what its checkpoints need done, one at a time.
+"""Takes a query's checkpoints one at a time, and cleans up behind them.
 
-Whoever takes a checkpoint waits for it, at most for its timeout. The steps run in a thread of
-their own: one that hangs is given up without it, and cannot publish any more when it goes on.
+A caller of :meth:`CheckpointRunner.take` waits for the checkpoint, at most for its timeout. The
+steps run in a thread of their own. A step that hangs is given up without its thread, and cannot
+publish the checkpoint when it continues.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 
-from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.attempt_thread import Attempt, AttemptThread, Work
+from pyspark_ckpt.abort_reason import AbortReason, reason_of
+from pyspark_ckpt.checkpoint.attempt import Attempt, AttemptSteps
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, CleaningHold
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Refusal, Subtask
-from pyspark_ckpt.checkpoint.time_limit import expired, in_time
+from pyspark_ckpt.checkpoint.time_limit import CallThread, expired, has_ended, in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
@@ -24,6 +27,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.listener import Listeners
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.stores.open import claim_store
@@ -37,21 +41,21 @@ logger = logging.getLogger(__name__)
 class CheckpointRunner:
     """Takes the checkpoints of one query and cleans up behind them; knows no Spark.
 
+    `exclusive` is held while a checkpoint is under way or files are cleaned. A thread that copies
+    files has a `hold`. `listeners` are called for each checkpoint that ends.
+
     Parameters
     ----------
     query_id, subtasks
         The query, and all subtasks of its operators.
     storage
-        Its checkpoints directory.
+        The query's checkpoints directory.
     settings
-        What the state machine goes by.
+        Interval, pause, timeout, tolerance and retention.
     snapshot
         Gathers a committed epoch; called in the thread of the steps, may take its time.
     cancel
-        Has the snapshot that is being gathered end soon, if it can; called when it has expired.
-
-    `exclusive` is held while a checkpoint is under way or files are cleaned. Whoever copies files
-    has a `hold`.
+        Makes the snapshot that is being gathered end soon, if it can; called at the timeout.
 
     Raises
     ------
@@ -72,7 +76,6 @@ class CheckpointRunner:
         self.hold = CleaningHold()
         self.listeners = Listeners()
         self.query_id = query_id
-        self._subtasks = subtasks
         self._cancel = cancel
         self._timeout_ms = settings.timeout_ms
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
@@ -80,26 +83,27 @@ class CheckpointRunner:
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
-            query_id,
+            subtasks,
             settings,
             monotonic_ms,
             self._store.last_id(),
             {number: self._files.epoch_of(number) for number in self._store.ids()},
         )
-        # The machine is asked by the thread that waits and by the one that works.
+        # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
-        self._attempts = AttemptThread(
-            query_id, self._machine, self._guard, self._store, self._files, snapshot, self._note
+        self._steps = AttemptSteps(
+            self._machine, self._guard, self._store, self._files, snapshot, self.listeners.note
         )
+        self._thread = CallThread(f"pyspark_ckpt checkpoints {query_id}")
 
     @property
     def tolerance_is_exceeded(self) -> bool:
-        """Whether more checkpoints in a row have failed than may."""
+        """Whether more checkpoints in a row have failed than the settings tolerate."""
         with self._guard:
             return self._machine.tolerance_is_exceeded
 
     def check_not_fenced(self) -> None:
-        """Check that no other driver, or start in this one, has taken the query over.
+        """Check that no other driver, or other start in this driver, has taken over the query.
 
         Raises
         ------
@@ -123,12 +127,12 @@ class CheckpointRunner:
                 self._machine.note_used_id(last_id)
 
     def due_in_ms(self) -> int:
-        """Return how long it is until the next periodic checkpoint."""
+        """Return the time until the next periodic checkpoint, 0 if it is due."""
         with self._guard:
             return self._machine.due_in_ms()
 
     def aborted(self) -> list[AbortedCheckpoint]:
-        """Return what was given up, oldest first."""
+        """Return the aborted checkpoints and savepoints, oldest first."""
         return list(self._aborted)
 
     def newest(self) -> CompletedCheckpoint | None:
@@ -143,12 +147,12 @@ class CheckpointRunner:
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
 
-        In the place of one that cannot be read stands the reason.
+        A checkpoint that cannot be read is represented by the error.
         """
         return [(number, self._files.read(number)) for number in self._store.ids()]
 
     def last_id(self) -> int:
-        """Return the highest id that any attempt has had."""
+        """Return the highest id of any attempt so far."""
         with self._guard:
             return self._machine.last_id
 
@@ -170,38 +174,42 @@ class CheckpointRunner:
         committed_epoch
             Looks for that epoch.
         periodic
-            Whether it waits for the interval.
+            Whether the checkpoint waits for the interval.
         waits_for_listeners
-            Whether the listeners have heard of it on return.
+            Whether the call returns only after the listeners were called.
+
+        Returns
+        -------
+        CompletedCheckpoint or Refusal
+            The checkpoint, which is durable, or why none was triggered.
 
         Raises
         ------
         CheckpointAbortedError
-            If it was given up; recorded with its reason.
+            If it was aborted; it is recorded with its reason.
         OSError, CkptError
-            If nothing could be cleaned for longer than checkpoints may fail.
+            If cleaning has failed for longer than checkpoints may fail.
         """
         with self.exclusive:
-            begun, epoch = self._begin(committed_epoch, periodic=periodic)
-            if isinstance(begun, Refusal) or epoch is None:
-                return begun if isinstance(begun, Refusal) else Refusal.NO_COMMITTED_EPOCH
-            attempt = Attempt(begun, epoch, now_ms(), monotonic_ms())
-            outcome = self._outcome(attempt)
-            # Behind a step that hangs nothing is cleaned: it may be writing.
-            cleaning = self._clean() if attempt.ended.is_set() else Work(_nothing)
+            attempt = self._trigger(committed_epoch, periodic=periodic)
+            if isinstance(attempt, Refusal):
+                return attempt
+            steps = self._thread.submit(partial(self._steps.run, attempt))
+            outcome = self._outcome(attempt, steps)
+            # A step that hangs may be writing: nothing is cleaned behind it.
+            cleaning_error = self._clean() if steps.done() else None
         self.listeners.call()
         if waits_for_listeners:
             self.listeners.wait(self._timeout_ms / 1000)
-        self._judge(cleaning)
+        self._judge(cleaning_error)
+        where = f"query {self.query_id}, chk-{attempt.checkpoint_id}, epoch {attempt.epoch}"
         if isinstance(outcome, AbortedCheckpoint):
-            raise CheckpointAbortedError(
-                f"query {self.query_id}, chk-{begun}, epoch {epoch}: {outcome.message}",
-                outcome.reason,
-            )
+            raise CheckpointAbortedError(f"{where}: {outcome.message}", outcome.reason)
+        logger.info("%s: completed, %s bytes", where, outcome.size_bytes)
         return outcome
 
     def record_abort(self, aborted: AbortedCheckpoint) -> None:
-        """Remember what was given up, and keep it for the listeners if it is a checkpoint."""
+        """Remember an aborted checkpoint or savepoint; listeners hear of a checkpoint only."""
         self._aborted.append(aborted)
         if aborted.checkpoint_id is not None:
             self.listeners.note(aborted)
@@ -211,11 +219,11 @@ class CheckpointRunner:
         with self.exclusive:
             with self._guard:
                 self._machine.shut_down()
-            self._attempts.close()
+            self._thread.close()
             self._store.close()
 
     def discard_all(self) -> None:
-        """Remove all checkpoints and the files that only they need; not the state.
+        """Remove all checkpoints and the files that only they need; the state stays.
 
         Waits for savepoints that are under way.
         """
@@ -224,9 +232,9 @@ class CheckpointRunner:
             self._files.discard_all()
             self._store.close()
 
-    def _begin(
+    def _trigger(
         self, committed_epoch: Callable[[], int | None], *, periodic: bool
-    ) -> tuple[int | Refusal, int | None]:
+    ) -> Attempt | Refusal:
         try:
             epoch = in_time(
                 "look for committed epochs", self._timeout_ms, lambda: retried(committed_epoch)
@@ -234,7 +242,7 @@ class CheckpointRunner:
         except (OSError, CheckpointAbortedError) as exc:
             with self._guard:
                 # It was due, and is due again after another interval.
-                self._machine.trigger(None, self._subtasks, periodic=periodic)
+                self._machine.trigger(None, periodic=periodic)
                 self._machine.note_failure()
             raise CheckpointAbortedError(
                 f"query {self.query_id}: its committed epochs cannot be listed ({exc}); see to "
@@ -242,68 +250,97 @@ class CheckpointRunner:
                 AbortReason.STORAGE_FAILED,
             ) from exc
         with self._guard:
-            return self._machine.trigger(epoch, self._subtasks, periodic=periodic), epoch
+            triggered = self._machine.trigger(epoch, periodic=periodic)
+        if isinstance(triggered, Refusal):
+            return triggered
+        assert epoch is not None  # else it would be refused
+        return Attempt(triggered, epoch, now_ms(), monotonic_ms())
 
-    def _outcome(self, attempt: Attempt) -> CompletedCheckpoint | AbortedCheckpoint:
-        """Wait for an attempt to end or to expire."""
-        self._attempts.begin(attempt)
-        checkpoint_id = attempt.checkpoint_id
-        while attempt.outcome is None:
+    def _outcome(
+        self, attempt: Attempt, steps: Future[CompletedCheckpoint]
+    ) -> CompletedCheckpoint | AbortedCheckpoint:
+        """Wait for the steps to end or to expire."""
+        try:
+            while not has_ended(steps, self._expires_in_ms()):
+                with self._guard:
+                    aborted = self._expire(attempt)
+                if aborted is not None:
+                    self._cancel_step()
+                    return aborted
+        except BaseException:  # nobody waits any more, and the next checkpoint needs its turn
             with self._guard:
-                expires_in_ms = self._machine.expires_in_ms(checkpoint_id)
-                has_expired = checkpoint_id in self._machine.expire()
-                if has_expired:
-                    message = f"expired while {attempt.step}"
-                    self._note(attempt.give_up(AbortReason.EXPIRED, message))
-                elif attempt.ended.is_set() and attempt.outcome is None:
-                    self._machine.abort(checkpoint_id, AbortReason.FAILED)
-                    self._note(attempt.give_up(AbortReason.FAILED, "its steps have no result"))
-            if has_expired:
-                self._cancel_step()
-            attempt.ended.wait(expires_in_ms / 1000)
-        return attempt.outcome
+                if self._machine.abort(attempt.checkpoint_id, AbortReason.INTERRUPTED):
+                    self._aborted_as(attempt, AbortReason.INTERRUPTED, "its caller was interrupted")
+            self._cancel_step()
+            raise
+        error = steps.exception()
+        return steps.result() if error is None else self._failed(attempt, error)
 
-    def _note(self, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:
-        if isinstance(outcome, AbortedCheckpoint):
-            self.record_abort(outcome)
-        else:
-            self.listeners.note(outcome)
+    def _expires_in_ms(self) -> int | None:
+        with self._guard:
+            return self._machine.expires_in_ms()
+
+    def _expire(self, attempt: Attempt) -> AbortedCheckpoint | None:
+        """Abort the checkpoint if its time is over, with the guard held."""
+        if not self._machine.expire():
+            return None
+        return self._aborted_as(attempt, AbortReason.EXPIRED, f"expired while {attempt.step}")
+
+    def _failed(self, attempt: Attempt, error: BaseException) -> AbortedCheckpoint:
+        logger.debug("chk-%s failed", attempt.checkpoint_id, exc_info=error)
+        reason = reason_of(error) if isinstance(error, Exception) else AbortReason.FAILED
+        message = error_text(error)
+        with self._guard:
+            state = self._machine.state_of(attempt.checkpoint_id)
+            # A fenced driver knows that its checkpoint is not complete.
+            if state is CheckpointState.PUBLISHING and reason is not AbortReason.FENCED:
+                reason = AbortReason.METADATA_UNCERTAIN
+                message = f"{message}; it may be there: nothing is deleted, the next start reads it"
+            self._machine.abort(attempt.checkpoint_id, reason)
+            return self._aborted_as(attempt, reason, message)
+
+    def _aborted_as(self, attempt: Attempt, reason: AbortReason, message: str) -> AbortedCheckpoint:
+        """Record an abort and return it."""
+        aborted = AbortedCheckpoint(
+            kind="checkpoint",
+            checkpoint_id=attempt.checkpoint_id,
+            epoch=attempt.epoch,
+            triggered_at_ms=attempt.triggered_at_ms,
+            duration_ms=attempt.duration_ms,
+            reason=reason,
+            message=message,
+        )
+        self.record_abort(aborted)
+        return aborted
 
     def _cancel_step(self) -> None:
         try:
             self._cancel()
-        except Exception as exc:  # no error of Spark's may keep it from being given up
-            logger.warning("query %s: what has expired goes on: %s", self.query_id, exc)
+        except Exception as exc:  # an error of Spark does not undo the abort
+            logger.warning("query %s: an expired step continues: %s", self.query_id, exc)
 
-    def _clean(self) -> Work:
-        """Clean up behind the newest checkpoint, in the thread of the steps."""
-        cleaning = Work(self._clean_files)
-        self._attempts.do(cleaning)
-        if not cleaning.ended.wait(self._timeout_ms / 1000):
-            # The next checkpoints wait for it and expire: they must not clean at the same time.
-            cleaning.error = expired("cleaning", self._timeout_ms)
-        return cleaning
-
-    def _judge(self, cleaning: Work) -> None:
-        if cleaning.error is None:
-            self._cleaning.succeeded()
-        elif isinstance(cleaning.error, (OSError, CkptError)):
-            self._cleaning.failed(cleaning.error)
-        else:
-            raise cleaning.error
+    def _clean(self) -> BaseException | None:
+        """Clean up behind the newest checkpoint; return the error."""
+        cleaning = self._thread.submit(self._clean_files)
+        if not has_ended(cleaning, self._timeout_ms):
+            # The next checkpoints wait behind it and expire, so two never clean at once.
+            return expired("cleaning", self._timeout_ms)
+        return cleaning.exception()
 
     def _clean_files(self) -> None:
         with self._guard:
             completed = self._machine.ids(CheckpointState.COMPLETED)
             uncertain = self._machine.ids(CheckpointState.UNCERTAIN)
             retained_from = self._machine.retained_from()
-            # What was released may be needed by others: what goes is found from what stays.
-            self._machine.take_released()
         with self.hold.cleaning() as may_clean:
             if may_clean:
                 with suppress(FencedError):  # the next checkpoint raises it
                     self._files.clean(completed, uncertain, retained_from)
 
-
-def _nothing() -> None:
-    pass
+    def _judge(self, cleaning_error: BaseException | None) -> None:
+        if cleaning_error is None:
+            self._cleaning.succeeded()
+        elif isinstance(cleaning_error, (OSError, CkptError)):
+            self._cleaning.failed(cleaning_error)
+        else:
+            raise cleaning_error

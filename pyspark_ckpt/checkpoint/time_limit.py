@@ -1,10 +1,16 @@
-"""Work that is waited for at most so long: a disk or a store that hangs hangs nobody else."""
+"""Calls that are waited for only for a time: a disk or a store that hangs stops nobody else.
+
+The calls run in daemon threads of this module, not in a pool of ``concurrent.futures``: the
+interpreter joins a pool's threads at its exit, so a call that hangs would keep the driver alive.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Generic, TypeVar
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError
@@ -18,30 +24,34 @@ def in_time(
     work: Callable[[], _Result],
     thread_class: type[threading.Thread] = threading.Thread,
 ) -> _Result:
-    """Return what `work` returns, run in a thread of its own.
+    """Return what `work` returns; it runs in a thread of its own.
 
     Parameters
     ----------
     what
-        What is done, for the error and the thread's name.
+        The work, for the error and the thread's name.
     timeout_ms
         How long to wait.
     work
-        May continue after it was given up, so it must do no harm then.
+        The call. It may continue after the time limit, and must do no harm then.
     thread_class
-        Of the thread.
+        The class of the thread.
 
     Raises
     ------
     CheckpointAbortedError
         If it takes longer; its reason is ``expired``.
     """
-    running = _Running(work)
-    thread = thread_class(target=running.run, name=f"pyspark_ckpt {what}", daemon=True)
-    thread.start()
-    if not running.ended.wait(timeout_ms / 1000):
+    call = _Call(work)
+    thread_class(target=call.run, name=f"pyspark_ckpt {what}", daemon=True).start()
+    if not has_ended(call.future, timeout_ms):
         raise expired(what, timeout_ms)
-    return running.result()
+    return call.future.result()
+
+
+def has_ended(future: Future[Any], timeout_ms: int | None) -> bool:
+    """Return whether a call ends within a time; ``None`` waits without a limit."""
+    return bool(wait([future], None if timeout_ms is None else timeout_ms / 1000).done)
 
 
 def expired(what: str, timeout_ms: int) -> CheckpointAbortedError:
@@ -53,24 +63,47 @@ def expired(what: str, timeout_ms: int) -> CheckpointAbortedError:
     )
 
 
-class _Running(Generic[_Result]):
-    """One call, its result or its error."""
+class CallThread:
+    """A daemon thread that runs calls in their order; a call that hangs holds up the next ones.
 
+    Parameters
+    ----------
+    name
+        The name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[[], _Result]) -> Future[_Result]:
+        """Run a call after those before it; return its result or error once it has ended."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        call = _Call(work)
+        self._calls.put(call)
+        return call.future
+
+    def close(self) -> None:
+        """End the thread after the calls that were submitted."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+
+
+class _Call(Generic[_Result]):
     def __init__(self, work: Callable[[], _Result]) -> None:
         self._work = work
-        self._results: list[_Result] = []
-        self._error: BaseException | None = None
-        self.ended = threading.Event()
+        self.future: Future[_Result] = Future()
 
     def run(self) -> None:
         try:
-            self._results.append(self._work())
+            result = self._work()
         except BaseException as exc:
-            self._error = exc
-        finally:
-            self.ended.set()
-
-    def result(self) -> _Result:
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+            self.future.set_exception(exc)
+        else:
+            self.future.set_result(result)

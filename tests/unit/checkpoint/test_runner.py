@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -297,6 +298,38 @@ def test_a_step_that_hangs_expires_and_cannot_publish_when_it_goes_on(
     assert len(logs) == 1, "the log that the late one copied is gone"
     assert [outcome.checkpoint_id for outcome in heard.aborted] == [1, 2]
     assert heard.completed == [taken]
+
+
+def test_an_interrupted_caller_aborts_its_checkpoint_and_the_next_one_is_taken(
+    query: Query, storage: Storage, request: pytest.FixtureRequest
+) -> None:
+    """A signal raises ``KeyboardInterrupt`` in the main thread, as Ctrl-C does."""
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
+    has_hung, may_continue = threading.Event(), threading.Event()
+
+    def snapshot(epoch: int) -> CheckpointMetadata:
+        if not has_hung.is_set():
+            has_hung.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            may_continue.wait()
+        return query.snapshot(epoch)
+
+    cancelled: list[bool] = []
+    runner = CheckpointRunner(
+        QUERY, SUBTASKS, storage, Settings(), snapshot, lambda: cancelled.append(True)
+    )
+    query.commit()
+    with pytest.raises(KeyboardInterrupt):
+        take(runner, query)
+    assert [aborted.reason for aborted in runner.aborted()] == [AbortReason.INTERRUPTED]
+    assert cancelled == [True]
+    may_continue.set()
+    taken = take(runner, query)
+    assert isinstance(taken, CompletedCheckpoint)
+    assert taken.checkpoint_id == 2
+    assert directories(query) == ["chk-2"]
+    runner.close()
 
 
 def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
