@@ -55,7 +55,6 @@ class Settings:
     interval_ms: int = 30_000
     min_pause_ms: int = 0
     timeout_ms: int = 600_000
-    max_concurrent_checkpoints: int = 1
     tolerable_failed_checkpoints: int = 3
     retention: str = RETAIN_ON_CANCELLATION
     checkpoints_directory: str | None = None
@@ -86,12 +85,13 @@ class Settings:
 class Setting:
     """One key: what it sets, how its value is read, and what its documentation says.
 
-    `default` is the value as a user would write it. It is ``None`` if there is no such value; then
-    `without` says what applies.
+    `field` is the field of :class:`Settings`. It is ``None`` if only one value is allowed, which
+    therefore has no effect. `default` is the value as a user would write it. It is ``None`` if
+    there is no such value; then `without` says what applies.
     """
 
     key: str
-    field: str
+    field: str | None
     read: Callable[[str], Any]
     allowed: str
     default: str | None
@@ -194,7 +194,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         key=f"{_CHECKPOINTING}max-concurrent-checkpoints",
-        field="max_concurrent_checkpoints",
+        field=None,
         read=values.exactly_one,
         allowed="1: an epoch is over before its checkpoint begins, so a second one gains nothing",
         default="1",
@@ -332,7 +332,8 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
     """
     given = {key: value for key, value in conf.items() if _is_ours(key)}
     given.update({key: value for key, value in options.items() if _is_ours(key)})
-    return Settings(**dict(_parse(name, value) for name, value in given.items()))
+    parsed = [_parse(name, value) for name, value in given.items()]
+    return Settings(**{field: value for field, value in parsed if field is not None})
 
 
 def is_ckpt_option(key: str) -> bool:
@@ -344,8 +345,8 @@ def _is_ours(key: str) -> bool:
     return key.startswith(PREFIX) and not key.startswith(_INTERNAL)
 
 
-def _parse(name: str, value: str) -> tuple[str, Any]:
-    """Return the field of Settings that a key sets, and its value."""
+def _parse(name: str, value: str) -> tuple[str | None, Any]:
+    """Return the field of Settings that a key sets, if it sets one, and its value."""
     setting = KEYS.get(name)
     if setting is None:
         raise ConfigurationError(
