@@ -79,23 +79,6 @@ class GivenColumns:
         return [self._keys.of_columns(key).key for key in sent_keys]
 
 
-class GivenBroadcast:
-    """Stands where a query has its BroadcastRows.
-
-    Parameters
-    ----------
-    rows
-        Rows or frames, as the processor takes them.
-    """
-
-    def __init__(self, rows: Iterable[Any]) -> None:
-        self._rows = rows
-
-    def rows(self) -> Iterator[Any]:
-        """Return the epoch's broadcast rows."""
-        return iter(self._rows)
-
-
 def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:
     """Return the rows of several keys as a frame that :class:`GivenColumns` takes apart."""
     pairs = [(key, row) for key, rows in given for row in rows]

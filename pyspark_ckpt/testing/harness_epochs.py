@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,6 @@ from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import (
     EventTime,
-    GivenBroadcast,
     GivenColumns,
     GivenInput,
     frame_of_frames,
@@ -122,7 +121,7 @@ class HarnessEpochs:
         if self._mode is not BatchInput:
             self._mode = PandasInput if in_frames else RowsInput
         rows = [input] if in_frames else list(input)
-        return self._epoch([], broadcast=GivenBroadcast(rows) if len(input) else None)
+        return self._epoch([], broadcast=iter(rows) if len(input) else None)
 
     def without_rows(self) -> Any:
         """Fire what is due."""
@@ -132,7 +131,7 @@ class HarnessEpochs:
         self,
         frames: list[pd.DataFrame],
         key_names: Sequence[str] = (),
-        broadcast: GivenBroadcast | None = None,
+        broadcast: Iterator[Any] | None = None,
         without_rows: Sequence[tuple[GivenKey, Any]] = (),
     ) -> Any:
         crash = self._subtask.crash

@@ -10,8 +10,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -23,6 +24,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
+from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
@@ -35,7 +37,7 @@ from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
-from pyspark_ckpt.testing.given_input import GivenBroadcast, GivenColumns, GivenInput
+from pyspark_ckpt.testing.given_input import GivenColumns, GivenInput
 from pyspark_ckpt.testing.given_keys import GivenKey
 from pyspark_ckpt.testing.noted_states import NotedStates
 from pyspark_ckpt.testing.schema_text import ParsedSchemas
@@ -108,7 +110,7 @@ class HarnessSubtask:
         columns: GivenColumns,
         mode: GivenInput,
         clock: EpochClock,
-        broadcast: GivenBroadcast | None = None,
+        broadcast: Iterator[Any] | None = None,
     ) -> None:
         """Process an epoch's rows and due timers, and commit it.
 
@@ -128,11 +130,11 @@ class HarnessSubtask:
                 mode,
                 self._schemas,
                 self._migrations,
-                broadcast,  # type: ignore[arg-type]  # has what is used of it
+                broadcast=None,
                 initial=None,
             )
             processing = function.processing(attempt.handle, attempt.table, clock, attempt.number)
-            for _ in processing.run(self._crashing(parts), attempt.number):
+            for _ in processing.run(partial(self._read, parts, broadcast), attempt.number):
                 pass  # the mode keeps the output
             if self.fails_on_lost_attributes and processing.lost_attributes:
                 raise ProcessorError(
@@ -275,9 +277,14 @@ class HarnessSubtask:
     def _place(self, before: str) -> str:
         return "" if self._key is None else f"{before}key {shown(self._key.key)}"
 
-    def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
-        """Yield the parts, with the crashes before the first and after the last of them."""
+    def _read(
+        self, parts: Iterable[list[pd.DataFrame]], broadcast: Iterator[Any] | None
+    ) -> EpochInput:
+        """Return the epoch's input, with the crashes before and after it."""
         self.crash.reach(CrashStep.AFTER_INIT)
+        return EpochInput(self._crashing(parts), broadcast)
+
+    def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
         yield from parts
         self.crash.reach(CrashStep.AFTER_ROWS)
 

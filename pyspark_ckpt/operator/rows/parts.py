@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,12 @@ class InputParts:
         self._limit_bytes = limit_bytes
         self._directory = directory
         self.spilled_bytes = 0
+
+    def read(self, frames: Iterator[pd.DataFrame]) -> Iterator[Frames]:
+        """Read all frames, then return the parts."""
+        parts = self.split(frames)
+        first = next(parts, None)  # a part is complete when the input is
+        return iter(()) if first is None else chain([first], parts)
 
     def split(self, frames: Iterator[pd.DataFrame]) -> Iterator[Frames]:
         """Yield the parts, in the order of their key groups; none if there are no rows."""

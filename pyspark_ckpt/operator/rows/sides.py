@@ -1,15 +1,13 @@
-"""Rows of a broadcast stream: once for each subtask in the plan, handled before the keyed rows.
+"""The rows beside the keyed ones: an operator has one input, so all rows come in one union.
 
-Rows of an initial state: given to ``handleInitialState``, key by key, before any other row.
-
-A second kind of rows in an operator's only input: in one union, told apart by a flag.
-
-A row of one side has fillers in the columns of the other, and the flag says which side it is of.
+A flag column for each side tells which rows are of that side. A row of one side has fillers in the
+columns of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -19,26 +17,43 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.rows.parts import Frames, InputParts
 from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
+
+NO_KEY_GROUP = -1
+"""The key group of rows that belong to no key."""
 
 _SHARED = (KEY_GROUP, TOKEN)
 
 
+@dataclass(frozen=True, slots=True)
 class SideRows:
-    """Rows beside the keyed ones.
+    """The rows of one side.
 
     Parameters
     ----------
     name
-        Short and the side's own; it begins the names of its columns.
+        A short name that no other side has. The names of the side's columns begin with it.
     """
 
-    def __init__(self, name: str) -> None:
-        self._prefix = f"{name}_"
-        self._flag = f"__ckpt_is_{name}"
+    name: str
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.name}_"
+
+    @property
+    def _flag(self) -> str:
+        return f"__ckpt_is_{self.name}"
 
     def union(self, keyed: DataFrame, side: DataFrame) -> DataFrame:
-        """Return both as one DataFrame; both have a key group and a token. Driver only."""
+        """Return both as one DataFrame. Driver only.
+
+        Parameters
+        ----------
+        keyed, side
+            The rows; both have a key group and a token.
+        """
         renamed = side.select(
             *_SHARED,
             *[
@@ -52,16 +67,15 @@ class SideRows:
             renamed.select("*", *_fillers(keyed.schema), is_side.alias(self._flag))
         )
 
-    def split(self, frames: Iterator[pd.DataFrame], side: list[pd.DataFrame]) -> Iterator[Any]:
-        """Yield the keyed rows; those of the side are added to `side` on the way."""
-        for frame in frames:
-            is_side = frame[self._flag].to_numpy(dtype=bool)
-            if not is_side.any():
-                yield frame
-                continue
-            side.append(self._own_columns(frame[is_side]))
-            if not is_side.all():
-                yield frame[~is_side]
+    def divided(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+        """Return the other rows of a frame, and the side's rows in the side's own columns.
+
+        The second is ``None`` if the frame has no row of the side.
+        """
+        is_side = frame[self._flag].to_numpy(dtype=bool)
+        if not is_side.any():
+            return frame, None
+        return frame[~is_side], self._own_columns(frame[is_side])
 
     def _own_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
         own = [name for name in frame.columns if name.startswith(self._prefix)]
@@ -85,11 +99,61 @@ def _filler(field: T.StructField) -> Column:
     return value.cast(data_type).alias(field.name)
 
 
-_NO_KEY_GROUP = -1
+def read_divided(
+    frames: Iterable[pd.DataFrame], sides: Sequence[SideRows], parts: InputParts
+) -> tuple[Iterator[Frames], dict[str, Frames]]:
+    """Read all of an epoch's input.
+
+    Parameters
+    ----------
+    frames
+        The input as Spark hands it over.
+    sides
+        The sides that the plan put into it.
+    parts
+        Divides the keyed rows into parts that fit into memory.
+
+    Returns
+    -------
+    tuple
+        The keyed rows in parts, and the rows of each side by the side's name.
+    """
+    found: dict[str, Frames] = {side.name: [] for side in sides}
+
+    def keyed() -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            rest = frame
+            for side in sides:
+                rest, own = side.divided(rest)
+                if own is not None:
+                    found[side.name].append(own)
+            if len(rest):
+                yield rest
+
+    return parts.read(keyed()), found
+
+
+@dataclass(frozen=True, slots=True)
+class EpochInput:
+    """The rows of an epoch after all of its input was read.
+
+    Parameters
+    ----------
+    parts
+        The keyed rows, in parts that fit into memory. The consumer empties the lists.
+    broadcast
+        The broadcast rows as the processor gets them; ``None`` if the epoch has none.
+    initial
+        The rows of the initial state as they were sent.
+    """
+
+    parts: Iterable[Frames] = ()
+    broadcast: Iterator[Any] | None = None
+    initial: Frames | None = None
 
 
 class BroadcastRows:
-    """The broadcast side of an operator's input.
+    """The broadcast side of an operator's input: each row goes to every subtask.
 
     Parameters
     ----------
@@ -102,24 +166,18 @@ class BroadcastRows:
     def __init__(self, columns: InputColumns, *, as_frames: bool) -> None:
         self._columns = columns
         self._as_frames = as_frames
-        self._side = SideRows("broadcast")
-        self._frames: list[pd.DataFrame] = []
+        self.side = SideRows("broadcast")
 
     def plan(self, keyed: DataFrame, stream: DataFrame, tokens: Sequence[int]) -> DataFrame:
         """Return the keyed rows and, once for each token, the broadcast rows. Driver only."""
-        key_group = F.lit(_NO_KEY_GROUP).alias(KEY_GROUP)
+        key_group = F.lit(NO_KEY_GROUP).alias(KEY_GROUP)
         every_token = F.explode(F.array(*[F.lit(token) for token in tokens])).alias(TOKEN)
-        return self._side.union(
+        return self.side.union(
             keyed, stream.select(key_group, *self._columns.columns(), every_token)
         )
 
-    def keyed_only(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Yield the keyed rows and keep the broadcast rows for :meth:`rows`."""
-        return self._side.split(frames, self._frames)
-
-    def rows(self) -> Iterator[Any] | None:
-        """Return the epoch's broadcast rows, once all frames were read; ``None`` for none."""
-        frames, self._frames = self._frames, []
+    def received(self, frames: Frames) -> Iterator[Any] | None:
+        """Return sent rows as the processor gets them, ``None`` if there are none."""
         if not frames:
             return None
         if self._as_frames:
@@ -128,32 +186,21 @@ class BroadcastRows:
 
 
 class InitialRows:
-    """The initial state of an operator.
+    """The initial state of an operator: given to ``handleInitialState`` before any other row.
 
     Parameters
     ----------
     columns
-        How its columns travel.
+        How the columns of the initial state travel.
     mode
-        How the processor receives its rows.
+        How the processor receives the rows.
     """
 
     def __init__(self, columns: InputColumns, mode: InputMode) -> None:
         self.columns = columns
         self.mode = mode
-        self._side = SideRows("initial")
-        self._frames: list[pd.DataFrame] = []
+        self.side = SideRows("initial")
 
     def plan(self, keyed: DataFrame, initial: DataFrame) -> DataFrame:
         """Return the keyed rows and those of the initial state together. Driver only."""
-        return self._side.union(keyed, initial)
-
-    def keyed_only(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Yield the keyed rows and keep those of the initial state for :meth:`parts`."""
-        return self._side.split(frames, self._frames)
-
-    def parts(self) -> Iterator[list[pd.DataFrame]]:
-        """Yield the rows of the initial state, once all frames were read."""
-        frames, self._frames = self._frames, []
-        if frames:
-            yield frames
+        return self.side.union(keyed, initial)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -16,8 +17,14 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
-from pyspark_ckpt.operator.rows.parts import InputParts
-from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
+from pyspark_ckpt.operator.rows.parts import Frames, InputParts
+from pyspark_ckpt.operator.rows.sides import (
+    BroadcastRows,
+    EpochInput,
+    InitialRows,
+    SideRows,
+    read_divided,
+)
 from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
@@ -77,24 +84,81 @@ class OperatorFunction:
             self.mode,
             self.columns.decode_key,
             f"{where}, epoch {epoch}",
-            self.broadcast,
+            None if self.initial is None else self.initial.mode,
             self.sources,
         )
 
-    def parts(
+    def read_stream(
+        self, frames: Iterable[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
+    ) -> EpochInput:
+        """Read all input of an epoch of a query; its initial state was made before.
+
+        Parameters
+        ----------
+        frames
+            The input as Spark hands it over.
+        subtask
+            The subtask.
+        memory_limit_bytes
+            The memory that the subtask may take; the rows get a share of it.
+        scratch
+            A directory for rows that do not fit into the share.
+        """
+        sides = [] if self.wake is None else [self.wake.side]
+        return self._read(frames, sides, self._parts(subtask, memory_limit_bytes, scratch))
+
+    def read_batch(
+        self, frames: Iterable[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
+    ) -> EpochInput:
+        """Read all input of a run without a query, which begins with the initial state.
+
+        Parameters
+        ----------
+        frames, subtask, memory_limit_bytes, scratch
+            As in :meth:`read_stream`.
+        """
+        sides = [] if self.initial is None else [self.initial.side]
+        return self._read(frames, sides, self._parts(subtask, memory_limit_bytes, scratch))
+
+    def initial_parts(
+        self, frames: Iterator[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
+    ) -> Iterator[Frames]:
+        """Return an initial state that comes alone, in parts that fit into memory.
+
+        Parameters
+        ----------
+        frames, subtask, memory_limit_bytes, scratch
+            As in :meth:`read_stream`.
+        """
+        assert self.initial is not None  # the driver starts this for an initial state only
+        return self._parts(
+            subtask, memory_limit_bytes, scratch, self.initial.columns.sent_schema
+        ).split(frames)
+
+    def _read(
+        self, frames: Iterable[pd.DataFrame], sides: list[SideRows], parts: InputParts
+    ) -> EpochInput:
+        broadcast = self.broadcast
+        if broadcast is not None:
+            sides = [*sides, broadcast.side]
+        keyed, found = read_divided(frames, sides, parts)
+        return EpochInput(
+            keyed,
+            None if broadcast is None else broadcast.received(found[broadcast.side.name]),
+            None if self.initial is None else found.get(self.initial.side.name),
+        )
+
+    def _parts(
         self,
-        frames: Iterator[pd.DataFrame],
         subtask: int,
         memory_limit_bytes: int,
         scratch: Path,
-        columns: InputColumns | None = None,
-    ) -> Iterator[list[pd.DataFrame]]:
-        """Return rows in parts that fit into memory; by default the keyed rows."""
+        schema: pa.Schema | None = None,
+    ) -> InputParts:
         operator = self.descriptor
-        parts = InputParts(
-            (columns or self.columns).sent_schema,
+        return InputParts(
+            schema or self.columns.sent_schema,
             key_groups_of(subtask, operator.parallelism, operator.max_parallelism),
             memory_limit_bytes // _INPUT_SHARE,
             scratch,
         )
-        return parts.split(frame for frame in frames if len(frame))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -31,7 +30,8 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
-from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
+from pyspark_ckpt.operator.rows.parts import Frames
+from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.lost_attributes import LostAttributes
 from pyspark_ckpt.operator.run.output_origins import OutputOrigins
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
@@ -95,8 +95,8 @@ class EpochProcessing:
         From a stored key's bytes to the key that the processor sees.
     where
         Operator, subtask and epoch, for errors.
-    broadcast
-        Where the epoch's broadcast rows are, if there is a broadcast stream.
+    initial_mode
+        How the processor receives the rows of an initial state, if the operator has one.
     sources
         The text of the processor's code where executors have no file of it.
 
@@ -114,11 +114,11 @@ class EpochProcessing:
         mode: InputMode,
         decode_key: DecodeKey,
         where: str,
-        broadcast: BroadcastRows | None = None,
+        initial_mode: InputMode | None = None,
         sources: UserSources = NO_SOURCES,
     ) -> None:
         self._sources = sources
-        self._broadcast = broadcast
+        self._initial_mode = initial_mode
         self._processor = processor
         self._table = table
         self.states = states
@@ -138,22 +138,15 @@ class EpochProcessing:
         self.timers_fired = 0
         self.lost_attributes: tuple[str, ...] = ()
 
-    def run(
-        self,
-        parts: Iterable[list[pd.DataFrame]],
-        epoch: int,
-        initial: InitialRows | None = None,
-    ) -> Iterator[pd.DataFrame]:
+    def run(self, read: Callable[[], EpochInput], epoch: int) -> Iterator[pd.DataFrame]:
         """Process an epoch; yield its output in frames.
 
         Parameters
         ----------
-        parts
-            The keyed rows; asking for the first part reads all of the input. Lists are emptied.
+        read
+            Reads all of the epoch's input and returns it; called once, after ``init``.
         epoch
-            Its number.
-        initial
-            The initial state, in a run that begins with one.
+            The number of the epoch.
 
         Raises
         ------
@@ -162,20 +155,23 @@ class EpochProcessing:
         """
         with self._named_errors():
             self._begin()
-            remaining = iter(parts)
-            # Reads all of the input, so that the other sides are there too.
-            first = next(remaining, None)
-            if initial is not None:
-                for frames in initial.parts():
-                    self._handle_initial_state(initial, frames)
-            yield from self._handle_broadcast_rows()
-            for frames in () if first is None else chain([first], remaining):
+            rows = read()
+            if rows.initial:
+                self._handle_initial_state(rows.initial)
+            if rows.broadcast is not None:
+                yield from self._handle_broadcast_rows(rows.broadcast)
+            for frames in rows.parts:
                 yield from self._process_part(frames)
             yield from self._fire_timers()
             self._end(epoch)
 
-    def run_initial_state(self, initial: InitialRows, parts: Iterable[list[pd.DataFrame]]) -> None:
+    def run_initial_state(self, parts: Iterable[Frames]) -> None:
         """Give the processor an initial state and nothing else.
+
+        Parameters
+        ----------
+        parts
+            The rows of the initial state.
 
         Raises
         ------
@@ -185,7 +181,7 @@ class EpochProcessing:
         with self._named_errors():
             self._begin()
             for frames in parts:
-                self._handle_initial_state(initial, frames)
+                self._handle_initial_state(frames)
             self._end(epoch=0)
 
     def _begin(self) -> None:
@@ -202,10 +198,11 @@ class EpochProcessing:
         self._attributes = attributes
         self._step = _READING
 
-    def _handle_initial_state(self, initial: InitialRows, frames: list[pd.DataFrame]) -> None:
+    def _handle_initial_state(self, frames: Frames) -> None:
+        assert self._initial_mode is not None  # there are rows of an initial state
         self._step = _READING
         with rows_are_made():
-            part = initial.mode.part(frames)
+            part = self._initial_mode.part(frames)
             self._table.begin_part(part.stored)
         with rows_are_used():
             self._step = "handleInitialState"
@@ -216,17 +213,15 @@ class EpochProcessing:
                     self._processor.handleInitialState(key, state, self._timer_values)
         self._leave_key(_READING)
 
-    def _handle_broadcast_rows(self) -> Iterator[pd.DataFrame]:
-        rows = None if self._broadcast is None else self._broadcast.rows()
-        if rows is not None:
-            self._step = "handleBroadcastRows"
-            handler: Any = self._processor
-            self._origins.begin(self._step)
-            self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
-            if self._output.rows:
-                yield self._taken()
+    def _handle_broadcast_rows(self, rows: Iterator[Any]) -> Iterator[pd.DataFrame]:
+        self._step = "handleBroadcastRows"
+        handler: Any = self._processor
+        self._origins.begin(self._step)
+        self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
+        if self._output.rows:
+            yield self._taken()
 
-    def _process_part(self, frames: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def _process_part(self, frames: Frames) -> Iterator[pd.DataFrame]:
         self._step = _READING
         with rows_are_made():
             self.rows += sum(map(len, frames))

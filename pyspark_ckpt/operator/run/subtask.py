@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,16 +159,14 @@ class SubtaskFunction:
             writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
             table = StateTable(copy.backend, writes=writes)
             try:
-                if self._function.wake is not None:
-                    frames = self._function.wake.keyed_only(frames)
-                if self._function.broadcast is not None:
-                    frames = self._function.broadcast.keyed_only(frames)
-                parts = self._function.parts(frames, epoch.subtask, limit_bytes, copy.scratch)
                 processing = self._function.processing(handle, table, epoch.clock, epoch.number)
                 processing.completed_checkpoint_id = checkpoint_to_notify(
                     self._function.processor, epoch.storage
                 )
-                yield from processing.run(parts, epoch.number)
+                read = partial(
+                    self._function.read_stream, frames, epoch.subtask, limit_bytes, copy.scratch
+                )
+                yield from processing.run(read, epoch.number)
                 handle = end_epoch(
                     epoch.storage,
                     handle,

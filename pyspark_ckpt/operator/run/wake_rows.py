@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -16,14 +15,13 @@ from pyspark.sql import functions as F
 
 from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
-from pyspark_ckpt.operator.rows.sides import SideRows
+from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.settings import RUNTIME_KEY
 
 INITIAL_EPOCH = 0
 """The epoch that starts from the initial state."""
 
-_NO_KEY_GROUP = -1
 _TIMESTAMP_MS = "__ckpt_timestamp_ms"
 
 
@@ -38,7 +36,7 @@ class WakeRows:
 
     def __init__(self, uid: str) -> None:
         self._uid = uid
-        self._side = SideRows("wake")
+        self.side = SideRows("wake")
 
     def plan(self, keyed: DataFrame, row: DataFrame, tokens: Sequence[int]) -> DataFrame:
         """Return the keyed rows and, in epoch 0, a row for each token. Driver only.
@@ -55,11 +53,7 @@ class WakeRows:
         schema = keyed.select(KEY_GROUP, TOKEN).schema
         # Spark replaces the time by that of the epoch, as in the plan of the operator.
         timed = row.select(F.unix_millis(F.current_timestamp()).alias(_TIMESTAMP_MS))
-        return self._side.union(keyed, timed.mapInArrow(_Gate(self._uid, tuple(tokens)), schema))
-
-    def keyed_only(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Yield the keyed rows."""
-        return self._side.split(frames, [])
+        return self.side.union(keyed, timed.mapInArrow(_Gate(self._uid, tuple(tokens)), schema))
 
 
 class _Gate:
@@ -83,5 +77,5 @@ class _Gate:
         return epoch_of_task(context.getLocalProperty, runtime, timestamp_ms, where)
 
     def _rows(self) -> pa.RecordBatch:
-        groups = pa.array([_NO_KEY_GROUP] * len(self._tokens), pa.int32())
+        groups = pa.array([NO_KEY_GROUP] * len(self._tokens), pa.int32())
         return pa.record_batch({KEY_GROUP: groups, TOKEN: pa.array(self._tokens, pa.int32())})

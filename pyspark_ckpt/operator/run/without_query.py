@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -65,12 +66,9 @@ class BatchFunction:
             try:
                 handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
                 processing = function.processing(handle, table, self._clock(), _EPOCH)
-                if function.initial is not None:
-                    frames = function.initial.keyed_only(frames)
-                if function.broadcast is not None:
-                    frames = function.broadcast.keyed_only(frames)
-                parts = function.parts(frames, subtask, limit_bytes, directory)
-                yield from processing.run(parts, _EPOCH, function.initial)
+                yield from processing.run(
+                    partial(function.read_batch, frames, subtask, limit_bytes, directory), _EPOCH
+                )
             finally:
                 table.close()
 
@@ -116,16 +114,15 @@ class InitialStateFunction:
 
     def _handle(self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path) -> Handle:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
-        initial = function.initial
-        assert initial is not None  # the driver starts this for an initial state only
         handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
         with open_temporary(directory / "state") as backend:
             backend.load((), EMPTY_VERSION)
             table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
             try:
                 processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
-                parts = function.parts(frames, subtask, limit_bytes, directory, initial.columns)
-                processing.run_initial_state(initial, parts)
+                processing.run_initial_state(
+                    function.initial_parts(frames, subtask, limit_bytes, directory)
+                )
                 return end_epoch(
                     self._storage(),
                     handle,

@@ -18,6 +18,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
+from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
@@ -115,7 +116,7 @@ class Subtask:
             f"operator 'u', subtask 0, epoch {epochs.number}",
         )  # fmt: skip
         try:
-            self.frames = list(run.run(parts, epochs.number))
+            self.frames = list(run.run(lambda: EpochInput(parts), epochs.number))
         except BaseException:
             epochs.drop()
             raise

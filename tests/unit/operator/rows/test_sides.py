@@ -1,0 +1,81 @@
+"""The sides of an input come back from the call that reads it, and stay nowhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, SideRows, read_divided
+
+COLUMNS = InputColumns(T.StructType([T.StructField("n", T.LongType(), nullable=False)]), [])
+BROADCAST = BroadcastRows(COLUMNS, as_frames=False)
+WAKE = SideRows("wake")
+SIDES = [WAKE, BROADCAST.side]
+
+
+def sent(kinds: list[str], numbers: list[int]) -> pd.DataFrame:
+    """A frame of the union: rows of a kind have their number in the kind's own column."""
+
+    def column(kind: str) -> list[int]:
+        return [n if each == kind else 0 for each, n in zip(kinds, numbers, strict=True)]
+
+    return pd.DataFrame(
+        {
+            KEY_GROUP: [group % 8 for group in column("keyed")],
+            "c0": column("keyed"),
+            "broadcast_c0": column("broadcast"),
+            "__ckpt_is_wake": [kind == "wake" for kind in kinds],
+            "__ckpt_is_broadcast": [kind == "broadcast" for kind in kinds],
+        }
+    )
+
+
+def read(
+    frames: Iterator[pd.DataFrame], directory: Path, limit_bytes: int = 1 << 30
+) -> tuple[list[int], list[int], int]:
+    """The numbers of the keyed rows and of the broadcast rows, and how many rows wake."""
+    parts = InputParts(COLUMNS.sent_schema, range(8), limit_bytes, directory)
+    keyed, sides = read_divided(frames, SIDES, parts)
+    # The sides are whole before any keyed row is asked for.
+    broadcast = [row[0] for row in BROADCAST.received(sides["broadcast"]) or ()]
+    wake = sum(map(len, sides["wake"]))
+    return [n for part in keyed for frame in part for n in frame["c0"].tolist()], broadcast, wake
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 1 << 30], ids=["spilled", "in memory"])
+def test_each_row_is_of_one_side_in_the_order_of_its_arrival(
+    tmp_path: Path, limit_bytes: int
+) -> None:
+    rng = random.Random(1)
+    kinds = [rng.choice(["keyed", "broadcast", "wake"]) for _ in range(1000)]
+    frames = [
+        sent(kinds[start : start + 7], list(range(start, min(start + 7, 1000))))
+        for start in range(0, 1000, 7)
+    ]
+    keyed, broadcast, wake = read(iter(frames), tmp_path, limit_bytes)
+    assert sorted(keyed) == [n for n, kind in enumerate(kinds) if kind == "keyed"]
+    assert broadcast == [n for n, kind in enumerate(kinds) if kind == "broadcast"]
+    assert wake == kinds.count("wake")
+
+
+def test_an_input_that_broke_off_leaves_no_broadcast_row_to_the_next_one(tmp_path: Path) -> None:
+    def breaks_off() -> Iterator[pd.DataFrame]:
+        yield sent(["broadcast", "keyed"], [1, 2])
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        read(breaks_off(), tmp_path)
+    assert read(iter([sent(["keyed", "broadcast"], [3, 4])]), tmp_path) == ([3], [4], 0)
+
+
+def test_without_rows_of_a_side_the_processor_is_not_called_for_them(tmp_path: Path) -> None:
+    assert read(iter([sent(["keyed"], [1])]), tmp_path) == ([1], [], 0)
+    assert read(iter([sent([], [])]), tmp_path) == ([], [], 0)
+    assert BROADCAST.received([]) is None
