@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from pyspark_ckpt.text_table import text_pairs, text_table
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -32,9 +34,8 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def facts(fields: dict[str, Any]) -> str:
-    """Return fields one to a line, names padded."""
-    width = max((len(name) for name in fields), default=0)
-    return "".join(f"{name:<{width}}  {value}\n" for name, value in fields.items())
+    """Return fields one to a line, the values aligned."""
+    return f"{text_pairs(fields)}\n"
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -65,5 +66,5 @@ def table(frame: pd.DataFrame, empty: str) -> str:
     shown = frame.copy()
     if "triggered_at" in shown:
         shown["triggered_at"] = shown["triggered_at"].dt.strftime("%Y-%m-%d %H:%M:%SZ")
-    text: str = shown.astype(object).where(frame.notna(), "-").to_string(index=False)
-    return f"{text}\n"
+    cells = shown.astype(object).where(frame.notna(), "-").astype(str)
+    return f"{text_table(list(cells.columns), cells.to_numpy().tolist())}\n"

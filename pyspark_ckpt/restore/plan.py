@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema.report import text_table
 from pyspark_ckpt.restore.plan_parts import (
     REFUSED,
     PlannedState,
@@ -24,6 +23,7 @@ from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.restore.spark_operators import native_changes
 from pyspark_ckpt.settings import NO_CLAIM
 from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.text_table import text_table
 
 RestoreMigrations = Mapping[str, Mapping[str, Migration]]
 """Migrations by the uid of their operator and the name of their state."""

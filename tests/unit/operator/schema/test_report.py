@@ -76,7 +76,7 @@ def test_every_state_has_its_verdict_in_the_order_asked_for() -> None:
 TABLE = """
 operator 'u'
 state  stored               wanted               verdict                 what to do
------  -------------------  -------------------  ----------------------  ------------------------------------------------
+-------------------------------------------------------------------------------------------------------------------------
 (key)  (user string)        (user string)        restored                nothing
 count  value of (n int)     value of (n bigint)  evolved                 nothing: field 'n' widened from int to bigint
 total  value of (n bigint)  value of (n int)     refused                 field 'n' narrowed from bigint to int: not
