@@ -160,8 +160,7 @@ def _plan_states(
         part.refuse(wanted.uid, exc)
         return
     for verdict in report.verdicts:
-        why = verdict.what_to_do.removeprefix("nothing: ")
-        why = _UNCHANGED if why == "nothing" else why
+        why = verdict.refusal or "; ".join(verdict.changes) or _UNCHANGED
         outcome = _OUTCOMES[verdict.verdict]
         part.rows.append(PlannedState(wanted.uid, verdict.state, outcome, why))
     if report.refused:

@@ -183,8 +183,8 @@ def _verdicts(
     renamed = {migration.renamed_from for migration in migrations.values()}
     for name, state in states.items():
         if name not in asked_for | renamed:
-            what_to_do = f"nothing: it stays stored; deleteIfExists({name!r}) in init removes it"
-            yield StateVerdict(name, state_text(state), _NONE, Outcome.KEPT, what_to_do)
+            change = f"it stays stored; deleteIfExists({name!r}) in init removes it"
+            yield StateVerdict(name, state_text(state), _NONE, Outcome.KEPT, (change,))
 
 
 def _verdict(
@@ -215,21 +215,23 @@ def _verdict(
 
 def _new(wanted: StateSchema) -> StateVerdict:
     text = state_text(wanted)
-    return StateVerdict(wanted.name, _NONE, text, Outcome.NEW, "nothing: it starts empty")
+    return StateVerdict(wanted.name, _NONE, text, Outcome.NEW, ("it starts empty",))
 
 
-def _refuse_source(wanted: StateSchema, stored_text: str, what_to_do: str) -> StateVerdict:
-    return StateVerdict(wanted.name, stored_text, state_text(wanted), Outcome.REFUSED, what_to_do)
+def _refuse_source(wanted: StateSchema, stored_text: str, refusal: str) -> StateVerdict:
+    return StateVerdict(
+        wanted.name, stored_text, state_text(wanted), Outcome.REFUSED, refusal=refusal
+    )
 
 
 def _judge_key(stored: T.StructType, wanted: T.StructType) -> StateVerdict:
     # Whether a key column may be null depends on the query's input, and changes nothing stored.
     if same_type(stored, wanted, nullability=False):
-        outcome, what_to_do = Outcome.RESTORED, "nothing"
+        outcome, refusal = Outcome.RESTORED, None
     else:
         outcome = Outcome.REFUSED
-        what_to_do = "key_by the stored columns in their order, with their types, or use a new uid"
-    return StateVerdict(KEY, schema_text(stored), schema_text(wanted), outcome, what_to_do)
+        refusal = "key_by the stored columns in their order, with their types, or use a new uid"
+    return StateVerdict(KEY, schema_text(stored), schema_text(wanted), outcome, refusal=refusal)
 
 
 def _names(names: Collection[str]) -> str:

@@ -50,26 +50,58 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateVerdict:
-    """One row of the report, in words; `what_to_do` also says why."""
+    """The verdict on one state: a row of the report.
+
+    Parameters
+    ----------
+    state
+        The name of the state.
+    stored, wanted
+        The state as it is stored and as the processor asks for it, in words.
+    verdict
+        What becomes of the state.
+    changes
+        What changes, one short text each; empty if the state stays as it is or is refused.
+    refusal
+        Why the state is refused and what to do, ``None`` if it is not refused.
+    """
 
     state: str
     stored: str
     wanted: str
     verdict: Outcome
-    what_to_do: str
+    changes: tuple[str, ...] = ()
+    refusal: str | None = None
+
+    @property
+    def what_to_do(self) -> str:
+        """What the user has to do, and why, as the report shows it."""
+        if self.refusal is not None:
+            return self.refusal
+        return ": ".join(filter(None, ("nothing", "; ".join(self.changes))))
 
 
 def judge_state(
     stored: StateSchema, wanted: StateSchema, migration: Migration | None = None
 ) -> StateVerdict:
-    """Say what becomes of a stored state; on the driver.
+    """Return what becomes of a stored state; on the driver.
 
-    Another name of `stored` means that it is renamed. See :class:`Migration` for when it is used.
+    If `stored` has another name, the state is renamed. :class:`Migration` says when it is used.
     """
-    outcome, what_to_do = _judge(stored, wanted, used_migration(stored, wanted, migration))
-    if outcome is Outcome.RESTORED and migration is not None:
-        what_to_do = "nothing: it is stored as asked for, its migration is not used"
-    return StateVerdict(wanted.name, state_text(stored), state_text(wanted), outcome, what_to_do)
+    used = used_migration(stored, wanted, migration)
+    changes: tuple[str, ...] = ()
+    refusal = _refusal(stored, wanted, used)
+    if refusal is not None:
+        outcome = Outcome.REFUSED
+    elif changes := _changes(stored, wanted, used):
+        outcome = Outcome.EVOLVED if used is None else Outcome.MIGRATED
+    else:
+        outcome = Outcome.RESTORED
+        if migration is not None:
+            changes = ("it is stored as asked for, its migration is not used",)
+    return StateVerdict(
+        wanted.name, state_text(stored), state_text(wanted), outcome, changes, refusal
+    )
 
 
 def used_migration(
@@ -102,28 +134,32 @@ def schema_text(schema: T.StructType) -> str:
     return f"({', '.join(fields)})"
 
 
-def _judge(
-    stored: StateSchema, wanted: StateSchema, migration: Migration | None
-) -> tuple[Outcome, str]:
+def _refusal(stored: StateSchema, wanted: StateSchema, migration: Migration | None) -> str | None:
     if stored.kind != wanted.kind:
-        return Outcome.REFUSED, (
+        return (
             f"the kind changed from {stored.kind} to {wanted.kind}, which no migration can do: "
             "give it back its kind, or use a new name"
         )
     values = _values(stored, wanted, migration)
     keys = _keys(stored, wanted, migration)
     refused = (*values.refused, *keys.refused)
-    if refused:
-        needed = [f"{part}=" for part, it in (("value", values), ("key", keys)) if it.refused]
-        return Outcome.REFUSED, (
-            f"{'; '.join(refused)}. Give a Migration with {' and '.join(needed)} for state "
-            f"{wanted.name!r}, give it back its stored schema, or use a new name"
-        )
-    changes = [*_by_migration(stored, wanted, migration), *values.changes, *_ttl(stored, wanted)]
-    if not changes:
-        return Outcome.RESTORED, "nothing"
-    outcome = Outcome.EVOLVED if migration is None else Outcome.MIGRATED
-    return outcome, f"nothing: {'; '.join(changes)}"
+    if not refused:
+        return None
+    needed = [f"{part}=" for part, it in (("value", values), ("key", keys)) if it.refused]
+    return (
+        f"{'; '.join(refused)}. Give a Migration with {' and '.join(needed)} for state "
+        f"{wanted.name!r}, give it back its stored schema, or use a new name"
+    )
+
+
+def _changes(
+    stored: StateSchema, wanted: StateSchema, migration: Migration | None
+) -> tuple[str, ...]:
+    return (
+        *_by_migration(stored, wanted, migration),
+        *_values(stored, wanted, migration).changes,
+        *_ttl(stored, wanted),
+    )
 
 
 def _as_asked_for(stored: StateSchema, wanted: StateSchema) -> bool:

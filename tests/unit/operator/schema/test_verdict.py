@@ -45,6 +45,8 @@ def test_every_kind_is_restored_and_evolved(kind: str) -> None:
     evolved = judge_state(stored, replace(stored, value_schema=LONG))
     assert evolved.verdict is Outcome.EVOLVED
     assert evolved.what_to_do == "nothing: field 'n' widened from int to bigint"
+    assert evolved.changes == ("field 'n' widened from int to bigint",)
+    assert evolved.refusal is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
