@@ -26,7 +26,7 @@ OTHER = "the rest of the function"
 
 _OPERATOR = "pyspark_ckpt.operator"
 PHASES: dict[str, tuple[str, ...]] = {
-    "open and close the local copy": (f"{_OPERATOR}.subtask:open_local_copy",),
+    "open and close the local copy": (f"{_OPERATOR}.run.subtask:open_local_copy",),
     "read and apply the last segment": (
         "state_backends.rocksdb:RocksDBBackend.apply",
         "state_backends.heap:HeapBackend.apply",
@@ -36,37 +36,37 @@ PHASES: dict[str, tuple[str, ...]] = {
         "state_backends.rocksdb:RocksDBBackend.close",
         "state_backends.heap:HeapBackend.close",
     ),
-    "base snapshot": (f"{_OPERATOR}.materialization:Materializer.advance",),
+    "base snapshot": (f"{_OPERATOR}.durable.materialization:Materializer.advance",),
     "grouping": (
-        f"{_OPERATOR}.rows_input:RowsInput.part",
-        f"{_OPERATOR}.rows_input:RowsPart.rows",
-        f"{_OPERATOR}.pandas_input:PandasInput.part",
-        f"{_OPERATOR}.pandas_input:PandasPart.rows",
-        f"{_OPERATOR}.batch_input:BatchInput.part",
-        f"{_OPERATOR}.batch_input:BatchPart.rows",
+        f"{_OPERATOR}.rows.rows_mode:RowsInput.part",
+        f"{_OPERATOR}.rows.rows_mode:RowsPart.rows",
+        f"{_OPERATOR}.rows.pandas_mode:PandasInput.part",
+        f"{_OPERATOR}.rows.pandas_mode:PandasPart.rows",
+        f"{_OPERATOR}.rows.batch_mode:BatchInput.part",
+        f"{_OPERATOR}.rows.batch_mode:BatchPart.rows",
     ),
     "state read": tuple(
-        f"{_OPERATOR}.state_table:StateTable.{name}"
+        f"{_OPERATOR}.table.table:StateTable.{name}"
         for name in ("get", "get_many", "get_prefetched", "scan", "has_any_below", "first_below")
     ),
     "decode": (
-        f"{_OPERATOR}.codec:TupleCodec.decode",
-        f"{_OPERATOR}.value_columns:ValueColumns.frame",
+        f"{_OPERATOR}.values.codec:TupleCodec.decode",
+        f"{_OPERATOR}.values.pandas:ValueColumns.frame",
     ),
     "encode": (
-        f"{_OPERATOR}.codec:TupleCodec.encode",
-        f"{_OPERATOR}.value_columns:ValueColumns.rows",
+        f"{_OPERATOR}.values.codec:TupleCodec.encode",
+        f"{_OPERATOR}.values.pandas:ValueColumns.rows",
     ),
     "write": tuple(
-        f"{_OPERATOR}.state_table:StateTable.{name}" for name in ("put", "delete", "write_below")
+        f"{_OPERATOR}.table.table:StateTable.{name}" for name in ("put", "delete", "write_below")
     ),
-    "expired entries and timers": (f"{_OPERATOR}.epoch_end:sweep",),
-    "segment": (f"{_OPERATOR}.epoch_end:make_segment",),
+    "expired entries and timers": (f"{_OPERATOR}.run.barrier:sweep",),
+    "segment": (f"{_OPERATOR}.run.barrier:make_segment",),
     "output": (
-        f"{_OPERATOR}.rows_input:RowsOutput.extend",
-        f"{_OPERATOR}.rows_input:RowsOutput.take",
-        f"{_OPERATOR}.pandas_output:PandasOutput.extend",
-        f"{_OPERATOR}.pandas_output:PandasOutput.take",
+        f"{_OPERATOR}.rows.rows_mode:RowsOutput.extend",
+        f"{_OPERATOR}.rows.rows_mode:RowsOutput.take",
+        f"{_OPERATOR}.rows.pandas_mode:PandasOutput.extend",
+        f"{_OPERATOR}.rows.pandas_mode:PandasOutput.take",
     ),
 }
 _USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "init", "close")
