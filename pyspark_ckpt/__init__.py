@@ -55,7 +55,7 @@ from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.plan import RestorePlan
-from pyspark_ckpt.restore.plan_parts import PlannedState
+from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file

@@ -98,6 +98,13 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
     CorruptFileError
         If it cannot be trusted.
     """
+    return read_metadata_and_digest(storage, directory)[0]
+
+
+def read_metadata_and_digest(
+    storage: CoordinatorStorage, directory: str | None = None
+) -> tuple[CheckpointMetadata, str]:
+    """Read a ``_metadata`` as :func:`read_metadata` does; return it with the file's SHA-256."""
     relative = METADATA_NAME if directory is None else f"{directory}/{METADATA_NAME}"
     name = storage.url_of(relative)
     size_bytes = storage.size_bytes(relative)
@@ -111,7 +118,7 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
             f"{storage.url} holds a savepoint that was not complete, and whose disposal was "
             "interrupted: dispose of it again"
         )
-    return decode_metadata(data, name)
+    return decode_metadata(data, name), hashlib.sha256(data).hexdigest()
 
 
 def _not_complete(storage: CoordinatorStorage, directory: str | None) -> CheckpointNotFoundError:

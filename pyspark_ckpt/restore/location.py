@@ -23,7 +23,7 @@ from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
-from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import (
     QUERY_ID_NAME,
     begin_seeding,
@@ -32,7 +32,6 @@ from pyspark_ckpt.restore.seeding import (
     seed,
     write_query_id,
 )
-from pyspark_ckpt.restore.source import open_source
 from pyspark_ckpt.restore.states import check_stored_operators
 from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.spark.log import SparkLog
@@ -228,23 +227,21 @@ class StartLocation:
         if self._committed_epoch is not None:
             self._say_not_restored(request.path)
             return
-        source = open_source(request.path, falls_back=request.falls_back)
-        plan = request.plan(source, self.operators)
+        plan = plan_of_request(request, self.operators)
         plan.check()
         logger.info("%s", plan)
         if file_sink is not None:
-            file_sink.check_fresh(source.metadata.epoch)
+            file_sink.check_fresh(plan.epoch)
         self._clear_for_seeding()
         if table is not None:
             table.make()
         query_id = begin_seeding(self.storage)
         self.claim_directory()
-        checkpoints = self.checkpoints(query_id)
-        seed(spark, self.storage, checkpoints, source, self.operators, request)
+        seed(spark, self.storage, self.checkpoints(query_id), plan)
         if file_sink is not None:
-            file_sink.fill(source.metadata.epoch)
-        finish_seeding(self.storage, source.path)
-        logger.info("%s is no longer needed by query %s: all is copied", source.path, query_id)
+            file_sink.fill(plan.epoch)
+        finish_seeding(self.storage, plan.path)
+        logger.info("%s is no longer needed by query %s: all is copied", plan.path, query_id)
 
     def _say_not_restored(self, path: str) -> None:
         """Warn that a path is ignored, unless the location was restored from it."""

@@ -1,7 +1,4 @@
-"""The plan of a restore: what becomes of every operator and state, before anything starts.
-
-What a query is to be restored from, and on which terms.
-"""
+"""The plan of a restore: what becomes of every operator and source, before anything starts."""
 
 from __future__ import annotations
 
@@ -9,18 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.restore.plan_parts import (
-    REFUSED,
+from pyspark_ckpt.restore.offsets import plan_sources
+from pyspark_ckpt.restore.operators import (
+    OperatorTerms,
+    plan_operators,
+    unknown_migrations,
+)
+from pyspark_ckpt.restore.planned import (
+    CopiedOperator,
+    MovedOperator,
+    NewOperator,
+    PlannedOperator,
+    PlannedPart,
+    PlannedSources,
+    PlannedSparkOperators,
     PlannedState,
-    planned_native,
-    planned_operator,
-    planned_sources,
-    planned_unknown_migrations,
-    planned_unwanted,
+    StateOutcome,
 )
 from pyspark_ckpt.restore.source import RestoreSource, open_source
-from pyspark_ckpt.restore.spark_operators import native_changes
+from pyspark_ckpt.restore.spark_operators import plan_spark_operators
 from pyspark_ckpt.settings import NO_CLAIM
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.text_table import text_table
@@ -34,40 +40,92 @@ _HEADER = ("operator", "state", "outcome", "why")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RestorePlan:
-    """What a restore would do; prints as a table.
+    """What a restore does with every operator and source; prints as a table.
+
+    ``start`` carries out the plan that ``plan_restore`` returns. Seeding decides nothing.
 
     Parameters
     ----------
-    path
+    source
         The checkpoint or savepoint.
-    epoch
-        Its epoch.
-    states
-        A row for each operator and each of its states.
-    errors
-        What :meth:`check` raises; empty if the query can start.
+    operators
+        What becomes of each operator of this library: those of the query first, in the order of
+        their ids.
+    spark_operators
+        What becomes of Spark's own operators.
+    migrations
+        Refuses the migrations of operators that the query does not have.
+    sources
+        Where the query's sources continue.
+    origin
+        What the new query's directory says about this restore.
     """
 
-    path: str
-    epoch: int
-    states: tuple[PlannedState, ...]
-    errors: tuple[CkptError, ...] = ()
+    source: RestoreSource
+    operators: tuple[PlannedOperator, ...]
+    spark_operators: PlannedSparkOperators
+    migrations: PlannedPart
+    sources: PlannedSources
+    origin: Origin
+
+    @property
+    def path(self) -> str:
+        """The checkpoint or savepoint."""
+        return self.source.path
+
+    @property
+    def epoch(self) -> int:
+        """Its epoch."""
+        return self.source.metadata.epoch
+
+    @property
+    def watermark_ms(self) -> int:
+        """The watermark that follows the epoch."""
+        return self.source.metadata.watermark_ms
+
+    @property
+    def started(self) -> tuple[NewOperator | CopiedOperator | MovedOperator, ...]:
+        """The operators that the query starts with, in the order of their ids."""
+        return tuple(
+            operator
+            for operator in self.operators
+            if isinstance(operator, NewOperator | CopiedOperator | MovedOperator)
+        )
+
+    @property
+    def states(self) -> tuple[PlannedState, ...]:
+        """A row for each operator and each of its states."""
+        return tuple(row for part in self._parts for row in part.rows)
+
+    @property
+    def errors(self) -> tuple[CkptError, ...]:
+        """What :meth:`check` raises; empty if the query can start."""
+        return tuple(error for part in self._parts for error in part.errors)
 
     @property
     def refused(self) -> tuple[PlannedState, ...]:
         """The rows that keep the query from starting."""
-        return tuple(row for row in self.states if row.outcome == REFUSED)
+        return tuple(row for row in self.states if row.outcome == StateOutcome.REFUSED.value)
 
     def check(self) -> None:
-        """Raise what keeps the query from starting.
+        """Raise the first error that keeps the query from starting.
 
         Raises
         ------
         RestoreError, IncompatibleStateError, PlanError
-            The first of them.
+            If there is one.
         """
         if self.errors:
             raise self.errors[0]
+
+    @property
+    def _parts(self) -> tuple[PlannedPart, ...]:
+        return (
+            *self.operators,
+            *self.spark_operators.operators,
+            self.migrations,
+            self.sources,
+        )
 
     def __repr__(self) -> str:
         rows = [(row.operator, row.state, row.outcome, row.why) for row in self.states]
@@ -78,72 +136,28 @@ class RestorePlan:
         )
 
 
-def plan_of(
-    source: RestoreSource,
-    query_operators: StatefulOperators,
-    *,
-    allow_non_restored_state: bool,
-    migrations: RestoreMigrations | None = None,
-    backend_type: str | None = None,
-    source_ids: tuple[int, ...] | None = None,
-    source_names: tuple[str, ...] | None = None,
-) -> RestorePlan:
-    """Plan the restore of a query with these operators; on the driver, starts nothing.
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """A restore as the user and the settings want it; see ``restoreFrom``.
 
     Parameters
     ----------
-    source
-        The checkpoint or savepoint.
-    query_operators
-        The query's.
+    path
+        A ``savepoint-...`` or ``chk-...`` directory.
+    claim_mode
+        ``NO_CLAIM`` or ``CLAIM``.
     allow_non_restored_state
-        Whether operators that the query no longer has are dropped rather than refused.
+        Whether operators that the query does not have are dropped rather than refused.
+    falls_back
+        Whether a corrupt ``chk-N`` is replaced by the newest whole one before it.
     migrations
-        Those that are done while state is restored, by uid and state.
+        The migrations that are done while state is restored, by uid and state.
     backend_type
         The query's backend, ``None`` if it is not known yet.
     source_ids
         Which source the query reads at each place, ``None`` if that is not to be checked.
     source_names
         What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
-    """
-    stored = {operator.uid: operator for operator in source.metadata.operators}
-    operators = query_operators.descriptors
-    wanted = [operator.uid for operator in operators]
-    given = migrations or {}
-    changes = native_changes(
-        source, query_operators, allow_non_restored_state=allow_non_restored_state
-    )
-    parts = [
-        *(
-            planned_operator(
-                source.path,
-                stored.get(operator.uid),
-                operator,
-                given.get(operator.uid, {}),
-                backend_type,
-            )
-            for operator in operators
-        ),
-        planned_unwanted(source, wanted, may_be_dropped=allow_non_restored_state),
-        *map(planned_native, changes),
-        planned_unknown_migrations(given, wanted),
-        planned_sources(source, source_ids, source_names),
-    ]
-    rows = tuple(row for part in parts for row in part.rows)
-    errors = tuple(error for part in parts for error in part.errors)
-    return RestorePlan(source.path, source.metadata.epoch, rows, errors)
-
-
-def _refusal(rows: int) -> str:
-    return "refused: 1 row" if rows == 1 else f"refused: {rows} rows"
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreRequest:
-    """A restore as the user and the settings want it; see ``restoreFrom``.
-
-    `backend_type`, `source_ids` and `source_names` are those of the query.
     """
 
     path: str
@@ -155,25 +169,58 @@ class RestoreRequest:
     source_ids: tuple[int, ...] | None = None
     source_names: tuple[str, ...] | None = None
 
-    def plan(self, source: RestoreSource, operators: StatefulOperators) -> RestorePlan:
-        """Plan the restore from a source that was opened; starts nothing."""
-        return plan_of(
-            source,
-            operators,
-            allow_non_restored_state=self.allow_non_restored_state,
-            migrations=self.migrations,
-            backend_type=self.backend_type,
-            source_ids=self.source_ids,
-            source_names=self.source_names,
-        )
-
 
 def plan_of_request(request: RestoreRequest, operators: StatefulOperators) -> RestorePlan:
-    """Open the source of a request and plan the restore; starts nothing.
+    """Open what a query is to be restored from and plan the restore; starts nothing.
 
     Raises
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is none that can be trusted.
+        If there is no checkpoint or savepoint that can be trusted.
     """
-    return request.plan(open_source(request.path, falls_back=request.falls_back), operators)
+    return plan_of(open_source(request.path, falls_back=request.falls_back), operators, request)
+
+
+def plan_of(
+    source: RestoreSource, operators: StatefulOperators, request: RestoreRequest
+) -> RestorePlan:
+    """Plan the restore of a query with these operators; on the driver, starts nothing.
+
+    Raises
+    ------
+    CorruptFileError
+        If a stored schema, offset or time is not what Spark writes.
+    """
+    metadata = source.metadata
+    uids = [operator.uid for operator in operators.descriptors]
+    stored = {operator.uid for operator in metadata.operators}
+    terms = OperatorTerms(
+        path=source.path,
+        migrations=request.migrations,
+        backend_type=request.backend_type,
+        allow_non_restored_state=request.allow_non_restored_state,
+    )
+    return RestorePlan(
+        source=source,
+        operators=plan_operators(metadata.operators, operators, terms),
+        spark_operators=plan_spark_operators(
+            source, operators, allow_non_restored_state=request.allow_non_restored_state
+        ),
+        migrations=unknown_migrations(request.migrations, uids),
+        sources=plan_sources(source, request.source_ids, request.source_names),
+        origin=Origin(
+            path=source.path,
+            kind=metadata.kind,
+            checkpoint_id=metadata.checkpoint_id,
+            query_id=metadata.query_id,
+            epoch=metadata.epoch,
+            operators=tuple(uid for uid in uids if uid in stored),
+            sha256=source.sha256,
+            claim_mode=request.claim_mode,
+            skipped=source.skipped,
+        ),
+    )
+
+
+def _refusal(rows: int) -> str:
+    return "refused: 1 row" if rows == 1 else f"refused: {rows} rows"

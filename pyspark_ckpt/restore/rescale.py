@@ -6,15 +6,10 @@ and one task writes each new subtask. Neither holds more than a batch of entries
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
-from pyspark_ckpt.formats.metadata import OperatorMetadata
-from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rescale.tasks import (
@@ -29,75 +24,45 @@ from pyspark_ckpt.operator.rescale.tasks import (
     WriteSubtask,
     newest_of,
 )
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.spark.jobs import task_error
+from pyspark_ckpt.restore.planned import MovedOperator
+from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4
 
 
-def has_to_move(
-    stored: OperatorMetadata,
-    wanted: OperatorDescriptor,
-    migrations: Mapping[str, Migration] | None = None,
-) -> bool:
-    """Tell whether an operator's state cannot just be copied."""
-    same_shape = (stored.parallelism, stored.max_parallelism) == (
-        wanted.parallelism,
-        wanted.max_parallelism,
-    )
-    return bool(stored.handles) and (not same_shape or bool(migrations))
-
-
-def check_move(
-    stored: OperatorMetadata, wanted: OperatorDescriptor, migrations: Mapping[str, Migration]
-) -> None:
-    """Check that an operator's subtasks have state that can be put together; on the driver.
-
-    Raises
-    ------
-    IncompatibleStateError, PlanError
-        As :class:`UnifiedStates`.
-    """
-    UnifiedStates(wanted.uid, stored.handles, wanted.states, migrations)
-
-
-def redistribute(
+def move_state(
     spark: SparkSession,
+    operator: MovedOperator,
     source: Storage,
     checkpoints: Storage,
-    stored: OperatorMetadata,
-    wanted: OperatorDescriptor,
     query_id: str,
     epoch: int,
-    migrations: Mapping[str, Migration] | None = None,
 ) -> list[Handle]:
-    """Move an operator's state; runs a Spark job.
+    """Move an operator's state as it was planned; runs a Spark job.
 
     Parameters
     ----------
     spark
         The session.
+    operator
+        The operator as it is stored and as it shall be; their keys are the same.
     source
         What the stored handles' files lie in; only read.
     checkpoints
         The new query's checkpoints directory.
-    stored, wanted
-        The operator as it is stored and as it shall be; their keys are the same.
     query_id
         The new query's.
     epoch
         The epoch that the new handles are of.
-    migrations
-        The user's, by state, done on the way.
 
     Returns
     -------
     list of Handle
-        Those of the new subtasks that have state; all files are durable.
+        The handles of the new subtasks that have state; all files are durable.
 
     Raises
     ------
@@ -106,12 +71,13 @@ def redistribute(
     pyspark.errors.PySparkException
         If the job fails for another reason.
     """
+    stored, wanted = operator.stored, operator.wanted
     newest = newest_of(stored.handles)
     movement = Movement(
         handles=tuple(map(encode_handle, stored.handles)),
         source_root=source.url,
         operator=wanted,
-        merged=UnifiedStates(wanted.uid, stored.handles, wanted.states, migrations),
+        merged=operator.states,
         broadcast_giver=newest.subtask,
         has_same_clock=newest.time_mode == wanted.time_mode,
     )
@@ -119,19 +85,10 @@ def redistribute(
     if stored.max_parallelism != wanted.max_parallelism:
         keys = StoredKeyColumns(struct_type(stored.key_schema))
     write = WriteSubtask(movement, query_id, checkpoints.url, epoch)
-    spark.sparkContext.setJobDescription(
-        f"pyspark_ckpt: moving operator {wanted.uid} from {stored.parallelism} to "
-        f"{wanted.parallelism} subtasks"
+    rows = collected(
+        _moved(spark, movement, keys).mapInArrow(write, HANDLES_SCHEMA),
+        f"moving operator {wanted.uid} from {stored.parallelism} to {wanted.parallelism} subtasks",
     )
-    try:
-        rows = _moved(spark, movement, keys).mapInArrow(write, HANDLES_SCHEMA).collect()
-    except PySparkException as exc:
-        error = task_error(exc)
-        if error is None:
-            raise
-        raise error from exc
-    finally:
-        spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]  # as Spark takes it
     return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
 
 

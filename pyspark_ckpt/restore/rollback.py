@@ -35,7 +35,7 @@ from pyspark_ckpt.formats.rolled_back import (
     write_rolled_back,
 )
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import SparkLog
@@ -220,14 +220,15 @@ def _stage(
             f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.root} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
-    operators = _operators(source.metadata)
+    # It is not checked: the operators are the checkpoint's own, whatever state store they use.
+    plan = plan_of(source, _operators(source.metadata), RestoreRequest(source.path))
     new_id = begin_seeding(staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
     conf = {key: value for key, value in source.plain_conf.items() if key.startswith(_OWN_CONF)}
     session = own_session(spark, conf)
-    seed(session, staged, new_checkpoints, source, operators, RestoreRequest(source.path))
+    seed(session, staged, new_checkpoints, plan)
     # Ids only grow: the newest directory, complete or not, tells the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()

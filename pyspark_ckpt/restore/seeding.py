@@ -1,13 +1,11 @@
-"""Seeding: fills a fresh ``checkpointLocation`` from a checkpoint or savepoint.
+"""Seeding: carries out the plan of a restore in a fresh ``checkpointLocation``.
 
-The new query gets copies of all files it needs, so it never depends on what it was restored from.
-Its location looks as if the query had just committed the epoch of the snapshot: state stores,
-source offsets, watermark; the query goes on with the epoch after it.
+The new query gets copies of all files that it needs, so it never depends on what it was restored
+from. Its location looks as if the query had just committed the epoch of the checkpoint or
+savepoint: state stores, source offsets, watermark. The query continues with the next epoch.
 
-The marker of a ``checkpointLocation`` that is being filled, and what surrounds it.
-
-It stands until everything is there; a location with the marker holds nothing but an unfinished
-seeding and is filled anew.
+A marker is in the location from before the first file until after the last one. A location with
+the marker holds nothing but an unfinished seeding, and is filled anew.
 """
 
 from __future__ import annotations
@@ -16,42 +14,35 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
-from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import write_origin
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.restore.plan import RestoreRequest
-from pyspark_ckpt.restore.rescale import has_to_move, redistribute
-from pyspark_ckpt.restore.seeded_handles import adopt_all
-from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.source_logs import copy_source_logs
-from pyspark_ckpt.restore.spark_operators import place_native_state, store_conf
+from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
+from pyspark_ckpt.restore.plan import RestorePlan
+from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
+from pyspark_ckpt.restore.rescale import move_state
+from pyspark_ckpt.restore.spark_files import place_source_logs, place_state_files
 from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+
+logger = logging.getLogger(__name__)
+
+QUERY_ID_NAME = "metadata"
+"""Spark's file with the id of the query."""
 
 _SCRATCH = "_seed"
 
 
 def seed(
-    spark: SparkSession,
-    location: LocalStorage,
-    checkpoints: Storage,
-    source: RestoreSource,
-    operators: StatefulOperators,
-    request: RestoreRequest,
+    spark: SparkSession, location: LocalStorage, checkpoints: Storage, plan: RestorePlan
 ) -> None:
-    """Fill a location that was marked, durably but for the marker's removal.
+    """Fill a location that was marked; all is durable but the removal of the marker.
 
     Parameters
     ----------
@@ -61,137 +52,74 @@ def seed(
         The ``checkpointLocation``.
     checkpoints
         The new query's checkpoints directory.
-    source
-        What to start from.
-    operators
-        The new query's. Those of this library that `source` does not have start empty, those that
-        only it has are left behind.
-    request
-        The terms: claim mode, migrations, and which source the query reads at each place.
+    plan
+        What becomes of each operator and source; it refuses nothing.
 
     Raises
     ------
     CorruptFileError, CheckpointNotFoundError
         If a file is missing or changed, or the checkpoint was subsumed while it was copied.
     """
-    with source.told_apart():
-        _seed(spark, location, checkpoints, source, operators, request)
-
-
-def _seed(
-    spark: SparkSession,
-    location: LocalStorage,
-    checkpoints: Storage,
-    source: RestoreSource,
-    operators: StatefulOperators,
-    request: RestoreRequest,
-) -> None:
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
-    stored = {operator.uid for operator in source.metadata.operators}
-    seeds = [
-        Seed(operator, _handles(spark, checkpoints, source, operator, request, query_id))
-        for operator in operators.descriptors
-    ]
-    ids, entries = tuple(operators.ours), _entries_of(source, request.source_ids)
-    if operators.spark_operators:
-        place_native_state(source, location, operators)
-        session = own_session(spark, store_conf(source))
-        _place(session, location, seeds, ids, replace(entries, conf=source.plain_conf))
-    else:
-        _place(spark, location, seeds, ids, entries)
-    copy_source_logs(source, location)
-    origin = Origin(
-        path=source.path,
-        kind=source.metadata.kind,
-        checkpoint_id=source.metadata.checkpoint_id,
-        query_id=source.metadata.query_id,
-        epoch=source.metadata.epoch,
-        operators=tuple(each.uid for each in operators.descriptors if each.uid in stored),
-        sha256=source.sha256,
-        claim_mode=request.claim_mode,
-        skipped=source.skipped,
-    )
-    write_origin(checkpoints, origin)
+    with plan.source.told_apart():
+        seeds = {
+            operator.operator_id: Seed(
+                operator.wanted, _handles(spark, operator, plan, checkpoints, query_id)
+            )
+            for operator in plan.started
+        }
+        _place_state(spark, location, seeds, plan)
+        place_source_logs(plan.source.storage, location, plan.sources)
+    write_origin(checkpoints, plan.origin)
     shutil.rmtree(location.path(_SCRATCH))
-
-
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """What Spark's logs shall say of the epoch that the query goes on from.
-
-    `conf` has settings that hold for all state, where they are not to be the session's.
-    """
-
-    epoch: int
-    source_offsets: tuple[str, ...]
-    times: dict[str, Any] = field(default_factory=dict)
-    commit: dict[str, Any] = field(default_factory=dict)
-    conf: dict[str, str] = field(default_factory=dict)
-
-
-def _entries_of(source: RestoreSource, source_ids: tuple[int, ...] | None) -> _Entries:
-    metadata = source.metadata
-    by_source = source.offsets
-    return _Entries(
-        epoch=metadata.epoch,
-        source_offsets=tuple(
-            by_source[number] for number in source_ids or metadata.source_ids or by_source
-        ),
-        times=source.times_ms,
-        commit={"nextBatchWatermarkMs": metadata.watermark_ms},
-    )
 
 
 def _handles(
     spark: SparkSession,
+    operator: NewOperator | CopiedOperator | MovedOperator,
+    plan: RestorePlan,
     checkpoints: Storage,
-    source: RestoreSource,
-    operator: OperatorDescriptor,
-    request: RestoreRequest,
     query_id: str,
 ) -> list[Handle]:
     """Return an operator's handles in the new query, whose files are durable."""
-    stored = {each.uid: each for each in source.metadata.operators}.get(operator.uid)
-    if stored is None:
-        return []
-    epoch = source.metadata.epoch
-    migrations = request.migrations.get(operator.uid)
-    if has_to_move(stored, operator, migrations):
-        return redistribute(
-            spark, source.storage, checkpoints, stored, operator, query_id, epoch, migrations
-        )
-    return adopt_all(spark, stored.handles, operator, query_id, epoch, source.storage, checkpoints)
+    source = plan.source.storage
+    if isinstance(operator, MovedOperator):
+        return move_state(spark, operator, source, checkpoints, query_id, plan.epoch)
+    if isinstance(operator, CopiedOperator):
+        copy = HandleCopy(operator.wanted, query_id, plan.epoch)
+        return copy_handles(spark, operator.handles, copy, source, checkpoints)
+    return []
 
 
-def _place(
-    spark: SparkSession,
-    location: LocalStorage,
-    seeds: Sequence[Seed],
-    operator_ids: Sequence[int],
-    entries: _Entries,
+def _place_state(
+    spark: SparkSession, location: LocalStorage, seeds: dict[int, Seed], plan: RestorePlan
 ) -> None:
-    """Write state stores and Spark's logs as they are when an epoch has been committed."""
-    seeded = write_seeds(spark, location.child(_SCRATCH), seeds)
-    copy_first_version(seeded.storage, location, dict(enumerate(operator_ids)), entries.epoch + 1)
-    metadata = {**seeded.offsets_entry(0).metadata, **entries.times}
+    """Write state stores and Spark's logs as they are when the epoch has been committed."""
+    planned = plan.spark_operators
+    for operator in planned.operators:
+        place_state_files(plan.source.storage, location, operator.files)
+    session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
+    seeded = write_seeds(session, location.child(_SCRATCH), list(seeds.values()))
+    copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1)
+    _write_logs(location, seeded, plan)
+
+
+def _write_logs(location: LocalStorage, seeded: SparkLog, plan: RestorePlan) -> None:
+    """Write Spark's logs of the epoch, after those of the query that wrote the state stores."""
+    metadata = {**seeded.offsets_entry(0).metadata, **plan.sources.times_ms}
     # Of what comes from a file, only what Spark itself keeps here.
+    stored = plan.spark_operators.epoch_conf or {}
     metadata["conf"] = {
-        key: entries.conf.get(key, value) for key, value in metadata.get("conf", {}).items()
+        key: stored.get(key, value) for key, value in metadata.get("conf", {}).items()
     }
-    offsets = OffsetsEntry(metadata, entries.source_offsets).text()
-    # Spark goes on from the newest entry, and wants the one before it too.
-    for epoch in range(max(entries.epoch - 1, 0), entries.epoch + 1):
+    offsets = OffsetsEntry(metadata, plan.sources.offsets).text()
+    # Spark continues from the newest entry, and wants the one before it too.
+    for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
         location.write(f"offsets/{epoch}", [offsets.encode()])
     version, fields = seeded.commits_entry(0).split("\n", 1)
-    commit = {**json.loads(fields), **entries.commit}
-    location.write(f"commits/{entries.epoch}", [f"{version}\n{json.dumps(commit)}".encode()])
-
-
-QUERY_ID_NAME = "metadata"
-"""Spark's file with the id of the query."""
-
-logger = logging.getLogger(__name__)
+    commit = {**json.loads(fields), "nextBatchWatermarkMs": plan.watermark_ms}
+    location.write(f"commits/{plan.epoch}", [f"{version}\n{json.dumps(commit)}".encode()])
 
 
 def begin_seeding(location: LocalStorage) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -11,9 +10,9 @@ from typing import Any
 
 from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
+from pyspark_ckpt.formats.layout import checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.metadata_file import read_metadata_and_digest
 from pyspark_ckpt.spark.log import is_offset
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -50,8 +49,8 @@ class RestoreSource:
     def __init__(self, path: str, *, check_files: bool = True) -> None:
         directory = open_storage(path)
         self.path = directory.url
-        self.metadata: CheckpointMetadata = read_metadata(directory)
-        self.sha256 = hashlib.sha256(directory.read(METADATA_NAME)).hexdigest()
+        self.metadata: CheckpointMetadata
+        self.metadata, self.sha256 = read_metadata_and_digest(directory)
         self.storage = self._root(directory)
         self.skipped: tuple[str, ...] = ()
         for operator in self.metadata.operators:

@@ -1,20 +1,29 @@
-"""What becomes of the state of Spark's own stateful operators in a restore."""
+"""Decides what a restore does with the state of Spark's own operators, and which files are copied.
+
+Spark's operators have no uid. Operators of one name are matched by their order from the sink.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
+from pyspark_ckpt.restore.planned import (
+    UNCHANGED,
+    WHOLE_OPERATOR,
+    Action,
+    PlannedSparkOperator,
+    PlannedSparkOperators,
+    SparkStateFile,
+    StateOutcome,
+    planned_state,
+)
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.spark_file_check import checked_content, is_checked
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
-from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
-from pyspark_ckpt.storage.open import LocalStorage
 
 _STORE = "spark.sql.streaming.stateStore."
 _CODEC = f"{_STORE}compression.codec"
@@ -32,25 +41,10 @@ _FORMAT = (
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9]{0,32}")
 
 
-@dataclass(frozen=True, slots=True)
-class NativeChange:
-    """What becomes of one of Spark's operators; refused if there is an error.
-
-    Of several of one name the second is called ``<name> 2``.
-    """
-
-    name: str
-    is_restored: bool
-    why: str
-    error: RestoreError | None = None
-
-
-def native_changes(
+def plan_spark_operators(
     source: RestoreSource, wanted: StatefulOperators, *, allow_non_restored_state: bool
-) -> Iterator[NativeChange]:
-    """Tell what becomes of each of Spark's own operators; starts nothing.
-
-    They have no uid: those of one name are matched by their order from the sink.
+) -> PlannedSparkOperators:
+    """Decide what becomes of each of Spark's own operators.
 
     Parameters
     ----------
@@ -59,83 +53,95 @@ def native_changes(
     wanted
         The query's operators.
     allow_non_restored_state
-        Whether those that the query does not have are left behind rather than refused.
-    """
-    stored = _count(source.metadata.native)
-    in_query = _count(tuple(wanted.spark_operators.values()))
-    for name in sorted(stored | in_query):
-        before, now = stored[name], in_query[name]
-        if before == now:
-            error = _unfit(source, wanted, name)
-            why = "nothing changes" if error is None else str(error)
-            for each in _numbered(name, now):
-                yield NativeChange(each, is_restored=True, why=why, error=error)
-        elif now == 0 and allow_non_restored_state:
-            why = "the query has no operator of this name"
-            for each in _numbered(name, before):
-                yield NativeChange(each, is_restored=False, why=why)
-        else:
-            refusal = RestoreError(
-                f"{source.path} has the state of {before} operators {name} of Spark's own, the "
-                f"query has {now}: such operators have no uid, and none can start empty beside "
-                "restored state; give the query those that it had, or leave all of that name "
-                "behind with restoreFrom(..., allowNonRestoredState=True)"
-            )
-            yield NativeChange(name, is_restored=False, why=str(refusal), error=refusal)
-
-
-def store_conf(source: RestoreSource) -> dict[str, str]:
-    """Return the conf under which further state stores fit those of Spark's own operators."""
-    conf = source.plain_conf
-    return {key: conf[key] for key in _FORMAT if key in conf}
-
-
-def place_native_state(
-    source: RestoreSource, location: LocalStorage, wanted: StatefulOperators
-) -> None:
-    """Copy the state of Spark's own operators into a location that is being filled; durable.
-
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint; :func:`native_changes` has nothing against it.
-    location
-        The ``checkpointLocation``.
-    wanted
-        The query's operators.
+        Whether operators that the query does not have are dropped rather than refused.
     """
     stored = sorted(source.metadata.native, key=lambda each: each.operator_id)
-    for operator_id, operator in wanted.spark_operators.items():
-        found = next(each for each in stored if each.name == operator.name)
-        stored.remove(found)
-        for file in found.files:
-            path = f"{STATE}/{operator_id}/{file.name}"
-            if is_operator_metadata(file.name):
-                with source.storage.open_verified(file.file) as opened:
-                    content = opened.read()
-                location.write(path, [with_operator_id(content, location, operator_id)])
-            elif is_checked(file.name):
-                name = source.storage.url_of(file.file.path)
-                with source.storage.open_verified(file.file) as opened:
-                    content = checked_content(file.name, opened.read(), name)
-                location.write(path, [content])
-            else:
-                location.copy_in(source.storage, file.file, path)
+    names = Counter(operator.name for operator in stored)
+    names |= Counter(operator.name for operator in wanted.spark_operators.values())
+    planned = tuple(
+        operator
+        for name in sorted(names)
+        for operator in _planned(
+            source,
+            wanted,
+            name,
+            [each for each in stored if each.name == name],
+            may_be_dropped=allow_non_restored_state,
+        )
+    )
+    if not wanted.spark_operators:
+        return PlannedSparkOperators(operators=planned)
+    conf = source.plain_conf
+    return PlannedSparkOperators(
+        operators=planned,
+        store_conf={key: conf[key] for key in _FORMAT if key in conf},
+        epoch_conf=conf,
+    )
 
 
-def _count(operators: Sequence[SparkOperator | NativeOperatorMetadata]) -> Counter[str]:
-    return Counter(operator.name for operator in operators)
+def _planned(
+    source: RestoreSource,
+    wanted: StatefulOperators,
+    name: str,
+    stored: Sequence[NativeOperatorMetadata],
+    *,
+    may_be_dropped: bool,
+) -> Iterator[PlannedSparkOperator]:
+    """Yield what becomes of the operators of one name."""
+    ids = [
+        operator_id
+        for operator_id, operator in wanted.spark_operators.items()
+        if operator.name == name
+    ]
+    if len(stored) == len(ids):
+        error = _unfit(source, wanted, name)
+        for label, operator_id, found in zip(_labels(name, len(ids)), ids, stored, strict=True):
+            yield _copied(label, operator_id, found, error)
+    elif not ids and may_be_dropped:
+        why = "the query has no operator of this name"
+        for label in _labels(name, len(stored)):
+            yield _without_files(label, Action.DROP, StateOutcome.DROPPED, why)
+    else:
+        refusal = RestoreError(
+            f"{source.path} has the state of {len(stored)} operators {name} of Spark's own, the "
+            f"query has {len(ids)}: such operators have no uid, and none can start empty beside "
+            "restored state; give the query those that it had, or leave all of that name "
+            "behind with restoreFrom(..., allowNonRestoredState=True)"
+        )
+        yield _without_files(name, Action.REFUSE, StateOutcome.REFUSED, str(refusal), refusal)
 
 
-def _numbered(name: str, count: int) -> list[str]:
+def _copied(
+    label: str, operator_id: int, stored: NativeOperatorMetadata, error: RestoreError | None
+) -> PlannedSparkOperator:
+    outcome = StateOutcome.RESTORED if error is None else StateOutcome.REFUSED
+    why = UNCHANGED if error is None else str(error)
+    return PlannedSparkOperator(
+        name=label,
+        action=Action.COPY,
+        files=tuple(SparkStateFile(operator_id, file.name, file.file) for file in stored.files),
+        rows=(planned_state(f"Spark's {label}", WHOLE_OPERATOR, outcome, why),),
+        errors=() if error is None else (error,),
+    )
+
+
+def _without_files(
+    label: str, action: Action, outcome: StateOutcome, why: str, *errors: RestoreError
+) -> PlannedSparkOperator:
+    row = planned_state(f"Spark's {label}", WHOLE_OPERATOR, outcome, why)
+    return PlannedSparkOperator(name=label, action=action, rows=(row,), errors=errors)
+
+
+def _labels(name: str, count: int) -> list[str]:
+    """Return what operators of one name are called in the plan."""
     return [name, *(f"{name} {number}" for number in range(2, count + 1))]
 
 
 def _unfit(source: RestoreSource, wanted: StatefulOperators, name: str) -> RestoreError | None:
-    """Return why the state of an operator of Spark's own cannot be used by the query, if so."""
+    """Return why the query cannot use the state of a Spark operator, ``None`` if it can."""
     conf = source.spark_conf
     provider, codec = conf.get(STATE_STORE_PROVIDER, ""), conf.get(_CODEC, "")
-    # Either may be the name of a class, which Spark would load.
+    # Both may be names of classes, which Spark would load.
     if provider not in STATE_STORE_PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
         return RestoreError(
             f"{source.path}: the state of Spark's own {name} is of the state store "

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
 
 from pyspark_ckpt import errors
 from pyspark_ckpt.abort_reason import AbortReason
@@ -136,6 +137,37 @@ class SparkJobs:
             "busy, or raise spark.ckpt.execution.checkpointing.timeout",
             AbortReason.EXPIRED,
         )
+
+
+def collected(frame: DataFrame, what: str) -> list[Row]:
+    """Run a job and return its rows; what a task raised is raised here.
+
+    Parameters
+    ----------
+    frame
+        The rows; few enough for the driver.
+    what
+        What the job is for, as Spark's job page says it.
+
+    Raises
+    ------
+    CkptError
+        If a task raised an error of this library.
+    pyspark.errors.PySparkException
+        If the job fails for another reason.
+    """
+    context = frame.sparkSession.sparkContext
+    before = context.getLocalProperty("spark.job.description")
+    context.setJobDescription(f"pyspark_ckpt: {what}")
+    try:
+        return frame.collect()
+    except PySparkException as exc:
+        error = task_error(exc)
+        if error is None:
+            raise
+        raise error from exc
+    finally:
+        context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
 
 
 WORKER_ADVICE = (

@@ -27,7 +27,7 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.tasks import (
@@ -36,11 +36,11 @@ from pyspark_ckpt.operator.rescale.tasks import (
     WriteSubtask,
     newest_of,
 )
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.restore.rescale import has_to_move
-from pyspark_ckpt.restore.seeded_handles import adopt
+from pyspark_ckpt.restore.copies import HandleCopy
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
+from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.source_logs import copy_source_logs
+from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.spark.log import SparkLog
@@ -380,21 +380,20 @@ def fork(
     """Seed a new query from a checkpoint or savepoint."""
     source = RestoreSource(str(path))
     query = KeyedQuery(root, parallelism, backend)
-    stored = {operator.uid: operator for operator in source.metadata.operators}
-    epoch = source.metadata.epoch
+    plan = plan_of(source, query.operators, RestoreRequest(source.path))
+    plan.check()
+    epoch = plan.epoch
     copies = FaultyStorage(query.storage, faults)
     handles: dict[str, dict[int, Handle]] = {}
-    for operator in query.operators.descriptors:
-        old = stored[operator.uid]
-        if has_to_move(old, operator):
-            made = moved(source.storage, query.storage, old, operator, query.query_id, epoch)
+    for operator in plan.started:
+        if isinstance(operator, MovedOperator):
+            made = moved(source.storage, query.storage, operator, query.query_id, epoch)
         else:
-            made = [
-                adopt(each, operator, query.query_id, epoch, source.storage, copies)
-                for each in old.handles
-            ]
+            assert isinstance(operator, CopiedOperator)
+            copy = HandleCopy(operator.wanted, query.query_id, epoch)
+            made = [copy.of(each, source.storage, copies) for each in operator.handles]
         handles[operator.uid] = {handle.subtask: handle for handle in made}
-    copy_source_logs(source, LocalStorage(query.spark.location))
+    place_source_logs(source.storage, LocalStorage(query.spark.location), plan.sources)
     query.spark.commit(epoch)
     query.committed[epoch], query.models[epoch] = handles, model
     return query
@@ -403,17 +402,17 @@ def fork(
 def moved(
     source: Storage,
     target: Storage,
-    stored: OperatorMetadata,
-    wanted: OperatorDescriptor,
+    operator: MovedOperator,
     query_id: str,
     epoch: int,
 ) -> list[Handle]:
     """Redistribute an operator with the functions of the Spark job; the sorting is done here."""
+    stored, wanted = operator.stored, operator.wanted
     movement = Movement(
         handles=tuple(map(encode_handle, stored.handles)),
         source_root=source.url,
         operator=wanted,
-        merged=UnifiedStates(wanted.uid, stored.handles),
+        merged=operator.states,
         broadcast_giver=newest_of(stored.handles).subtask,
         has_same_clock=True,
     )

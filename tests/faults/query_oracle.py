@@ -17,8 +17,9 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.merged_state import merged_state
+from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.source_logs import copy_source_logs
+from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.keyed_query import UIDS, KeyedQuery, Model, stored_key, subtask_of
 
@@ -30,7 +31,7 @@ def restored(path: Path, backend: str | None = None) -> Model:
     """Read the whole state of a checkpoint or savepoint, with a backend or by merging its files."""
     source = RestoreSource(str(path))
     with tempfile.TemporaryDirectory(dir=storage_parent(source.storage)) as location:
-        copy_source_logs(source, LocalStorage(Path(location)))
+        place_source_logs(source.storage, LocalStorage(Path(location)), plan_sources(source))
     model: Model = {uid: {} for uid in UIDS}
     for operator in source.metadata.operators:
         for handle in operator.handles:

@@ -93,6 +93,7 @@ def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
     return CheckpointMetadata(
         checkpoint_id=None, kind="checkpoint", root="..", epoch=6, query_id="0123456789",
         query_name="q", parent=None, spark_version="4.3.0", library_version="0.1.0",
-        triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="v1\n{}\n-",
+        triggered_at_ms=1, completed_at_ms=2, watermark_ms=3,
+        offsets_entry='v1\n{"batchWatermarkMs":3,"batchTimestampMs":2}\n-',
         commits_entry="v1\n{}", source_logs=(log,), operators=(operator,),
     )  # fmt: skip

@@ -13,8 +13,8 @@ from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.restore import seeded_handles as adopting
-from pyspark_ckpt.restore.seeded_handles import adopt_all
+from pyspark_ckpt.restore import copies
+from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -141,9 +141,10 @@ def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
         base = BaseSnapshot("1-b", 1, 1, (BaseFile("state.chg", file),))
         first = operator.first_handle("old", subtask, 1)
         handles.append(msgspec.structs.replace(first, base=base))
-    monkeypatch.setattr(adopting, "MOST_FILES", 4)
+    copy = HandleCopy(operator, "new", 3)
+    monkeypatch.setattr(copies, "MOST_FILES", 4)
     with workers_store(job, s3_environment, together=2) as store:  # as many as there are cores
-        made = adopt_all(job.spark, handles, operator, "new", 3, storage, target)
+        made = copy_handles(job.spark, handles, copy, storage, target)
         looks_and_reads = 6 + 5  # one file is empty
         assert (store.came, store.gave_up) == (looks_and_reads, 0)
     assert [(each.subtask, each.query_id, each.epoch) for each in made] == [
@@ -156,4 +157,4 @@ def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
     storage.delete([handles[2].files()[0].path])
     job.spark.sparkContext.environment.update(s3_environment)
     with pytest.raises(ckpt.CorruptFileError, match="shared/state-2 is missing"):
-        adopt_all(job.spark, handles, operator, "new", 3, storage, target)
+        copy_handles(job.spark, handles, copy, storage, target)

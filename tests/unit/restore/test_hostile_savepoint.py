@@ -8,7 +8,6 @@ import json
 import pickle
 import resource
 import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -34,10 +33,10 @@ from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.restore import spark_file_check as native_file_check
-from pyspark_ckpt.restore.plan import plan_of
+from pyspark_ckpt.restore import spark_files
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.spark_file_check import checked_content, is_checked
+from pyspark_ckpt.restore.spark_files import checked_content, is_checked
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import StatefulOperators
@@ -56,21 +55,6 @@ def root(storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path) -> Path
     """A savepoint whose data files must not be opened any more."""
     made = write_savepoint(snapshot, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     return Path(made.path)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of all files opened from here on."""
-    names: list[str] = []
-    recording = True
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if recording and event == "open":
-            names.append(str(args[0]))
-
-    sys.addaudithook(hook)
-    yield names
-    recording = False
 
 
 def rewrite(root: Path, change: Change) -> None:
@@ -272,7 +256,7 @@ def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str
     )  # fmt: skip
     with pytest.raises(CorruptFileError, match="user-defined type"):
         plan_of(
-            RestoreSource(str(root)), StatefulOperators((wanted,)), allow_non_restored_state=False
+            RestoreSource(str(root)), StatefulOperators((wanted,)), RestoreRequest(str(root))
         ).check()
 
 
@@ -285,7 +269,7 @@ def test_a_schema_that_is_none(root: Path, schema: str) -> None:
     wanted = OperatorDescriptor(uid="count", parallelism=4, max_parallelism=128, key_schema=SCHEMA)
     with pytest.raises(CorruptFileError, match="schema"):
         plan_of(
-            RestoreSource(str(root)), StatefulOperators((wanted,)), allow_non_restored_state=False
+            RestoreSource(str(root)), StatefulOperators((wanted,)), RestoreRequest(str(root))
         ).check()
 
 
@@ -431,7 +415,7 @@ def test_conf_that_is_none(root: Path, fields: object) -> None:
 def test_times_that_are_none(root: Path, value: object) -> None:
     source = with_entry(root, {"batchWatermarkMs": 5, "batchTimestampMs": value})
     with pytest.raises(CorruptFileError, match="batchTimestampMs"):
-        _ = source.times_ms
+        plan_of(source, StatefulOperators(()), RestoreRequest(str(root)))
 
 
 def archive(fields: str, *more: str) -> bytes:
@@ -484,7 +468,7 @@ def test_a_snapshot_of_rocksdb_that_names_other_files(content: bytes) -> None:
 
 
 def test_a_snapshot_of_rocksdb_that_expands_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_file_check, "MAX_CHECKED_BYTES", 10)
+    monkeypatch.setattr(spark_files, "MAX_CHECKED_BYTES", 10)
     with pytest.raises(CorruptFileError, match="expands"):
         checked_content("0/4.zip", archive(SOUND), "shared/native")
 

@@ -11,10 +11,15 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, NativeOperatorMetadata
+from pyspark_ckpt.formats.metadata import (
+    CheckpointMetadata,
+    NativeFile,
+    NativeOperatorMetadata,
+)
 from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
-from pyspark_ckpt.restore.plan import RestorePlan, plan_of
+from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
+from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
@@ -60,7 +65,8 @@ def operator(uid: str = "count", *states: StateDescriptor, **changes: object) ->
 
 def plan(source: RestoreSource, *operators: OperatorDescriptor, allow: bool = False) -> RestorePlan:
     wanted = StatefulOperators.of(operators)
-    return plan_of(source, wanted, allow_non_restored_state=allow, backend_type="rocksdb")
+    terms = RestoreRequest(source.path, allow_non_restored_state=allow, backend_type="rocksdb")
+    return plan_of(source, wanted, terms)
 
 
 def outcomes(made: RestorePlan) -> dict[tuple[str, str], str]:
@@ -101,6 +107,31 @@ def test_an_operator_left_behind_is_refused_unless_allowed(source: RestoreSource
     for word in ("'old'", "rename_uid", "allowNonRestoredState"):
         assert word in str(caught.value)
     assert "dropped" in outcomes(plan(source, operator(), allow=True)).values()
+
+
+@pytest.mark.parametrize("parallelism", [4, 2])
+def test_the_plan_holds_what_seeding_carries_out(source: RestoreSource, parallelism: int) -> None:
+    made = plan(source, operator(parallelism=parallelism), operator("added"), allow=True)
+    action = Action.COPY if parallelism == 4 else Action.MOVE
+    assert {each.uid: each.action for each in made.operators} == {
+        "count": action,
+        "added": Action.NEW,
+        "old": Action.DROP,
+    }
+    first, second = made.started
+    assert (first.operator_id, second.operator_id) == (0, 1)
+    (stored, _) = source.metadata.operators
+    if isinstance(first, MovedOperator):
+        assert first.stored == stored
+        assert [state.name for state in first.states.states] == ["same", "wider", "left"]
+    else:
+        assert isinstance(first, CopiedOperator)
+        assert first.handles == stored.handles
+    assert made.sources.offsets == ("-",)
+    assert (made.origin.path, made.origin.operators) == (source.path, ("count",))
+    refused = plan(source, operator(key_schema=schema(other=T.LongType())), allow=True)
+    assert refused.operators[0].action is Action.REFUSE
+    assert not refused.started
 
 
 @pytest.mark.parametrize(
@@ -181,6 +212,7 @@ CONF = {
     "spark.sql.streaming.stateStore.compression.codec": "lz4",
     "spark.sql.shuffle.partitions": "4",
 }
+TIMES = {"batchWatermarkMs": 3, "batchTimestampMs": 2}
 DEDUPE, JOIN = SparkOperator("dedupe"), SparkOperator("symmetricHashJoin")
 
 
@@ -193,8 +225,13 @@ def mixed(
 ) -> RestoreSource:
     """Operator `count` beside some of Spark's own."""
     (stored,) = snapshot.operators
-    native = tuple(NativeOperatorMetadata(n, name, ()) for n, name in enumerate(names, start=1))
-    offsets = "v1\n" + json.dumps({"conf": {**CONF, **conf}}) + "\n-"
+    native = tuple(
+        NativeOperatorMetadata(
+            n, name, (NativeFile("0/4.delta", storage.write(f"shared/native-{n}", [b"%d" % n])),)
+        )
+        for n, name in enumerate(names, start=1)
+    )
+    offsets = "v1\n" + json.dumps({**TIMES, "conf": {**CONF, **conf}}) + "\n-"
     whole = msgspec.structs.replace(
         snapshot,
         operators=(msgspec.structs.replace(stored, key_schema=KEY, handles=()),),
@@ -210,7 +247,7 @@ def native_plan(
     source: RestoreSource, *operators: SparkOperator, allow: bool = False, parallelism: int = 4
 ) -> RestorePlan:
     wanted = StatefulOperators.of([operator(parallelism=parallelism), *operators])
-    return plan_of(source, wanted, allow_non_restored_state=allow)
+    return plan_of(source, wanted, RestoreRequest(source.path, allow_non_restored_state=allow))
 
 
 def test_operators_of_spark_are_matched_by_name_and_number(
@@ -221,6 +258,12 @@ def test_operators_of_spark_are_matched_by_name_and_number(
     made.check()
     names = ("Spark's dedupe", "Spark's dedupe 2", "Spark's symmetricHashJoin")
     assert {outcomes(made)[name, "(operator)"] for name in names} == {"restored"}
+    files = [file for each in made.spark_operators.operators for file in each.files]
+    stored = {each.operator_id: each.files for each in source.metadata.native}
+    assert [(file.operator_id, file.file) for file in files] == [
+        (now, file.file) for now, then in ((2, 1), (3, 3), (1, 2)) for file in stored[then]
+    ]
+    assert len({file.file.path for file in files}) == 3
     for operators, allow in (((DEDUPE, DEDUPE), False), ((DEDUPE, JOIN), True), ((), False)):
         made = native_plan(source, *operators, allow=allow)
         with pytest.raises(RestoreError, match="no uid"):

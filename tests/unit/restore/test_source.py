@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.history.verification import verify
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource, open_source
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -145,3 +148,12 @@ def test_a_file_that_is_missing_while_the_checkpoint_stands_is_damage(
     for reader in (RestoreSource, verify):
         with pytest.raises(CorruptFileError, match="log-2"):
             reader(path_of(checkpoints, 2))
+
+
+def test_metadata_is_read_once(checkpoints: LocalStorage, opened: list[str]) -> None:
+    """Its content, its digest and the plan are of the same bytes."""
+    path = Path(path_of(checkpoints, 10))
+    source = RestoreSource(str(path))
+    plan_of(source, StatefulOperators(()), RestoreRequest(str(path), allow_non_restored_state=True))
+    assert opened.count(str(path / "_metadata")) == 1
+    assert source.sha256 == hashlib.sha256((path / "_metadata").read_bytes()).hexdigest()

@@ -14,8 +14,9 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.source_logs import copy_source_logs
+from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.restore.tampered import tampered
@@ -49,7 +50,8 @@ class Savepoint:
             path = source_log_path(int(index), log_name, hashlib.sha256(content).hexdigest())
             reference = LocalStorage(self.root).write(path, [content])
             references.append(SourceLog(int(index), log_name, reference))
-        entries = "\n".join(["v1", "{}", *offsets])
+        times = '{"batchWatermarkMs":3,"batchTimestampMs":2}'
+        entries = "\n".join(["v1", times, *offsets])
         tampered(
             self.root,
             msgspec.structs.replace(
@@ -59,7 +61,8 @@ class Savepoint:
                 source_ids=tuple(range(len(offsets))),
             ),
         )
-        copy_source_logs(RestoreSource(str(self.root)), self.location)
+        source = RestoreSource(str(self.root))
+        place_source_logs(source.storage, self.location, plan_sources(source))
         root = self.location.root / "sources"
         return {
             path.relative_to(root).as_posix(): path.read_bytes()

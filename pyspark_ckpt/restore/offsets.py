@@ -1,0 +1,121 @@
+"""Decides where the query's sources continue: their offsets, and the entries of their logs.
+
+A file source takes what its log says for what it has found, without asking the file system again.
+An entry beyond the offset would make the restored query read any file that its executors may read,
+so exactly the entries up to the offset are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError, RestoreError
+from pyspark_ckpt.formats.metadata import SourceLog
+from pyspark_ckpt.restore.planned import PlannedSources, refused_part
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.spark.log import NO_OFFSET, entries_up_to
+from pyspark_ckpt.spark.source_kinds import fits, kind_of_offset
+
+_FILE_OFFSET = re.compile(r'\{"logOffset":(0|[1-9][0-9]{0,17})\}')
+_QUERY = "(query)"
+_SOURCES = "(sources)"
+
+
+def plan_sources(
+    source: RestoreSource,
+    source_ids: tuple[int, ...] | None = None,
+    source_names: Sequence[str] | None = None,
+) -> PlannedSources:
+    """Decide where the sources continue; refuse other sources than there are offsets of.
+
+    Parameters
+    ----------
+    source
+        The checkpoint or savepoint.
+    source_ids
+        Which source the query reads at each place, ``None`` if that is not to be checked.
+    source_names
+        What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
+
+    Raises
+    ------
+    CorruptFileError
+        If the offsets, times or entries of logs are not what Spark writes, or an entry is missing.
+    """
+    offsets, times_ms = source.offsets, source.times_ms
+    errors = _misfits(source.path, offsets, source_ids, source_names)
+    if errors:
+        part = refused_part(_QUERY, _SOURCES, *errors)
+        return PlannedSources(rows=part.rows, errors=part.errors, times_ms=times_ms)
+    places = source_ids or source.metadata.source_ids or tuple(offsets)
+    file_logs: list[SourceLog] = []
+    other_logs: list[SourceLog] = []
+    for index, offset in offsets.items():
+        logs = [log for log in source.metadata.source_logs if log.source_index == index]
+        position = _position_of(offset)
+        if position is not None:
+            file_logs += _logs_up_to(source.path, index, logs, position)
+        elif "logOffset" in offset:
+            raise CorruptFileError(
+                f"{source.path}: {offset[:80]!r} is no offset that Spark's file source writes; "
+                "restore from another checkpoint or savepoint"
+            )
+        elif offset != NO_OFFSET:
+            other_logs += logs
+    return PlannedSources(
+        offsets=tuple(offsets[number] for number in places),
+        file_logs=tuple(file_logs),
+        other_logs=tuple(other_logs),
+        times_ms=times_ms,
+    )
+
+
+def _misfits(
+    path: str,
+    offsets: dict[int, str],
+    source_ids: tuple[int, ...] | None,
+    source_names: Sequence[str] | None,
+) -> list[CkptError]:
+    """Return why the offsets cannot be those of the query's sources."""
+    before = len(offsets)
+    now = before if source_ids is None else len(set(source_ids))
+    if now != before:
+        return [
+            RestoreError(
+                f"{path} has the offsets of {before} sources, the query reads "
+                f"{now}: give it the sources that it had, in their order"
+            )
+        ]
+    errors: list[CkptError] = []
+    named = zip(offsets.values(), source_names or (), strict=False)
+    for number, (offset, name) in enumerate(named):
+        stored = kind_of_offset(offset)
+        if not fits(offset, name):
+            errors.append(
+                RestoreError(
+                    f"{path}: source {number} of the query is {name}, its offset is "
+                    f"{'of ' + stored if stored else 'of another source'}: {offset[:120]}. Give "
+                    "the query the sources that it had, in their order"
+                )
+            )
+    return errors
+
+
+def _position_of(offset: str) -> int | None:
+    """Return a file source's position in its log, ``None`` for an offset of another source."""
+    match = _FILE_OFFSET.fullmatch(offset)
+    return int(match[1]) if match else None
+
+
+def _logs_up_to(path: str, index: int, logs: list[SourceLog], position: int) -> list[SourceLog]:
+    """Return the entries of a file source's log that a query needs to continue at `position`."""
+    by_name = {log.log_name: log for log in logs}
+    try:
+        names = entries_up_to(list(by_name), position, f"{path}, sources/{index}")
+    except CheckpointAbortedError as exc:
+        raise CorruptFileError(
+            f"{path}: the log of source {index} is not whole up to entry "
+            f"{position}; restore from another checkpoint or savepoint"
+        ) from exc
+    return [by_name[name] for name in names]

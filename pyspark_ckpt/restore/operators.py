@@ -1,0 +1,291 @@
+"""Decides what a restore does with each operator of this library: copy, move, new, drop, refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pyspark_ckpt.errors import CkptError, IncompatibleStateError, PlanError, RestoreError
+from pyspark_ckpt.formats.metadata import OperatorMetadata
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.schema.report import EvolutionReport
+from pyspark_ckpt.operator.schema.verdict import Outcome
+from pyspark_ckpt.operator.table.catalog import schema_text
+from pyspark_ckpt.restore.planned import (
+    UNCHANGED,
+    WHOLE_OPERATOR,
+    CopiedOperator,
+    DroppedOperator,
+    MovedOperator,
+    NewOperator,
+    PlannedOperator,
+    PlannedPart,
+    PlannedState,
+    RefusedOperator,
+    StateOutcome,
+    planned_state,
+)
+from pyspark_ckpt.restore.states import compare_states
+from pyspark_ckpt.spark.operators import StatefulOperators
+
+_OUTCOMES = {
+    Outcome.RESTORED: StateOutcome.RESTORED,
+    Outcome.EVOLVED: StateOutcome.MIGRATED,
+    Outcome.MIGRATED: StateOutcome.MIGRATED,
+    Outcome.NEW: StateOutcome.NEW,
+    Outcome.KEPT: StateOutcome.RESTORED,
+    Outcome.REFUSED: StateOutcome.REFUSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTerms:
+    """On which terms operators are restored.
+
+    Parameters
+    ----------
+    path
+        The checkpoint or savepoint, for errors.
+    migrations
+        The migrations that are done while state is restored, by uid and state.
+    backend_type
+        The query's backend, ``None`` if it is not known yet.
+    allow_non_restored_state
+        Whether operators that the query does not have are dropped rather than refused.
+    """
+
+    path: str
+    migrations: Mapping[str, Mapping[str, Migration]]
+    backend_type: str | None
+    allow_non_restored_state: bool
+
+
+def plan_operators(
+    stored: Collection[OperatorMetadata], query_operators: StatefulOperators, terms: OperatorTerms
+) -> tuple[PlannedOperator, ...]:
+    """Decide what becomes of each operator: those of the query first, then those it does not have.
+
+    Parameters
+    ----------
+    stored
+        The operators of the checkpoint or savepoint.
+    query_operators
+        The query's.
+    terms
+        On which terms they are restored.
+    """
+    by_uid = {operator.uid: operator for operator in stored}
+    wanted = query_operators.ours
+    uids = [operator.uid for operator in wanted.values()]
+    found = [
+        _planned(by_uid.get(operator.uid), operator_id, operator, terms)
+        for operator_id, operator in wanted.items()
+    ]
+    return (*found, *_unwanted(stored, uids, terms))
+
+
+def unknown_migrations(uids: Collection[str], wanted: Collection[str]) -> PlannedPart:
+    """Refuse migrations of operators that the query does not have.
+
+    Parameters
+    ----------
+    uids
+        The operators for which migrations are given.
+    wanted
+        The operators that the query has.
+    """
+    unknown = sorted(set(uids) - set(wanted))
+    if not unknown:
+        return PlannedPart()
+    names = ", ".join(map(repr, unknown))
+    error = PlanError(f"migrations are given for operator {names}: the query has none")
+    rows = (planned_state(uid, WHOLE_OPERATOR, StateOutcome.REFUSED, str(error)) for uid in unknown)
+    return PlannedPart(rows=tuple(rows), errors=(error,))
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Rows and errors of one operator, while they are found."""
+
+    uid: str
+    rows: list[PlannedState] = field(default_factory=list)
+    errors: list[CkptError] = field(default_factory=list)
+
+    def add(self, state: str, outcome: StateOutcome, why: str) -> None:
+        self.rows.append(planned_state(self.uid, state, outcome, why))
+
+    def refuse(self, error: CkptError) -> None:
+        self.add(WHOLE_OPERATOR, StateOutcome.REFUSED, str(error))
+        self.errors.append(error)
+
+
+def _planned(
+    stored: OperatorMetadata | None,
+    operator_id: int,
+    wanted: OperatorDescriptor,
+    terms: OperatorTerms,
+) -> PlannedOperator:
+    """Decide what an operator of the query gets; `stored` has its uid."""
+    uid, found = wanted.uid, _Findings(wanted.uid)
+    if stored is None:
+        why = "nothing is stored under this uid: starts empty"
+        found.add(WHOLE_OPERATOR, StateOutcome.NEW, why)
+        return NewOperator(uid=uid, rows=tuple(found.rows), operator_id=operator_id, wanted=wanted)
+    where = f"{terms.path}, operator {uid!r}"
+    migrations = terms.migrations.get(uid, {})
+    _find_changes_of_operator(found, where, stored, wanted, terms.backend_type)
+    states = _find_changes_of_states(found, where, stored, wanted, migrations)
+    rows = tuple(found.rows)
+    if found.errors:
+        return RefusedOperator(uid=uid, rows=rows, errors=tuple(found.errors))
+    if states is None:
+        return CopiedOperator(
+            uid=uid, rows=rows, operator_id=operator_id, wanted=wanted, handles=stored.handles
+        )
+    return MovedOperator(
+        uid=uid, rows=rows, operator_id=operator_id, wanted=wanted, stored=stored, states=states
+    )
+
+
+def _find_changes_of_operator(
+    found: _Findings,
+    where: str,
+    stored: OperatorMetadata,
+    wanted: OperatorDescriptor,
+    backend_type: str | None,
+) -> None:
+    keys = schema_text(stored.key_schema), schema_text(wanted.key_schema)
+    if keys[0] != keys[1]:
+        found.refuse(
+            RestoreError(
+                f"{where}: the state is keyed by {keys[0]}, the query by {keys[1]}: "
+                "key_by the same columns"
+            )
+        )
+        return
+    with_timers = _with_timers_of_another_clock(stored, wanted)
+    if with_timers:
+        found.refuse(
+            RestoreError(
+                f"{where}: timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} "
+                f"of its subtasks have timers. Their times mean nothing to another clock. Keep "
+                f"timeMode={stored.time_mode!r}, or restore a savepoint that has no timers: one "
+                "taken after they fired or were deleted, or by stopWithSavepoint(drain=True)"
+            )
+        )
+        return
+    changes = [
+        f"{what} {before} -> {after}"
+        for what, before, after in (
+            ("parallelism", stored.parallelism, wanted.parallelism),
+            ("maxParallelism", stored.max_parallelism, wanted.max_parallelism),
+            ("backend", stored.backend, backend_type or stored.backend),
+            ("timeMode", stored.time_mode, wanted.time_mode),
+        )
+        if before != after
+    ]
+    found.add(WHOLE_OPERATOR, StateOutcome.RESTORED, ", ".join(changes) or UNCHANGED)
+
+
+def _with_timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescriptor) -> int:
+    """Return how many subtasks have timers that would follow another clock than before."""
+    return sum(
+        handle.timeout_ms is not None and handle.time_mode != wanted.time_mode
+        for handle in stored.handles
+    )
+
+
+def _find_changes_of_states(
+    found: _Findings,
+    where: str,
+    stored: OperatorMetadata,
+    wanted: OperatorDescriptor,
+    migrations: Mapping[str, Migration],
+) -> UnifiedStates | None:
+    """Return the states of all new subtasks if the state has to move, ``None`` if it is copied."""
+    try:
+        report = compare_states(_with(wanted, migrations), stored.handles)
+    except PlanError as exc:
+        found.refuse(exc)
+        return None
+    for verdict in report.verdicts:
+        why = verdict.refusal or "; ".join(verdict.changes) or UNCHANGED
+        found.add(verdict.state, _OUTCOMES[verdict.verdict], why)
+    if report.refused:
+        found.errors.append(_incompatible(where, report))
+    elif _has_to_move(stored, wanted, migrations):
+        try:
+            return UnifiedStates(wanted.uid, stored.handles, wanted.states, migrations)
+        except (IncompatibleStateError, PlanError) as exc:
+            found.refuse(exc)
+    return None
+
+
+def _has_to_move(
+    stored: OperatorMetadata, wanted: OperatorDescriptor, migrations: Mapping[str, Migration]
+) -> bool:
+    """Tell whether an operator's state cannot just be copied."""
+    before = stored.parallelism, stored.max_parallelism
+    after = wanted.parallelism, wanted.max_parallelism
+    return bool(stored.handles) and (before != after or bool(migrations))
+
+
+def _unwanted(
+    stored: Collection[OperatorMetadata], wanted: Collection[str], terms: OperatorTerms
+) -> list[PlannedOperator]:
+    """Decide what becomes of the stored operators that the query does not have."""
+    unwanted = [operator for operator in stored if operator.uid not in wanted]
+    if terms.allow_non_restored_state:
+        why = "the query has no operator of this uid"
+        return [
+            DroppedOperator(uid=each.uid, rows=_unwanted_rows(each, StateOutcome.DROPPED, why))
+            for each in unwanted
+        ]
+    why = (
+        "the query has no operator of this uid: rename it with rename_uid, or set "
+        "allowNonRestoredState"
+    )
+    error = RestoreError(
+        f"{terms.path} holds state of {sorted(each.uid for each in stored)}, the query "
+        f"has {sorted(wanted)}: give the query's operator the uid that its state has, "
+        "rename that with pyspark_ckpt.rename_uid, or leave it behind with "
+        "restoreFrom(..., allowNonRestoredState=True)"
+    )
+    return [
+        RefusedOperator(
+            uid=each.uid,
+            rows=_unwanted_rows(each, StateOutcome.REFUSED, why),
+            errors=() if number else (error,),  # it names them all
+        )
+        for number, each in enumerate(unwanted)
+    ]
+
+
+def _unwanted_rows(
+    operator: OperatorMetadata, outcome: StateOutcome, why: str
+) -> tuple[PlannedState, ...]:
+    names = dict.fromkeys(
+        state.name for handle in operator.handles for state in handle.states if state.sweeps is None
+    )
+    return (
+        planned_state(operator.uid, WHOLE_OPERATOR, outcome, why),
+        *(planned_state(operator.uid, name, outcome, "with its operator") for name in names),
+    )
+
+
+def _incompatible(where: str, report: EvolutionReport) -> IncompatibleStateError:
+    try:
+        report.check()
+    except IncompatibleStateError as exc:
+        return IncompatibleStateError(f"{where}: {exc}")
+    raise AssertionError(report)  # called for a report that refuses something
+
+
+def _with(operator: OperatorDescriptor, migrations: Mapping[str, Migration]) -> OperatorDescriptor:
+    """Return an operator with the migrations of a restore besides its own."""
+    described = {name: MigrationDescriptor.of(one) for name, one in migrations.items()}
+    return msgspec.structs.replace(operator, migrations={**operator.migrations, **described})

@@ -1,0 +1,234 @@
+"""Places Spark's files in a location that is being seeded, and checks what they say first.
+
+Spark acts on what these files say, so a file from a stranger must not name more than it may:
+
+* A file source takes the files that its log names for files that it has found.
+* A RocksDB snapshot names the files that Spark copies, and where to.
+* Spark makes an instance of any class that a schema calls a user-defined type.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.metadata import SourceLog
+from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
+from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+
+_VERSION = b"v1"
+_FIELDS = {"path": str, "timestamp": int, "batchId": int}
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f]")
+_MAX_LINE_BYTES = 1 << 20
+
+MAX_CHECKED_BYTES = 256 << 20
+"""Such files hold names and schemas, and a database's small files; not its data."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+_SCHEMA = re.compile(r"(?:^|/)(?:_stateSchema/|_metadata/schema)")
+# A text may be cut into parts, with two bytes for the length of each.
+_USER_DEFINED = re.compile(rb'"(?:..)?u(?:..)?d(?:..)?t(?:..)?"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:..)?u", re.DOTALL)
+_NAMES = "metadata"
+"""The entry of a RocksDB snapshot that names the database's other files."""
+
+
+def place_source_logs(source: Storage, location: LocalStorage, planned: PlannedSources) -> None:
+    """Copy the logs that the query's sources need into a location, durably.
+
+    Parameters
+    ----------
+    source
+        What the stored files lie in.
+    location
+        The ``checkpointLocation``.
+    planned
+        Which logs are copied.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed, or an entry says what Spark would not have written.
+    """
+    for log in planned.other_logs:
+        location.copy_in(source, log.file, _log_path(log))
+    for log in planned.file_logs:
+        with source.open_verified(log.file) as file:
+            name = source.url_of(log.file.path)
+            number = int(log.log_name.removesuffix(".compact"))
+            location.write(_log_path(log), _checked_entries(file, number, name))
+
+
+def place_state_files(
+    source: Storage, location: LocalStorage, files: Iterable[SparkStateFile]
+) -> None:
+    """Copy the state of Spark's own operators into a location, durably.
+
+    Parameters
+    ----------
+    source
+        What the stored files lie in.
+    location
+        The ``checkpointLocation``.
+    files
+        Which files are copied.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed, or names what Spark would not have written.
+    """
+    for file in files:
+        path = f"{STATE}/{file.operator_id}/{file.name}"
+        if is_operator_metadata(file.name):
+            content = _content(source, file)
+            location.write(path, [with_operator_id(content, location, file.operator_id)])
+        elif is_checked(file.name):
+            name = source.url_of(file.file.path)
+            location.write(path, [checked_content(file.name, _content(source, file), name)])
+        else:
+            location.copy_in(source, file.file, path)
+
+
+def _content(source: Storage, file: SparkStateFile) -> bytes:
+    with source.open_verified(file.file) as opened:
+        return opened.read()
+
+
+def _log_path(log: SourceLog) -> str:
+    return f"sources/{log.source_index}/{log.log_name}"
+
+
+def _checked_entries(file: BinaryIO, number: int, name: str) -> Iterator[bytes]:
+    """Yield the lines of a file source's log file; each is checked first."""
+    first = file.readline(_MAX_LINE_BYTES)
+    if first.removesuffix(b"\n") != _VERSION:
+        raise _not_of_file_source(name, f"it begins with {first[:40]!r}")
+    yield first
+    while line := file.readline(_MAX_LINE_BYTES):
+        _check_entry(line, number, name)
+        yield line
+
+
+def _check_entry(line: bytes, number: int, name: str) -> None:
+    try:
+        if _CONTROL.search(line):  # Spark ends lines at more of them than Python does
+            raise ValueError("it has control characters")
+        fields = json.loads(line, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as exc:
+        raise _not_of_file_source(name, str(exc)) from exc
+    if (
+        not isinstance(fields, dict)
+        or {key: type(value) for key, value in fields.items()} != _FIELDS
+    ):
+        raise _not_of_file_source(name, f"{line[:80]!r} is no entry")
+    if not 0 <= fields["batchId"] <= number:
+        raise _not_of_file_source(
+            name, f"it has a file of batch {fields['batchId']}, beyond its own {number}"
+        )
+
+
+def is_checked(path: str) -> bool:
+    """Tell whether a file below ``state/<operator id>/`` says what Spark will act on."""
+    return path.endswith(".zip") or _SCHEMA.search(path) is not None
+
+
+def checked_content(path: str, content: bytes, name: str) -> bytes:
+    """Return the content of such a file as it can be given to Spark.
+
+    Parameters
+    ----------
+    path
+        Its path below ``state/<operator id>/``.
+    content
+        What is stored.
+    name
+        What to call it in errors.
+
+    Raises
+    ------
+    CorruptFileError
+        If it names files outside of the state store, or a class.
+    """
+    if path.endswith(".zip"):
+        return _checked_archive(content, name)
+    if _USER_DEFINED.search(content) or _ESCAPE.search(content):
+        raise _not_of_store(
+            name, "its schema has a user-defined type, which Spark would load by name"
+        )
+    return content
+
+
+def _checked_archive(content: bytes, name: str) -> bytes:
+    """Write a RocksDB snapshot anew, so that every reader finds in it what was checked."""
+    made = io.BytesIO()
+    try:
+        with (
+            zipfile.ZipFile(io.BytesIO(content)) as archive,
+            zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as target,
+        ):
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > MAX_CHECKED_BYTES:
+                raise _not_of_store(name, f"it expands to more than {MAX_CHECKED_BYTES} bytes")
+            if len({entry.filename for entry in entries}) != len(entries):
+                raise _not_of_store(name, "it has an entry twice")
+            for entry in entries:
+                _check_name(entry.filename, name)
+                data = archive.read(entry)
+                if entry.filename == _NAMES:
+                    _check_names_in(_fields(data, name), name)
+                target.writestr(entry.filename, data)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as exc:
+        raise _not_of_store(name, str(exc)) from exc
+    return made.getvalue()
+
+
+def _fields(data: bytes, name: str) -> Any:
+    try:
+        return json.loads(data.decode().split("\n", 1)[1], object_pairs_hook=_once)
+    except (ValueError, IndexError, RecursionError) as exc:
+        raise _not_of_store(name, f"its metadata cannot be read: {exc}") from exc
+
+
+def _check_names_in(part: Any, name: str) -> None:
+    """Check every name of a file, wherever it is."""
+    if isinstance(part, list):
+        for each in part:
+            _check_names_in(each, name)
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            if key.endswith("FileName"):
+                _check_name(value, name)
+            _check_names_in(value, name)
+
+
+def _check_name(value: object, name: str) -> None:
+    if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value):
+        raise _not_of_store(name, f"{str(value)[:200]!r} is no plain name of a file")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field is there twice")
+    return fields
+
+
+def _not_of_file_source(name: str, what: str) -> CorruptFileError:
+    return _not_what_spark_writes(name, "Spark's file source writes", what)
+
+
+def _not_of_store(name: str, what: str) -> CorruptFileError:
+    return _not_what_spark_writes(name, "Spark's state stores write", what)
+
+
+def _not_what_spark_writes(name: str, writes: str, what: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{name} is not what {writes}: {what}; restore from another checkpoint or savepoint"
+    )
