@@ -1,1 +1,1 @@
-"""Copies that users own: take them, dispose of them."""
+"""Savepoints: take copies that users own, and dispose of them."""

@@ -1,13 +1,12 @@
-"""Progress of long work on the driver: a bar on a terminal, else lines in the log.
+"""Copies a savepoint's subtasks in small Spark jobs on the executors, beside the running query.
 
-A savepoint's work as small Spark jobs on the executors, beside the query that goes on.
+With Spark's default scheduler, the job that was submitted first runs first. One large job would
+hold every slot until it is done, so:
 
-With Spark's default scheduler a job that was submitted first goes first, so one large job would
-hold every slot until it is done. Jobs of at most half the slots leave room, and between two of
-them the query's tasks, submitted earlier, come first. Copies that take a second or so may have
-every slot of a query that has been waiting for input for as long as they will take: it will most
-likely wait as long again. On the processors they give way as well: a copy runs in a thread of lower
-priority than the tasks of an epoch.
+* A job takes at most half the slots. Between two jobs, the query's tasks come first.
+* Copies of about a second may take every slot if the query has waited for input for as long as
+  they will take. It will most likely wait as long again.
+* A copy runs in a thread of lower priority than the tasks of an epoch.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.progress import Progress as Bar
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
-from pyspark_ckpt.spark.jobs import SparkJobs
+from pyspark_ckpt.spark.jobs import SparkJobs, task_error
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,15 @@ _LOGGED_STEPS = 10
 
 
 class Progress(Protocol):
-    """Is told how far the work has come."""
+    """Shows how far the work has come."""
 
     def advance(self, parts: int) -> None:
-        """Note that `parts` more of it are done."""
+        """Show that `parts` more are done."""
 
 
 @contextmanager
 def shown_progress(what: str, total: int) -> Iterator[Progress]:
-    """Show how far `what` has come, in `total` parts, while the context lasts."""
+    """Show the progress of `what`, in `total` parts: a bar on a terminal, else lines in the log."""
     if not sys.stdout.isatty():
         yield _LoggedProgress(what, total)
         return
@@ -60,7 +60,7 @@ class _ShownProgress:
 
 
 class _LoggedProgress:
-    """At most a few lines for the whole of it."""
+    """Writes at most ten lines for the whole work."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -77,14 +77,14 @@ class _LoggedProgress:
 
 
 SCHEDULER_POOL = "pyspark_ckpt"
-"""Pool of the jobs where the user has switched Spark's fair scheduler on."""
+"""Pool of the jobs if the user has switched Spark's fair scheduler on."""
 
 _MAX_TASKS = 64
 _QUICK_BYTES = 64 << 20
-"""An epoch that begins meanwhile waits no longer than for copies of such files."""
+"""Larger files are copied in half the slots, so that an epoch that begins meanwhile waits less."""
 
 _COPIED_BYTES_PER_MS = 80_000
-"""What a canonical copy makes, on one of two processors (measured, design 16)."""
+"""Speed of a canonical copy on one of two processors (measured, design 16)."""
 
 _RESULT = "number long, handle binary"
 
@@ -97,11 +97,11 @@ class SavepointJob:
     spark
         A session of the application that the query runs in.
     what
-        What is made, for the progress bar and the log.
+        The savepoint, for the progress bar and the log.
     jobs
-        What its jobs are of.
+        The savepoint's jobs, which are cancelled together.
     idle_ms
-        Tells for how long the query has had nothing to do.
+        Returns for how long the query has had nothing to do.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SavepointJob:
         self._idle_ms = idle_ms
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
-        """Copy all subtasks; each task copies one, and Spark retries those that fail.
+        """Copy all subtasks; each task copies one, and Spark retries tasks that fail.
 
         Raises
         ------
@@ -137,16 +137,16 @@ class SavepointJob:
         return copy_bytes <= _QUICK_BYTES and 0 < idle_ms >= expected_ms
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
-        # No task reads rows that Python made: that would start a second worker beside each one.
+        # Spark makes the rows: rows made by Python would start a second worker beside each task.
         places = self._spark.range(len(copies), numPartitions=len(copies))
         run_copies = _CopySubtasks(tuple(map(msgspec.msgpack.encode, copies)))
         try:
             results = places.mapInArrow(run_copies, _RESULT).collect()
         except Exception as exc:
-            cause = _cause(exc)
-            error = CorruptFileError if "CorruptFileError" in cause else CheckpointAbortedError
-            raise error(
-                f"{self._what}: copying the state on the executors failed: {cause}"
+            raised = task_error(exc) if isinstance(exc, PySparkException) else None
+            is_corrupt = isinstance(raised, CorruptFileError)
+            raise (CorruptFileError if is_corrupt else CheckpointAbortedError)(
+                f"{self._what}: copying the state on the executors failed: {_cause(exc)}"
             ) from exc
         progress.advance(len(results))
         by_number = {row.number: decode_handle(bytes(row.handle)) for row in results}
@@ -174,5 +174,5 @@ def _size_bytes(handle: Handle) -> int:
 def _cause(error: Exception) -> str:
     """Return the last line of a Python worker's traceback, which says what happened where."""
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File"))]
-    return told[-1] if told else (lines[0] if lines else type(error).__name__)
+    errors = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File"))]
+    return errors[-1] if errors else (lines[0] if lines else type(error).__name__)

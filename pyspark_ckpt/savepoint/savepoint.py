@@ -1,4 +1,4 @@
-"""Savepoints: a snapshot copied, with everything it needs, to a directory that the user owns."""
+"""Writes a savepoint: a copy of all that an epoch needs, in a directory that the user owns."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
-"""Runs the copies of all subtasks, wherever; returns the handles of what they made, in order."""
+"""Runs the copies of all subtasks; returns the handles of what they made, in order."""
 
 
 def run_copies_here(copies: Sequence[SubtaskCopy]) -> list[Handle]:
-    """Copy one subtask after the other in this process."""
+    """Copy the subtasks one after the other in this process; return their handles."""
     return [copy.run() for copy in copies]
 
 
 class NewSavepoint:
-    """A savepoint that is being made: its directory is there, and nobody takes it for one yet.
+    """A savepoint that is being written: its directory exists, and it is not complete yet.
 
     Parameters
     ----------
     query_id
-        The query it is of.
+        The query whose savepoint it is.
     savepoints_directory
         Where its new ``savepoint-...`` directory goes.
     run
@@ -69,29 +69,29 @@ class NewSavepoint:
 
     def write(
         self,
-        snapshot: CheckpointMetadata,
+        checkpoint: CheckpointMetadata,
         source: Storage,
         savepoint_format: SavepointFormat,
         run_copies: RunCopies,
         check: Callable[[], None] = lambda: None,
     ) -> Savepoint:
-        """Copy a snapshot into the directory.
+        """Copy the contents of an epoch into the directory.
 
         Every file is checked by its digest while it is read. The savepoint exists from the moment
         its ``_metadata`` is written, last; it is durable on return.
 
         Parameters
         ----------
-        snapshot
-            What :func:`take_snapshot` gathered; nothing may clean its files meanwhile.
+        checkpoint
+            The contents; nothing may clean their files meanwhile.
         source
             The query's checkpoints directory.
         savepoint_format
             The backend's own files, or all state of a subtask in one file for every backend.
         run_copies
-            Runs the subtasks' parts.
+            Runs the copies of all subtasks.
         check
-            Raises if the savepoint was given up, just before it is published.
+            Raises if the savepoint was given up; called just before it is published.
 
         Raises
         ------
@@ -100,24 +100,31 @@ class NewSavepoint:
         CheckpointAbortedError
             If it was disposed of meanwhile.
         """
-        self._target.write(
-            IN_PROGRESS_NAME, [encode_in_progress(self._in_progress(snapshot, savepoint_format))]
-        )
-        for path, file in _copied_here(snapshot).items():
+        in_progress = self._in_progress(checkpoint, savepoint_format)
+        self._target.write(IN_PROGRESS_NAME, [encode_in_progress(in_progress)])
+        for path, file in _spark_files(checkpoint).items():
             self._target.copy_in(source, file, path)
-        copies = self._copies(snapshot, source, savepoint_format)
+        copies = self._copies(checkpoint, source, savepoint_format)
         copied = iter(run_copies(copies) if copies else ())
         completed = msgspec.structs.replace(
-            snapshot,
+            checkpoint,
             checkpoint_id=None,
             kind=SAVEPOINT,
             root=".",
             completed_at_ms=now_ms(),
-            operators=tuple(_with_handles(operator, copied) for operator in snapshot.operators),
+            operators=tuple(_with_handles(operator, copied) for operator in checkpoint.operators),
         )
         self._sweep({reference.path for reference in completed.files()})
         check()
-        last = self._publish(encode_metadata(completed))
+        published = self._publish(encode_metadata(completed))
+        return self._described(completed, published, savepoint_format)
+
+    def _described(
+        self,
+        completed: CheckpointMetadata,
+        published: FileReference,
+        savepoint_format: SavepointFormat,
+    ) -> Savepoint:
         files = {reference.path: reference for reference in completed.files()}
         return Savepoint(
             path=self._target.url,
@@ -125,13 +132,13 @@ class NewSavepoint:
             query_id=completed.query_id,
             triggered_at_ms=completed.triggered_at_ms,
             completed_at_ms=completed.completed_at_ms,
-            size_bytes=sum(file.size_bytes for file in files.values()) + last.size_bytes,
+            size_bytes=sum(file.size_bytes for file in files.values()) + published.size_bytes,
             files=len(files) + 1,
             format=(format_of(completed) or savepoint_format).value,
         )
 
     def _copies(
-        self, snapshot: CheckpointMetadata, source: Storage, savepoint_format: SavepointFormat
+        self, checkpoint: CheckpointMetadata, source: Storage, savepoint_format: SavepointFormat
     ) -> list[SubtaskCopy]:
         return [
             SubtaskCopy(
@@ -141,7 +148,7 @@ class NewSavepoint:
                 is_canonical=savepoint_format is SavepointFormat.CANONICAL,
                 token=self._token,
             )
-            for operator in snapshot.operators
+            for operator in checkpoint.operators
             for handle in operator.handles
         ]
 
@@ -150,22 +157,22 @@ class NewSavepoint:
         self._parent.delete_directory(self._name)
 
     def _in_progress(
-        self, snapshot: CheckpointMetadata, savepoint_format: SavepointFormat
+        self, checkpoint: CheckpointMetadata, savepoint_format: SavepointFormat
     ) -> InProgress:
-        """Return what tells others which files are of this savepoint, until it is complete."""
+        """Return what says which files belong to this savepoint, until it is complete."""
         is_native = savepoint_format is SavepointFormat.NATIVE
-        copied = {file.path for file in snapshot.files()} if is_native else set()
+        copied = {file.path for file in checkpoint.files()} if is_native else set()
         return InProgress(
-            query_id=snapshot.query_id,
+            query_id=checkpoint.query_id,
             run=self._run,
-            epoch=snapshot.epoch,
+            epoch=checkpoint.epoch,
             began_at_ms=now_ms(),
             token=self._token,
-            files=tuple(sorted({*_copied_here(snapshot), *copied})),
+            files=tuple(sorted({*_spark_files(checkpoint), *copied})),
         )
 
     def _publish(self, metadata: bytes) -> FileReference:
-        """Write ``_metadata``, unless somebody disposes of the savepoint."""
+        """Write ``_metadata``, unless the savepoint was disposed of."""
         disposed = CheckpointAbortedError(
             f"the savepoint {self.path} was disposed of before it was complete: take another one"
         )
@@ -180,7 +187,7 @@ class NewSavepoint:
         return written
 
     def _sweep(self, needed: set[str]) -> None:
-        """Remove what attempts left behind that Spark did not count."""
+        """Remove the files of task attempts whose result Spark did not take."""
         self._target.delete(
             [
                 f"{directory}/{name}"
@@ -192,29 +199,29 @@ class NewSavepoint:
 
 
 def write_savepoint(
-    snapshot: CheckpointMetadata,
+    checkpoint: CheckpointMetadata,
     source: Storage,
     savepoints_directory: str,
     savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
     run_copies: RunCopies = run_copies_here,
 ) -> Savepoint:
-    """Copy a snapshot into a new directory below `savepoints_directory`.
+    """Write a savepoint in a new directory below `savepoints_directory`.
 
     As :meth:`NewSavepoint.write`; on failure the new directory is removed.
     """
-    new = NewSavepoint(snapshot.query_id, savepoints_directory)
+    new = NewSavepoint(checkpoint.query_id, savepoints_directory)
     try:
-        return new.write(snapshot, source, savepoint_format, run_copies)
+        return new.write(checkpoint, source, savepoint_format, run_copies)
     except BaseException:
         new.discard()
         raise
 
 
-def _copied_here(snapshot: CheckpointMetadata) -> dict[str, FileReference]:
-    """Return by path the files of Spark's that the driver copies."""
-    logs = [log.file for log in snapshot.source_logs]
-    native = [each.file for each in snapshot.native_files()]
-    return {file.path: file for file in (*logs, *native)}
+def _spark_files(checkpoint: CheckpointMetadata) -> dict[str, FileReference]:
+    """Return Spark's files, which the driver copies, by their paths."""
+    logs = [log.file for log in checkpoint.source_logs]
+    state = [each.file for each in checkpoint.native_files()]
+    return {file.path: file for file in (*logs, *state)}
 
 
 def _with_handles(operator: OperatorMetadata, copied: Iterator[Handle]) -> OperatorMetadata:
