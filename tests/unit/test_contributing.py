@@ -1,0 +1,55 @@
+"""What CONTRIBUTING.md says of the code is so: its folders, and the modules on each way."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+WAYS = {
+    match[1]: re.findall(r"`([\w/]+\.py)`", match[2])
+    for match in re.finditer(
+        r"^\**(A [a-z ]+)[.:]\** ?((?:(?!\n\n)[\s\S])*→(?:(?!\n\n)[\s\S])*)", TEXT, re.MULTILINE
+    )
+}
+MOST_MODULES = 15
+MOST_LINES = 500
+PACKAGES = [ROOT / "pyspark_ckpt", ROOT / "state_backends"]
+FOLDERS = sorted({path.parent for package in PACKAGES for path in package.rglob("*.py")})
+
+
+def test_the_ways_are_found() -> None:
+    assert {"A row", "A checkpoint", "A restore", "A savepoint", "A request"} <= set(WAYS)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_enters_each_of_at_most_fifteen_modules_once(name: str) -> None:
+    way = WAYS[name]
+    assert 2 <= len(way) <= MOST_MODULES
+    assert len(set(way)) == len(way)
+
+
+def test_every_module_and_folder_that_is_named_is_there() -> None:
+    modules = re.findall(r"`([\w/]+\.py)`", TEXT)
+    folders = re.findall(r"^\| `([\w/]+/)`", TEXT, re.MULTILINE)
+    assert len(folders) > len(PACKAGES)
+    for name in (*modules, *folders):
+        assert any((place / name).exists() for place in (ROOT, ROOT / "pyspark_ckpt")), name
+
+
+def test_every_folder_of_the_library_is_named() -> None:
+    for folder in (ROOT / "pyspark_ckpt").iterdir():
+        if (folder / "__init__.py").exists():
+            assert f"`{folder.name}/" in TEXT, folder
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[str(path.relative_to(ROOT)) for path in FOLDERS])
+def test_a_folder_says_what_it_is_for_and_holds_few_modules(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES
+    assert (folder / "__init__.py").read_text(encoding="utf-8").startswith('"""')
+    for path in modules:
+        assert path.read_text(encoding="utf-8").count("\n") <= MOST_LINES, path
