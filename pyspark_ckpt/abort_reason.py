@@ -1,4 +1,4 @@
-"""Why a checkpoint or savepoint was given up: the one list of reasons."""
+"""The reasons for which a checkpoint or savepoint is aborted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, Fenced
 
 
 class AbortReason(str, Enum):
-    """A reason, as ``CheckpointAbortedError.reason`` and ``checkpoints()`` show it."""
+    """A reason as ``CheckpointAbortedError.reason`` and ``checkpoints()`` show it."""
 
     NO_COMMITTED_EPOCH = "no committed epoch"
     QUERY_ENDED = "query ended"
@@ -24,7 +24,7 @@ class AbortReason(str, Enum):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts towards ``tolerable-failed-checkpoints``."""
+        """Whether the reason counts towards ``tolerable-failed-checkpoints``."""
         return self not in _HARMLESS
 
 
@@ -39,7 +39,7 @@ _HARMLESS = frozenset(
 
 
 def reason_of(error: Exception) -> AbortReason:
-    """Return the reason for which `error` ends a checkpoint."""
+    """Return the reason for which `error` aborts a checkpoint."""
     if isinstance(error, CheckpointAbortedError):
         return AbortReason(error.reason or AbortReason.NOT_ACKNOWLEDGED)
     if isinstance(error, FencedError):

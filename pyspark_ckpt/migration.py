@@ -1,4 +1,4 @@
-"""What a user says about a state that cannot follow its stored schema by itself."""
+"""How the stored data of a state becomes what the processor now declares, given by the user."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from pyspark_ckpt.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """Turns what is stored of one state into what the processor asks for.
+    """Convert the stored data of one state into what the processor declares.
 
-    It is given on the driver, by the name of the wanted state. It is used for data whose stored
-    name, map keys or values are not as asked for, and then every function that is given is; with
-    `renamed_from`, for data of that name only. Data that is as asked for is left alone, so a
-    migration may stay in the code until no checkpoint needs it; take it out before the schema
-    changes again. The functions run on executors, once per stored entry.
+    You give a migration on the driver, under the name of the declared state. It applies to data
+    whose stored name, map keys or values differ from the declaration; then all its functions run.
+    With `renamed_from`, it applies to data of that name only. Data that fits is not changed, so a
+    migration may stay in the code until no checkpoint needs it. Remove it before the schema changes
+    again. The functions run on executors, once per stored entry.
 
     Parameters
     ----------
     value
-        Takes the stored value as a Row of its stored schema, returns a tuple of the new schema.
+        A function of the stored value, a Row of the stored schema. It returns a tuple of the new
+        schema.
     key
         The same for the keys of a map state.
     renamed_from
-        The name under which the data is stored; the processor no longer asks for it.
+        The name under which the data is stored, if the processor no longer declares it.
 
     Raises
     ------
     PlanError
-        If nothing is given, or something that is no function or no name.
+        If no argument is given, or one is not a function or a name.
+
+    Examples
+    --------
+    >>> Migration(value=lambda old: (old.n, 0.0)).renamed_from is None
+    True
     """
 
     value: Callable[[Row], tuple[Any, ...]] | None = None

@@ -1,5 +1,5 @@
-"""The command line ``pyspark-ckpt``: looks at checkpoints, and asks running queries for savepoints.
+"""The command line ``pyspark-ckpt``: shows checkpoints, and requests savepoints of running queries.
 
-A running query is reached through its checkpoints directory. Only ``plan`` and ``rollback`` start
-Spark, in this process.
+A command reaches a running query through its checkpoints directory. Only ``plan`` and ``rollback``
+start Spark, in this process.
 """

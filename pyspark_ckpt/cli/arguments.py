@@ -14,7 +14,7 @@ DEFAULT_PICK_UP_S = 20.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; a parsed command has its function in `run`."""
+    """Return the parser. A parsed command has its function in `run`."""
     top = argparse.ArgumentParser(
         prog="pyspark-ckpt",
         description="Checkpoints and savepoints of PySpark Structured Streaming queries.",
@@ -35,7 +35,7 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     savepoint = _command(
         commands,
         "savepoint",
-        "take a savepoint of a running query, which runs on",
+        "take a savepoint of a running query, which continues",
         "pyspark-ckpt savepoint /data/flights/checkpoint\n"
         "pyspark-ckpt savepoint /data/flights/checkpoint --directory before-upgrade --type native",
     )
@@ -47,9 +47,7 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "pyspark-ckpt stop /data/flights/checkpoint\n"
         "pyspark-ckpt stop /data/flights/checkpoint --drain --json",
     )
-    stop.add_argument(
-        "--drain", action="store_true", help="have every event-time timer fire before"
-    )
+    stop.add_argument("--drain", action="store_true", help="fire every event-time timer first")
     stop.set_defaults(run=query_commands.stop)
     for command in (savepoint, stop):
         command.add_argument("location", metavar="LOCATION", help=LOCATION)
@@ -76,24 +74,24 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             type=_seconds,
             default=DEFAULT_PICK_UP_S,
             metavar="SECONDS",
-            help="how long to wait for a running query to take the request; one looks every second "
-            f"unless it is taking a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
+            help="how long to wait until the query takes the request; a query looks for requests "
+            f"every second unless it takes a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
         )
 
 
 def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, run, what, argument, examples in (
-        ("list", file_commands.list_checkpoints, "list the checkpoints or savepoints there are",
+        ("list", file_commands.list_checkpoints, "list the checkpoints or savepoints",
          f"{LOCATION}, or a directory of savepoints",
          "pyspark-ckpt list /data/flights/checkpoint\npyspark-ckpt list /data/savepoints"),
-        ("history", file_commands.show_history, "tell of checkpoints, savepoints and failures",
-         f"{LOCATION}, or a directory of several, whose tree of forks is told",
+        ("history", file_commands.show_history, "show checkpoints, savepoints and failures",
+         f"{LOCATION}, or a directory of several queries: the tree of their forks",
          "pyspark-ckpt history /data/flights/checkpoint --json\npyspark-ckpt history /data"),
-        ("show", file_commands.show, "tell what a checkpoint or savepoint has, and its ancestors",
+        ("show", file_commands.show, "show the content and ancestors of a checkpoint or savepoint",
          SNAPSHOT, "pyspark-ckpt show /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f"),
         ("verify", file_commands.verify_files, "check all files by size and SHA-256",
          SNAPSHOT, "pyspark-ckpt verify /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f"),
-        ("dispose", file_commands.dispose, "delete a savepoint: its own files and no others",
+        ("dispose", file_commands.dispose, "delete exactly the files of a savepoint",
          "a savepoint-... directory",
          "pyspark-ckpt dispose /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f"),
     ):  # fmt: skip
@@ -106,7 +104,7 @@ def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser
     command = _command(
         commands,
         "rename-uid",
-        "write a savepoint in which operators have other uids",
+        "write a copy of a savepoint in which operators have other uids",
         "pyspark-ckpt rename-uid /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f count=totals \\\n"
         "    --directory /data/savepoints",
     )
@@ -122,7 +120,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     plan = _command(
         commands,
         "plan",
-        "show what a restore would do with every operator and state, and start nothing",
+        "show what a restore would do with every operator and state; start nothing",
         "pyspark-ckpt plan /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f job.py:build\n"
         "pyspark-ckpt plan /data/flights/checkpoint/pyspark_ckpt/chk-12 job.py:build \\\n"
         "    --conf spark.sql.shuffle.partitions=16",
@@ -143,7 +141,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     rollback = _command(
         commands,
         "rollback",
-        "put the location of a stopped query back to a retained checkpoint",
+        "roll the location of a stopped query back to a retained checkpoint",
         "pyspark-ckpt rollback /data/flights/checkpoint chk-12",
     )
     rollback.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")

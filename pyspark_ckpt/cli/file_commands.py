@@ -1,4 +1,4 @@
-"""Commands that need files only: list, history, show, verify, dispose, rename-uid."""
+"""Commands that only read or delete files: list, history, show, verify, dispose, rename-uid."""
 
 from __future__ import annotations
 
@@ -55,38 +55,38 @@ def _listed(savepoints: list[HistoryEntry]) -> Result:
     frame = as_frame(savepoints, _OF_A_SAVEPOINT)
     text = table(frame, "")
     if BEGUN in set(frame.status):
-        text += f"{BEGUN}: not complete; still being taken, or the driver ended before\n"
+        text += f"{BEGUN}: not complete; it is being taken, or the driver ended before its end\n"
     return Result({"savepoints": records(frame)}, text)
 
 
 def show_history(arguments: Namespace) -> Result:
-    """Tell what became of a query's checkpoints and savepoints, or the tree of several queries'."""
+    """Show the history of a query, or the tree of forks of several queries."""
     try:
         frame = history(arguments.path)
     except CheckpointNotFoundError:
-        return _family(arguments.path)
+        return _show_lineage(arguments.path)
     ancestors = ancestors_of(read_origin(find_checkpoints_directory(arguments.path)))
-    text = table(frame.drop(columns="phases_ms"), "no history") + _told_of(ancestors)
+    text = table(frame.drop(columns="phases_ms"), "no history") + _ancestors_text(ancestors)
     return Result({"history": records(frame), "ancestors": records(ancestors)}, text)
 
 
-def _family(path: str) -> Result:
-    """Tell which queries were restored from what, below a directory."""
-    family = records(lineage(path))
+def _show_lineage(path: str) -> Result:
+    """Show which queries below a directory were restored from which snapshot."""
+    rows = records(lineage(path))
     lines = [
         f"{'  ' * row['generation']}{row['kind']} of query {row['query_name'] or row['query_id']}, "
         f"epoch {row['epoch']}{'' if row['found'] else ', not found'}: {row['path']}\n"
-        for row in family
+        for row in rows
     ]
-    return Result({"family": family}, "".join(lines))
+    return Result({"family": rows}, "".join(lines))
 
 
 def show(arguments: Namespace) -> Result:
-    """Tell what a checkpoint or savepoint has in it."""
+    """Show the content of a checkpoint or savepoint."""
     directory = open_storage(arguments.path)
     metadata = read_metadata(directory)
     fields = _described(metadata)
-    if metadata.kind == "savepoint":  # of a checkpoint: what `list` and `history` have
+    if metadata.kind == "savepoint":  # a checkpoint has the size that `list` shows
         fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
         fields["format"] = None if (found := format_of(metadata)) is None else found.value
     ancestors = lineage(arguments.path).iloc[1:]
@@ -98,8 +98,8 @@ def show(arguments: Namespace) -> Result:
             f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
             f"{states or 'none'}\n"
         )
-    text += "".join(f"operator of Spark's own: {name}\n" for name in fields["native_operators"])
-    return Result({**fields, "ancestors": records(ancestors)}, text + _told_of(ancestors))
+    text += "".join(f"Spark operator: {name}\n" for name in fields["native_operators"])
+    return Result({**fields, "ancestors": records(ancestors)}, text + _ancestors_text(ancestors))
 
 
 def verify_files(arguments: Namespace) -> Result:
@@ -112,17 +112,17 @@ def verify_files(arguments: Namespace) -> Result:
         "files": found.files,
         "size_bytes": found.size_bytes,
     }
-    text = f"{found.path}: {found.files} files, {found.size_bytes} bytes, all as written\n"
+    text = f"{found.path}: {found.files} files, {found.size_bytes} bytes, all intact\n"
     return Result(fields, text)
 
 
 def dispose(arguments: Namespace) -> Result:
     """Delete a savepoint."""
     gone = dispose_savepoint(arguments.path)
-    what = "" if gone.was_complete else "a savepoint that was not complete, "
+    what = "" if gone.was_complete else "an incomplete savepoint, "
     text = f"{gone.path}: {what}{gone.files} files deleted\n"
     if gone.left:
-        text += f"not of the savepoint, and left: {', '.join(gone.left)}\n"
+        text += f"not part of the savepoint, kept: {', '.join(gone.left)}\n"
     fields = {
         "path": gone.path,
         "files": gone.files,
@@ -133,7 +133,7 @@ def dispose(arguments: Namespace) -> Result:
 
 
 def rename_uids(arguments: Namespace) -> Result:
-    """Write a savepoint in which operators have other uids."""
+    """Write a copy of a savepoint in which operators have other uids."""
     old = [before for before, _ in arguments.uids]
     twice = sorted({uid for uid in old if old.count(uid) > 1})
     if twice:
@@ -148,14 +148,14 @@ def rename_uids(arguments: Namespace) -> Result:
     return Result(fields, facts(fields))
 
 
-def _told_of(ancestors: pd.DataFrame) -> str:
+def _ancestors_text(ancestors: pd.DataFrame) -> str:
     if ancestors.empty:
         return ""
     return "restored from:\n" + table(ancestors[_OF_AN_ANCESTOR], "")
 
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return what goes into the text: no operators, and the time as people write it."""
+    """Return the fields for the text: without operators, and with a readable time."""
     completed_at = pd.Timestamp(fields["completed_at_ms"], unit="ms")
     shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%SZ}")}
     operators = ("operators", "native_operators")

@@ -1,4 +1,4 @@
-"""``pyspark-ckpt``: reads the arguments, runs a command, tells what came of it."""
+"""``pyspark-ckpt``: reads the arguments, runs a command and prints its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_ckpt.cli.output import as_json, failure, printable
 from pyspark_ckpt.errors import CkptError
 
 OK, FAILED, USAGE = 0, 1, 2
-"""Exit codes; argparse gives the last one."""
+"""Exit codes. argparse returns the last one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,12 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments
-        By default those of the process.
+        The arguments; by default those of the process.
 
     Returns
     -------
     int
-        0 if it was done, 1 if it failed.
+        0 if the command succeeded, 1 if it failed.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = chosen.run(chosen)
         sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:

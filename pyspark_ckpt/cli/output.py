@@ -1,4 +1,4 @@
-"""What commands print: text for people, JSON for programs."""
+"""The output of commands: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_ckpt.text_table import text_pairs, text_table
 class Result:
     """The result of a command, as fields and as text.
 
-    `is_done` is false if the command ran and its answer is no: the exit code is then 1.
+    `is_done` is false if the command ran but the answer is no. The exit code is then 1.
     """
 
     fields: dict[str, Any]
@@ -39,7 +39,7 @@ def facts(fields: dict[str, Any]) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a frame's rows with None where nothing is known, times in ISO form."""
+    """Return a frame's rows with None for unknown values and times in ISO form."""
     return [
         {str(name): _plain_value(value) for name, value in row.items()}
         for row in frame.astype(object).to_dict("records")
@@ -47,7 +47,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def printable(text: str) -> str:
-    """Return text without control characters: names in a file must not steer a terminal."""
+    """Return text without control characters: a name in a file must not control a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 

@@ -1,4 +1,4 @@
-"""Commands that ask a running query for something: savepoint, stop."""
+"""Commands that send a request to a running query: savepoint, stop."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _POLL_SECONDS = 0.2
 
 
 def savepoint(arguments: Namespace) -> Result:
-    """Ask for a savepoint."""
-    return _asked(arguments, "savepoint", drain=False)
+    """Request a savepoint."""
+    return _request(arguments, "savepoint", drain=False)
 
 
 def stop(arguments: Namespace) -> Result:
-    """Ask for a stop with a savepoint."""
-    return _asked(arguments, "stop", drain=arguments.drain)
+    """Request a stop with a savepoint."""
+    return _request(arguments, "stop", drain=arguments.drain)
 
 
-def _asked(arguments: Namespace, action: str, *, drain: bool) -> Result:
+def _request(arguments: Namespace, action: str, *, drain: bool) -> Result:
     files = RequestFiles(find_checkpoints_directory(arguments.location))
     now = now_ms()
     request = Request(
@@ -62,31 +62,31 @@ def _asked(arguments: Namespace, action: str, *, drain: bool) -> Result:
 
 
 def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) -> None:
-    """Wait until a query takes a request; if none does it is withdrawn.
+    """Wait until a query takes the request. If no query takes it, withdraw it.
 
     Raises
     ------
     CheckpointAbortedError
-        If no query takes it in time.
+        If no query takes the request in time.
     """
     deadline = time.monotonic() + pick_up_s
     while files.claim_of(request_id) is None:
         if time.monotonic() > deadline and files.claim(request_id, BY_REQUESTER):
             raise CheckpointAbortedError(
-                f"no query took request {request_id} within {pick_up_s:g} s, it is withdrawn: no "
-                "query runs with this checkpoints directory, or it is busy with a checkpoint; "
-                "start it, or raise --pick-up-timeout"
+                f"no query took request {request_id} within {pick_up_s:g} s, so it is withdrawn. "
+                "No query runs with this checkpoints directory, or the query is busy with a "
+                "checkpoint. Start the query, or raise --pick-up-timeout"
             )
         time.sleep(_POLL_SECONDS)
 
 
 def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
-    """Wait for the answer to a request that a query has taken.
+    """Return the answer to a request that a query has taken.
 
     Raises
     ------
     CheckpointAbortedError
-        If there is none in time.
+        If there is no answer in time.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -95,8 +95,8 @@ def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
             return answer
         time.sleep(_POLL_SECONDS)
     raise CheckpointAbortedError(
-        f"the query took request {request_id} and has not answered within {timeout_s:g} s; it may "
-        "still do it: look at `pyspark-ckpt history` later"
+        f"the query took request {request_id} and has not answered within {timeout_s:g} s. It may "
+        "still finish: look at `pyspark-ckpt history` later"
     )
 
 

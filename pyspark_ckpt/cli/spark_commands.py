@@ -12,7 +12,7 @@ from pyspark_ckpt.restore.rollback import rollback as roll_back
 
 
 def plan(arguments: Namespace) -> Result:
-    """Show what a restore would do with every operator and state; starts no query."""
+    """Show what a restore would do with every operator and state. Start no query."""
     with local_session(arguments.conf) as spark:
         found = plan_restore(
             arguments.path,
@@ -30,7 +30,7 @@ def plan(arguments: Namespace) -> Result:
 
 
 def rollback(arguments: Namespace) -> Result:
-    """Put the location of a stopped query back to a retained checkpoint."""
+    """Roll the location of a stopped query back to a retained checkpoint."""
     with local_session(arguments.conf):
         done = roll_back(arguments.location, arguments.to, arguments.checkpoints_directory)
     fields = asdict(done)

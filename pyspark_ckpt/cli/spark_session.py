@@ -1,4 +1,4 @@
-"""The small local Spark session of commands that need one, and the program that ``plan`` reads."""
+"""The local Spark session of ``plan`` and ``rollback``, and the program that ``plan`` reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RUN_NAME = "pyspark_ckpt_plan"
 
 @contextmanager
 def local_session(conf: Sequence[str]) -> Iterator[SparkSession]:
-    """Run a local Spark session while a command works.
+    """Provide a local Spark session to a command, and stop it afterwards.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
         raise ConfigurationError(f"{program} cannot build its query: {exc}") from exc
     if not isinstance(query, (DataFrame, CheckpointedStreamWriter)):
         raise ConfigurationError(
-            f"{program} returns {type(query).__name__}: let it return the streaming DataFrame, or "
+            f"{program} returns {type(query).__name__}: return the streaming DataFrame or "
             "pyspark_ckpt.write_stream(...) before start()"
         )
     return query
@@ -88,8 +88,10 @@ def _function(program: str) -> Callable[..., Any]:
     if not path or not name:
         raise ConfigurationError(f"{program!r} is not FILE.py:FUNCTION: name a function in a file")
     if not Path(path).is_file():
-        raise ConfigurationError(f"there is no file {path}: give the program that builds the query")
+        raise ConfigurationError(f"there is no file {path}: name the program that builds the query")
     function: Callable[..., Any] | None = runpy.run_path(path, run_name=_RUN_NAME).get(name)
     if not callable(function):
-        raise ConfigurationError(f"{path} has no function {name!r}: name the one that builds it")
+        raise ConfigurationError(
+            f"{path} has no function {name!r}: name the function that builds the query"
+        )
     return function

@@ -126,7 +126,7 @@ def test_python_runs_the_package(savepoint: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert "all as written" in done.stdout
+    assert "all intact" in done.stdout
 
 
 def test_the_package_shows_public_names_only() -> None:
@@ -221,7 +221,7 @@ def test_show_names_operators_of_sparks_own(
     )
     made = write_savepoint(mixed, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     assert main(["show", made.path]) == 0
-    assert "operator of Spark's own: dedupe\n" in capsys.readouterr().out
+    assert "Spark operator: dedupe\n" in capsys.readouterr().out
     assert main(["verify", made.path]) == 0
     capsys.readouterr()
     (Path(made.path) / "shared" / "native").write_bytes(b"y")
@@ -230,7 +230,7 @@ def test_show_names_operators_of_sparks_own(
 
 def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(savepoint)]) == 0
-    assert "all as written" in capsys.readouterr().out
+    assert "all intact" in capsys.readouterr().out
     on_disk = sum(file.stat().st_size for file in savepoint.rglob("*") if file.is_file())
     for command in ("verify", "show"):
         assert main([command, str(savepoint), "--json"]) == 0

@@ -323,7 +323,7 @@ def test_the_command_line_gives_up_in_time(
     assert main(["savepoint", str(storage.root), "--pick-up-timeout", "0.3"]) == 1
     told = capsys.readouterr().err
     assert "withdrawn" in told
-    assert "no query runs" in told
+    assert "No query runs" in told
     query.desk.poll()
     query.desk.close()
     assert query.calls == []
