@@ -1,10 +1,10 @@
-"""Exchanges what is in a ``checkpointLocation`` for something else, all or in the end all of it.
+"""Puts a stopped query's own location back to a retained checkpoint; driver only.
 
-A marker says what goes out to where and what comes in from where; it is durable before the first
-rename and goes after the last. Each rename is done or not done, which shows in what lies where, so
-whoever finds the marker does what is left. While it stands the location is no query's.
-
-Puts a stopped query's own location back to a retained checkpoint. Driver only.
+The checkpoint's state is staged in a directory inside the location. Then the content of the
+location is exchanged with the staged content, by renames. A marker says what is moved out to where
+and what is moved in from where. It is durable before the first rename and is deleted after the
+last. Where a file lies shows whether its rename was done, so the next call can finish an
+interrupted exchange. No query starts in a location that has the marker.
 """
 
 from __future__ import annotations
@@ -47,12 +47,18 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage,
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
+logger = logging.getLogger(__name__)
+
+_KEPT = "_before_rollback-"
+_STAGED = "_rolling_back-"
+_QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What a marker says.
+    """What is exchanged for what, as the marker says it.
 
-    `kept` and `staged` are directories inside the location: what goes out is kept in the one, what
-    comes in is taken from the other. `rolled_back` are the epochs that are void after it.
+    `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
+    `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
     """
 
     to: str
@@ -64,7 +70,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exchange(location: LocalStorage, wanted: Exchange) -> None:
-    """Exchange what is in a location; durable on return."""
+    """Exchange the content of a location; durable on return."""
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     finish_exchange(location, wanted)
 
@@ -89,7 +95,7 @@ def begun_exchange(location: LocalStorage) -> Exchange | None:
 
 
 def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
-    """Do what is left of an exchange; harmless at any point of it."""
+    """Do the rest of an exchange, whatever part of it was done."""
     for name in begun.outgoing:
         if not location.exists(f"{begun.kept}/{name}"):
             location.move(name, f"{begun.kept}/{name}")
@@ -100,14 +106,6 @@ def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
         write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])
-
-
-logger = logging.getLogger(__name__)
-
-_KEPT = "_before_rollback-"
-_STAGED = "_rolling_back-"
-_QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_OWN_CONF = "spark.sql."
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +153,45 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         If there is no good checkpoint of that name; nothing was changed.
     """
     spark = _session()
-    location = open_local_storage(
-        qualified_path(spark, str(checkpointLocation)), "checkpointLocation"
-    )
+    path = qualified_path(spark, str(checkpointLocation))
+    location = open_local_storage(path, "checkpointLocation")
     root = None
     if checkpointsDirectory is not None:
         root = open_storage(qualified_path(spark, str(checkpointsDirectory)))
-    begun = begun_exchange(location)
-    if begun is not None:
-        finish_exchange(location, begun)
-        logger.warning("%s: finished the rollback to %s", location.root, begun.to)
-        if begun.to == to:
-            return Rollback(str(location.root), to, str(location.root / begun.kept))
+    finished = _finish_interrupted(location, to)
+    if finished is not None:
+        return finished
     query_id = _check_stopped(spark, location)
-    void = read_rolled_back(location)
     _clear_leftovers(location, root)
+    wanted = _prepared(spark, location, root, to, query_id)
+    exchange(location, wanted)
+    kept = str(location.root / wanted.kept)
+    logger.info("%s is put back to %s; its content before is in %s", location.root, to, kept)
+    return Rollback(str(location.root), to, kept)
+
+
+def _finish_interrupted(location: LocalStorage, to: str) -> Rollback | None:
+    """Finish a rollback that was interrupted; return it if it was to the same checkpoint."""
+    begun = begun_exchange(location)
+    if begun is None:
+        return None
+    finish_exchange(location, begun)
+    logger.warning("%s: finished the rollback to %s", location.root, begun.to)
+    if begun.to != to:
+        return None
+    return Rollback(str(location.root), to, str(location.root / begun.kept))
+
+
+def _prepared(
+    spark: SparkSession, location: LocalStorage, root: Storage | None, to: str, query_id: str
+) -> Exchange:
+    """Stage what comes in; return the exchange that is to be done."""
+    void = read_rolled_back(location)
     token = secrets.token_hex(6)
-    if to.startswith(_KEPT) and location.exists(to):
+    if _is_kept(to) and location.exists(to):
         staged = to
-        there = location.child(to)
-        void = void_after_return(read_rolled_back(there), _id_of(there), void, query_id)
+        kept = location.child(to)
+        void = void_after_return(read_rolled_back(kept), _id_of(kept), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
         try:
@@ -184,7 +201,7 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
                 _clear_leftovers(location, root)
             raise
         void = void_after_rollback(void, query_id, epoch)
-    wanted = Exchange(
+    return Exchange(
         to=to,
         kept=f"{_KEPT}{token}",
         staged=staged,
@@ -192,10 +209,6 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         incoming=tuple(location.list(staged)),
         rolled_back=void,
     )
-    exchange(location, wanted)
-    kept = str(location.root / wanted.kept)
-    logger.info("%s is put back to %s; what was there is in %s", location.root, to, kept)
-    return Rollback(str(location.root), to, kept)
 
 
 def _stage(
@@ -205,7 +218,7 @@ def _stage(
     to: str,
     staged: LocalStorage,
 ) -> int:
-    """Fill a directory with what the location shall have; return the epoch it continues from."""
+    """Fill a directory with the location's new content; return the epoch that it continues from."""
     query_id = SparkLog(location).query_id()
     number = checkpoint_id_of(to)
     if number is None or query_id is None:
@@ -226,10 +239,9 @@ def _stage(
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
-    conf = {key: value for key, value in source.plain_conf.items() if key.startswith(_OWN_CONF)}
-    session = own_session(spark, conf)
+    session = own_session(spark, source.plain_conf)
     seed(session, staged, new_checkpoints, plan)
-    # Ids only grow: the newest directory, complete or not, tells the highest.
+    # Ids only grow: the newest directory, complete or not, has the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
@@ -256,14 +268,12 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
 def _id_of(kept: LocalStorage) -> str:
     query_id = SparkLog(kept).query_id()
     if query_id is None:
-        raise RestoreError(
-            f"{kept.root} has no query any more: give the name of a retained checkpoint"
-        )
+        raise RestoreError(f"{kept.root} has no query: give the name of a retained checkpoint")
     return query_id
 
 
 def _check_stopped(spark: SparkSession, location: LocalStorage) -> str:
-    """Return the id of the query, which does not run."""
+    """Return the id of the location's query; refuse a query that runs."""
     query_id = SparkLog(location).query_id()
     if query_id is None or SparkLog(location).committed_epoch() is None:
         raise RestoreError(f"{location.root} has no committed epoch: there is nothing to put back")
@@ -278,10 +288,10 @@ def _check_stopped(spark: SparkSession, location: LocalStorage) -> str:
 
 
 def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
-    """Remove what an attempt left behind that failed or was cut off before its marker was written.
+    """Remove what a rollback left behind that ended before its marker was written.
 
-    Outside of the location that is the directory of the query that was to be. Nobody knows that
-    query's id but the staged directory, so this directory goes last.
+    Outside of the location this is the checkpoints directory of the new query. Only the staged
+    directory knows that query's id, so the staged directory is removed last.
     """
     names = location.list()
     in_use = {SparkLog(location).query_id()}
@@ -299,9 +309,9 @@ def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
 def _remove_never_started(
     root: Storage, query_id: str, staged: LocalStorage, location: LocalStorage
 ) -> None:
-    """Remove the checkpoints directory of a query that was staged; not if it has a checkpoint.
+    """Remove the checkpoints directory of a query that was staged, unless it has a checkpoint.
 
-    In a copy of a location the directory may be that of the original, which went on.
+    In a copy of a location, the directory may belong to the original, whose query continued.
     """
     if _QUERY_ID.fullmatch(query_id) is None:
         return
