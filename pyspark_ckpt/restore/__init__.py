@@ -1,1 +1,1 @@
-"""Plans a restore, seeds a location, claims a savepoint, rolls back."""
+"""Restores: plan one, seed a location, delete what was claimed, roll back."""

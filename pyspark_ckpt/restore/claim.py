@@ -1,9 +1,9 @@
-"""A claimed checkpoint or savepoint: the query that was restored from it deletes it.
+"""Deletes a claimed checkpoint or savepoint, for the query that was restored from it.
 
-Everything was copied before the query started, so when is a matter of caution: not before the
-query has a checkpoint of its own. A savepoint goes with exactly the files that its ``_metadata``
-lists. Of a ``chk-N`` only the checkpoint itself goes: its files may be shared with other
-checkpoints, and with the query that it is of, which may go on.
+Everything was copied before the query started. For caution, nothing is deleted before the query
+has a checkpoint of its own. Of a savepoint, exactly the files that its ``_metadata`` lists are
+deleted. Of a ``chk-N``, only the checkpoint itself is deleted: other checkpoints, and the query
+that took it, may share its files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClaimedSource(CheckpointListener):
     Parameters
     ----------
     origin
-        What the query was restored from.
+        The checkpoint or savepoint that the query was restored from.
     """
 
     def __init__(self, origin: Origin) -> None:
@@ -40,7 +40,7 @@ class ClaimedSource(CheckpointListener):
         self._is_done = False
 
     def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
-        """Delete the original, if that has not been done."""
+        """Delete the original, unless it is deleted already."""
         if self._is_done:
             return
         try:
@@ -51,26 +51,26 @@ class ClaimedSource(CheckpointListener):
         self._is_done = True
         if deleted:
             logger.info(
-                "claimed %s is deleted: chk-%s has all of it",
+                "claimed %s is deleted: chk-%s has all its state",
                 self._origin.path,
                 checkpoint.checkpoint_id,
             )
 
 
 def discard(origin: Origin) -> bool:
-    """Delete what a query was restored from; its ``_metadata`` goes last.
+    """Delete the checkpoint or savepoint that a query was restored from; ``_metadata`` goes last.
 
     Returns
     -------
     bool
-        Whether there was anything to delete: nothing else that has come to lie at the path is.
+        Whether it was there. Something else that lies at the path by now is not deleted.
     """
     try:
         source = RestoreSource(origin.path, check_files=False)
     except CheckpointNotFoundError:
         return False
     if source.sha256 != origin.sha256:
-        logger.warning("%s is another one than was claimed: it stays", origin.path)
+        logger.warning("%s is not the one that was claimed: it stays", origin.path)
         return False
     directory = open_storage(origin.path)
     if source.metadata.root == "..":
@@ -83,5 +83,7 @@ def discard(origin: Origin) -> bool:
         return True
     left = dispose_savepoint(origin.path).left
     if left:
-        logger.warning("%s: %s are not of the savepoint, and stay", origin.path, ", ".join(left))
+        logger.warning(
+            "%s: %s do not belong to the savepoint, and stay", origin.path, ", ".join(left)
+        )
     return True

@@ -1,4 +1,4 @@
-"""The ``checkpointLocation`` that a query starts at: continued, seeded or refused."""
+"""Prepares the ``checkpointLocation`` that a query starts at: continues, seeds or refuses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class StartLocation:
-    """Where a query is about to start.
+    """The location at which a query is about to start.
 
     Parameters
     ----------
@@ -83,12 +83,12 @@ class StartLocation:
         return root if self._checkpoints_directory is None else root.child(query_id)
 
     def check_owner(self) -> None:
-        """Check that a checkpoints directory elsewhere is this location's; nothing is written.
+        """Check that a checkpoints directory elsewhere belongs to this location; writes nothing.
 
         Raises
         ------
         RestoreError
-            If another location owns it, or its checkpoints are of epochs that this one has not.
+            If another location owns it, or its checkpoints are of epochs that this location lacks.
         """
         query_id = self._log.query_id()
         if query_id is not None and self._checkpoints_directory is not None:
@@ -109,24 +109,24 @@ class StartLocation:
             claim_directory(self.storage, self.checkpoints(query_id))
 
     def check_parallelism(self, spark: SparkSession, option: int | None = None) -> None:
-        """Check that the query's parallelism is the session's and the location's.
+        """Check that the query's parallelism is that of the session and of the location.
 
         Parameters
         ----------
         spark
             The session.
         option
-            What the writer was given, which has no effect on a query that is built.
+            The writer's option, which has no effect on a query that is built.
 
         Raises
         ------
         PlanError
             If the parallelism was changed after the query was built, or after Spark wrote the
-            first offsets of the location: Spark would keep the old number.
+            first offsets of the location. Spark would keep the old number.
         """
         key = parallelism_key(spark) if option is None else PARALLELISM
         session = option or set_parallelism(spark)
-        if session is None:  # the cores may be others by now
+        if session is None:  # the number of cores may have changed
             session = self.operators.descriptors[0].parallelism
         bound = self._bound_parallelism
         for operator in self.operators.descriptors:
@@ -144,14 +144,14 @@ class StartLocation:
                 )
 
     def check_watermark_policy(self, spark: SparkSession) -> None:
-        """Check that Spark goes by the policy by which operators were built to pass a watermark.
+        """Check that Spark uses the watermark policy for which the operators were built.
 
-        Called when the location is filled. By the policy ``max`` every row would be late.
+        Called when the location is filled. With the policy ``max`` every row would be late.
 
         Raises
         ------
         PlanError
-            If it is ``max`` in the session or, where epochs have begun, in the location.
+            If the policy is ``max`` in the location or, if no epoch has begun, in the session.
         """
         passing = [each.uid for each in self.operators.descriptors if each.passes_watermark]
         begun = self._log.begun_epoch()
@@ -164,9 +164,9 @@ class StartLocation:
             )
 
     def check_states(self, spark: SparkSession) -> None:
-        """Check that the states of committed epochs fit what the processors ask for.
+        """Check that the states of the last committed epoch fit what the processors ask for.
 
-        Reads Spark's state store where there is a committed epoch.
+        Reads Spark's state store if there is a committed epoch.
 
         Raises
         ------
@@ -177,26 +177,26 @@ class StartLocation:
             check_stored_operators(spark, self._log, self._committed_epoch, self.operators)
 
     def check_not_half_rolled_back(self) -> None:
-        """Refuse a location in which a rollback was interrupted.
+        """Check that no rollback was interrupted in the location.
 
         Raises
         ------
         RestoreError
-            If there is one.
+            If one was.
         """
         if self.storage.exists(ROLLBACK_MARKER):
             raise RestoreError(
                 f"{self.storage.root}: a rollback of this location was interrupted; call "
-                "pyspark_ckpt.rollback again, which goes on with it"
+                "pyspark_ckpt.rollback again, which finishes it"
             )
 
     def check_not_half_seeded(self) -> None:
-        """Refuse a location in which a restore was interrupted.
+        """Check that no restore was interrupted in the location.
 
         Raises
         ------
         RestoreError
-            If there is one.
+            If one was.
         """
         if self._is_half_seeded:
             raise RestoreError(
@@ -213,7 +213,7 @@ class StartLocation:
     ) -> None:
         """Seed the location from a checkpoint or savepoint, unless it has committed epochs.
 
-        A new table is made once nothing is refused any more: the sink's log is in its directory.
+        A new table is created after all checks, because the sink's log lies in its directory.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class StartLocation:
             If there is no good checkpoint or savepoint at the path.
         """
         if self._committed_epoch is not None:
-            self._say_not_restored(request.path)
+            self._log_not_restored(request.path)
             return
         plan = plan_of_request(request, self.operators)
         plan.check()
@@ -243,8 +243,8 @@ class StartLocation:
         finish_seeding(self.storage, plan.path)
         logger.info("%s is no longer needed by query %s: all is copied", plan.path, query_id)
 
-    def _say_not_restored(self, path: str) -> None:
-        """Warn that a path is ignored, unless the location was restored from it."""
+    def _log_not_restored(self, path: str) -> None:
+        """Log that a path is ignored; as a warning, unless the location was restored from it."""
         query_id = self._log.query_id()
         origin = None if query_id is None else read_origin(self.checkpoints(query_id))
         if origin is not None and _is_or_replaces(origin, path):
@@ -261,10 +261,10 @@ class StartLocation:
         )
 
     def make_initial_states(self, runtime_of: Callable[[str], Runtime]) -> FileReference | None:
-        """Make the operators' initial states, unless an epoch is committed.
+        """Make the operators' initial states, unless an epoch is committed; durable on return.
 
-        Made states are durable on return. Until epoch 0 is committed each start makes them anew, as
-        Spark does. The processor sees one processing time in all starts after epoch 0 has begun.
+        Until epoch 0 is committed, each start makes them anew, as Spark does. The processor sees
+        one processing time in all starts after epoch 0 has begun.
 
         Parameters
         ----------
@@ -274,7 +274,7 @@ class StartLocation:
         Returns
         -------
         FileReference or None
-            What epoch 0 starts from, ``None`` if it starts empty or is committed.
+            The handles that epoch 0 starts from, ``None`` if it starts empty or is committed.
 
         Raises
         ------
@@ -316,14 +316,14 @@ class StartLocation:
     def make_query_id(self) -> str:
         """Return the id of the query, durable in the location; a fresh location gets one.
 
-        Spark would choose it as the query starts, too late to tell the tasks.
+        Spark would choose it while the query starts, which is too late for the tasks' settings.
         """
         query_id = self._log.query_id()
         if query_id is None:
             with suppress(FileExistsError):  # another driver starts here at the same time
                 write_query_id(self.storage)
             query_id = self._log.query_id()
-            assert query_id is not None  # it is written
+            assert query_id is not None  # it was just written
             self.claim_directory()
         return query_id
 
@@ -333,8 +333,8 @@ class StartLocation:
         Raises
         ------
         RestoreError
-            If it has the output of later epochs: it would skip those of this query. That is so
-            after a rollback.
+            If it has the output of later epochs, as after a rollback. It would skip the epochs of
+            this query.
         """
         query_id, committed = self._log.query_id(), self._committed_epoch
         if file_sink is None or query_id is None or committed is None:
@@ -345,17 +345,17 @@ class StartLocation:
         written, begun = file_sink.newest_epoch(), self._log.begun_epoch()
         if written is not None and begun is not None and written > begun:
             raise RestoreError(
-                f"{file_sink.path} already has the output of epochs up to {written}, this location "
-                f"goes on from epoch {begun} since it was restored from {origin.path}, epoch "
-                f"{origin.epoch}: Spark's file sink would skip what comes now; give the query a "
-                "new path"
+                f"{file_sink.path} already has the output of epochs up to {written}, but this "
+                f"location continues from epoch {begun} because it was restored from "
+                f"{origin.path}, epoch {origin.epoch}: Spark's file sink would skip the next "
+                "epochs; give the query a new path"
             )
         if committed == origin.epoch and file_sink.is_fresh(committed):
             file_sink.fill(committed)
 
     @property
     def _bound_parallelism(self) -> int | None:
-        """What Spark runs the next epoch with, ``None`` in a fresh location.
+        """The parallelism of Spark's next epoch, ``None`` in a fresh location.
 
         Spark takes it from the newest offsets, also of an epoch that was never committed.
         """
@@ -377,7 +377,7 @@ class StartLocation:
 
     @property
     def _committed_epoch(self) -> int | None:
-        """The epoch to go on from; what lies in a half seeded location is none."""
+        """The epoch to continue from; a half seeded location has none."""
         return None if self._is_half_seeded else self._log.committed_epoch()
 
     def _clear_for_seeding(self) -> None:
@@ -385,13 +385,13 @@ class StartLocation:
             clear_unfinished(self.storage, self._checkpoints_directory)
         else:
             raise RestoreError(
-                f"{self.storage.root} is neither empty nor has it a committed epoch: give the "
-                "query a fresh checkpointLocation"
+                f"{self.storage.root} is not empty and has no committed epoch: give the query a "
+                "fresh checkpointLocation"
             )
 
 
 def _is_or_replaces(origin: Origin, path: str) -> bool:
-    """Tell whether a location was restored from a path, or from a checkpoint in its place."""
+    """Tell whether a location was restored from a path, or by fallback from one before it."""
     url = open_storage(path).url
     if origin.path == url:
         return True

@@ -108,7 +108,7 @@ def _place_state(
 def _write_logs(location: LocalStorage, seeded: SparkLog, plan: RestorePlan) -> None:
     """Write Spark's logs of the epoch, after those of the query that wrote the state stores."""
     metadata = {**seeded.offsets_entry(0).metadata, **plan.sources.times_ms}
-    # Of what comes from a file, only what Spark itself keeps here.
+    # A stored conf may have more keys; only those that Spark itself keeps here are taken.
     stored = plan.spark_operators.epoch_conf or {}
     metadata["conf"] = {
         key: stored.get(key, value) for key, value in metadata.get("conf", {}).items()
@@ -134,7 +134,7 @@ def write_query_id(location: LocalStorage) -> str:
     Raises
     ------
     FileExistsError
-        If it has one.
+        If it has an id.
     """
     query_id = str(uuid.uuid4())
     location.write(QUERY_ID_NAME, [json.dumps({"id": query_id}).encode()])
@@ -142,7 +142,7 @@ def write_query_id(location: LocalStorage) -> str:
 
 
 def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) -> None:
-    """Remove what an interrupted seeding left behind; the marker goes last."""
+    """Remove what an interrupted seeding left behind; the marker is removed last."""
     query_id = SparkLog(location).query_id()
     if checkpoints_directory is not None and query_id is not None:
         open_storage(checkpoints_directory).delete_directory(query_id)
@@ -157,6 +157,6 @@ def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) 
 
 
 def finish_seeding(location: LocalStorage, source: str) -> None:
-    """Remove the marker: from here on the location is a query's like any other."""
+    """Remove the marker: the location is complete, like that of any query."""
     location.delete([SEEDING_MARKER])
     logger.info("seeded %s from %s", location.root, source)

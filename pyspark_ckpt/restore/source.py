@@ -1,4 +1,4 @@
-"""What a query is restored from: a checkpoint or savepoint, read and checked."""
+"""Opens the checkpoint or savepoint that a query is restored from, and checks it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 class RestoreSource:
-    """A checkpoint or savepoint to start from, read and checked but for its data files.
+    """A checkpoint or savepoint to start from; read and checked, except its data files.
 
-    `skipped` says why each newer one was passed over, newest first.
+    `skipped` says why each newer checkpoint was passed over, newest first.
 
     Parameters
     ----------
     path
         A ``savepoint-...`` or ``chk-...`` directory.
     check_files
-        Whether all data files must be there, in their sizes.
+        Whether all data files must exist, with the right sizes.
 
     Raises
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is none, or it cannot be trusted.
+        If there is no checkpoint or savepoint, or it cannot be trusted.
     """
 
     def __init__(self, path: str, *, check_files: bool = True) -> None:
@@ -61,7 +61,7 @@ class RestoreSource:
 
     @property
     def offsets(self) -> dict[int, str]:
-        """Each source's offset, as Spark writes it, by the number of the source."""
+        """The offset of each source, as Spark writes it, by the number of the source."""
         lines = self.metadata.offsets_entry.split("\n")[_LINES_BEFORE_OFFSETS:]
         for line in lines:
             if _CONTROL.search(line):  # Spark ends lines at more of them than this library
@@ -71,8 +71,8 @@ class RestoreSource:
         numbers = self.metadata.source_ids or tuple(range(len(lines)))
         if len(numbers) != len(lines):
             raise CorruptFileError(
-                f"{self.path} has {len(lines)} source offsets and tells of {len(numbers)} whose "
-                "they are; restore from another checkpoint or savepoint"
+                f"{self.path} has {len(lines)} source offsets and names {len(numbers)} sources for "
+                "them; restore from another checkpoint or savepoint"
             )
         return dict(zip(numbers, lines, strict=True))
 
@@ -86,9 +86,9 @@ class RestoreSource:
 
     @property
     def plain_conf(self) -> dict[str, str]:
-        """Those of :attr:`spark_conf` that may be given to Spark: it loads no class by them.
+        """The part of :attr:`spark_conf` that may be given to Spark, because it names no class.
 
-        Of values that are more than a plain word, only the names of Spark's own state stores.
+        Values are plain words, or names of Spark's own state stores.
         """
         return {
             key: value
@@ -124,11 +124,11 @@ class RestoreSource:
                     pass
 
     def told_apart(self) -> AbstractContextManager[None]:
-        """Raise, while its files are read, whether it was subsumed or is corrupt."""
+        """Return a context in which an error of a file says if the checkpoint was subsumed."""
         return told_apart(open_storage(self.path))
 
     def _for_all_sources(self) -> dict[str, Any]:
-        """Return what Spark's entry of the epoch says of all sources."""
+        """Return the fields of Spark's entry that hold for all sources."""
         try:
             fields = json.loads(self.metadata.offsets_entry.split("\n")[1])
         except (ValueError, IndexError, RecursionError) as exc:
@@ -151,8 +151,8 @@ class RestoreSource:
         if root == "..":
             return directory.parent()
         raise UnsafePathError(
-            f"{self.path}: its files start from {root!r}, which is neither its own directory nor "
-            "the one above; do not use it"
+            f"{self.path}: the paths of its files start from {root!r}, which is neither its own "
+            "directory nor the one above; do not use it"
         )
 
     def _check_handles(self, operator: OperatorMetadata) -> None:
@@ -176,13 +176,13 @@ def open_source(path: str, *, falls_back: bool) -> RestoreSource:
     path
         A ``savepoint-...`` or ``chk-...`` directory.
     falls_back
-        Whether a corrupt ``chk-N`` is passed over for the newest whole one before it, which
-        brings its own source offsets. Every file is read and checked for that.
+        Whether a corrupt ``chk-N`` is replaced by the newest whole one before it, which has its
+        own source offsets. Every file is read and checked for this.
 
     Raises
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is none that can be trusted.
+        If there is no checkpoint or savepoint that can be trusted.
     """
     try:
         return _checked(path, verify=falls_back)

@@ -1,8 +1,8 @@
-"""Spark's state store of a query that is about to start, with given handles in it.
+"""Has Spark write state stores that hold given handles, for a query that is about to start.
 
-Spark writes it: a query over one small file, whose rows are the handles, puts each into GroupState
-of its subtask. That query runs in a directory of its own as epoch 0, and what it leaves is put in
-place as the version that the wanted epoch ends with (docs/design/0006-seeding-a-fresh-location.md).
+A query over one small file, whose rows are the handles, puts each handle into GroupState of its
+subtask. The query runs in a directory of its own as epoch 0. Its state stores are copied as the
+version that the wanted epoch ends with (docs/design/0006-seeding-a-fresh-location.md).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from pyspark_ckpt.storage.open import LocalStorage
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}
-"""A changelog of RocksDB is the difference to the version before it; there shall be none."""
+"""Makes RocksDB write a whole version: a changelog needs the version before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What Spark's state store gets for one operator."""
+    """The handles that Spark's state store gets for one operator."""
 
     operator: OperatorDescriptor
     handles: list[Handle]
 
 
 def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed]) -> SparkLog:
-    """Have Spark write state stores that hold the seeds.
+    """Return Spark's files of a query whose state stores hold the seeds.
 
     Parameters
     ----------
     spark
-        The session that the query will be started from, with its state store settings; it is left
-        as it is.
+        The session that the query will be started from, with its state store settings; it is not
+        changed.
     scratch
         An empty directory.
     seeds
@@ -61,7 +61,7 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
     Returns
     -------
     SparkLog
-        Spark's files of a query whose epoch 0 wrote them.
+        The files of the seeding query, whose epoch 0 wrote the state stores.
     """
     conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
     session = own_session(spark, {**conf, **_WHOLE_VERSIONS})
@@ -103,7 +103,7 @@ def _seeding_stream(
     spark: SparkSession, directory: Path, operator: OperatorDescriptor
 ) -> DataFrame:
     handles = spark.readStream.schema(f"{TOKEN} int, handle binary").parquet(str(directory))
-    # Spark wants a column of event time where there are event-time timeouts.
+    # Spark requires a column of event time for event-time timeouts.
     return (
         handles.select(TOKEN, "handle", never_late_column())
         .groupBy(TOKEN)

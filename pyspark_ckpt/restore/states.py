@@ -1,7 +1,4 @@
-"""Checks, before a query starts, that stored states fit what its processors ask for.
-
-Whether a query's operators fit those that a ``checkpointLocation`` holds the state of.
-"""
+"""Checks, before a query starts, that stored states and operators fit the query's."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ logger = logging.getLogger(__name__)
 def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
     """Check one operator against the handles of its subtasks; on the driver.
 
-    What is not simply restored is logged.
+    States that are not simply restored are logged.
 
     Raises
     ------
     IncompatibleStateError
-        If a state cannot be read as what the processor asks for; the message has a report of all.
+        If a state cannot be read as the processor asks for it; the message has the whole report.
     PlanError
         If a migration does not fit what the processor asks for.
     """
@@ -45,7 +42,7 @@ def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> Evo
 
 
 def compare_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
-    """Compare one operator with the handles of its subtasks; on the driver.
+    """Return what becomes of each state in the handles of an operator's subtasks; on the driver.
 
     Raises
     ------
@@ -77,7 +74,7 @@ def _state_schemas(states: Iterable[StateDescriptor]) -> tuple[StateSchema, ...]
 
 
 def _migrations(described: Mapping[str, MigrationDescriptor]) -> dict[str, Migration]:
-    """Return migrations for the report, which asks whether there are functions, not for them."""
+    """Return migrations for the report, which looks only at whether there are functions."""
     return {
         name: Migration(
             value=tuple if one.value else None,
@@ -91,7 +88,7 @@ def _migrations(described: Mapping[str, MigrationDescriptor]) -> dict[str, Migra
 def check_stored_operators(
     spark: SparkSession, log: SparkLog, epoch: int, operators: StatefulOperators
 ) -> None:
-    """Check operators and their states against a location.
+    """Check the query's operators and their states against a location that has committed epochs.
 
     Parameters
     ----------
@@ -100,9 +97,9 @@ def check_stored_operators(
     log
         Spark's files in the location.
     epoch
-        The committed epoch to go on from.
+        The committed epoch that the query continues from.
     operators
-        The query's.
+        The query's operators.
 
     Raises
     ------
@@ -129,15 +126,15 @@ def check_stored_operators(
 
 
 def _check_names(log: SparkLog, operators: StatefulOperators) -> None:
-    """Check that Spark's own operators are at the places that they had."""
+    """Check that Spark's own operators have the ids that they had."""
     names = {each: operator_name(log.storage, each) for each in log.operator_ids()}
-    native = {each: operator.name for each, operator in operators.spark_operators.items()}
-    wanted = {**dict.fromkeys(operators.ours, OUR_NAME), **native}
-    of_spark = {name for name in names.values() if name not in (OUR_NAME, None)}
-    if (native or of_spark) and names != wanted:
+    in_query = {each: operator.name for each, operator in operators.spark_operators.items()}
+    wanted = {**dict.fromkeys(operators.ours, OUR_NAME), **in_query}
+    stored = {name for name in names.values() if name not in (OUR_NAME, None)}
+    if (in_query or stored) and names != wanted:
         raise IncompatibleStateError(
             f"{log.storage.root} holds the state of the operators {_listed(names)}, the query has "
-            f"{_listed(wanted)}: give it those that it had, in their order, or restore a "
+            f"{_listed(wanted)}: give it the operators that it had, in their order, or restore a "
             "checkpoint into a new checkpointLocation"
         )
 
@@ -148,11 +145,12 @@ def _listed(names: dict[int, str | None] | dict[int, str]) -> str:
 
 
 def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle] | None) -> None:
-    """Check an operator against the handles at its place, ``None`` if it has no place."""
+    """Check an operator against the handles under its id, ``None`` if nothing is stored there."""
     if handles is None:
         raise IncompatibleStateError(
             f"{root} has no place for operator {operator.uid!r}: the query had fewer operators; "
-            "give it those that it had, by their uids, or start it at a new checkpointLocation"
+            "give it the operators that it had, by their uids, or start it at a new "
+            "checkpointLocation"
         )
     stored_uids = {handle.uid for handle in handles}
     if stored_uids - {operator.uid}:

@@ -1,6 +1,7 @@
-"""Disposing of a savepoint: exactly its own files go.
+"""Deletes savepoints, with exactly the files that are their own.
 
-Savepoints that a query's driver had begun when it ended: the next start removes them.
+Users dispose of complete savepoints. The next start of a query removes savepoints that its last
+driver began and did not complete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_save
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
-from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
+from pyspark_ckpt.history.records import SAVEPOINT, AbortedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -70,12 +71,12 @@ def dispose_savepoint(path: str) -> Disposal:
 
 
 def dispose_of_begun(directory: Storage) -> Disposal | None:
-    """Delete what there is of a savepoint that is not complete, and cannot be from here on.
+    """Delete a savepoint that is not complete, and keep it from being completed.
 
     Returns
     -------
     Disposal or None
-        ``None``, and nothing is deleted, if a complete one is there, or none at all.
+        ``None`` if nothing was deleted, because a complete savepoint is there, or none.
     """
     if not _is_begun(directory):
         return None
@@ -85,7 +86,7 @@ def dispose_of_begun(directory: Storage) -> Disposal | None:
             directory.write(METADATA_NAME, [DISPOSED])
         except FileExistsError:
             if not _is_disposed(directory):
-                return None  # it has been completed just now
+                return None  # it was completed just now
     files = [] if begun is None else _files_of_begun(directory, begun)
     directory.delete(files)
     left = _remove_directories(directory)
@@ -95,12 +96,12 @@ def dispose_of_begun(directory: Storage) -> Disposal | None:
 def _opened(path: str) -> Storage:
     directory = open_storage(path)
     if isinstance(directory, LocalStorage):
-        return LocalStorage(directory.root.resolve())  # a link stays what it is
+        return LocalStorage(directory.root.resolve())  # a link itself is not deleted
     return directory
 
 
 def _is_begun(directory: Storage) -> bool:
-    """Tell whether a directory holds a savepoint that was begun and is not complete."""
+    """Tell whether a directory holds a savepoint that was begun and not completed."""
     if directory.exists(METADATA_NAME):
         return _is_disposed(directory)
     if directory.exists(IN_PROGRESS_NAME):
@@ -127,7 +128,7 @@ def _is_there(directory: Storage) -> bool:
 
 
 def _remove_directories(directory: Storage) -> tuple[str, ...]:
-    """Delete ``_metadata`` and the directories that are empty; return the names of what is left."""
+    """Delete ``_metadata`` and empty directories; return the names of what is left."""
     directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])
     directory.delete([METADATA_NAME])
     left = [
@@ -140,10 +141,10 @@ def _remove_directories(directory: Storage) -> tuple[str, ...]:
 
 
 def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
-    """Return the paths of a savepoint's files, each checked to be inside of it."""
-    if metadata.kind != "savepoint":
+    """Return the paths of a savepoint's files; check that each is inside of the savepoint."""
+    if metadata.kind != SAVEPOINT:
         raise CheckpointNotFoundError(
-            f"{directory.url} holds a {metadata.kind}, no savepoint: its query's retention "
+            f"{directory.url} holds a {metadata.kind}, not a savepoint: its query's retention "
             "deletes it"
         )
     paths = sorted({reference.path for reference in metadata.files()})
@@ -158,7 +159,7 @@ def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
 
 
 def _remove_if_empty(parent: Storage, name: str) -> list[str]:
-    """Remove a directory unless something is in it; return what is."""
+    """Remove a directory if it is empty; return the names in it."""
     content = parent.list(name)
     if not content and parent.exists(name):
         parent.delete_directory(name)
@@ -169,33 +170,38 @@ logger = logging.getLogger(__name__)
 
 
 def remove_interrupted(history: HistoryLog, query_id: str, run: str) -> None:
-    """Remove what earlier drivers of a query left of savepoints that they did not complete.
+    """Remove the savepoints that earlier drivers of a query began and did not complete.
 
-    Exactly their own files go, and only where the directory says that they are of this query. What
-    cannot be removed is logged; `pyspark-ckpt dispose` does it too.
+    Only their own files are deleted, and only if the directory says that they belong to this
+    query. What cannot be removed is logged; `pyspark-ckpt dispose` removes it too.
 
     Parameters
     ----------
     history
-        Of the query's checkpoints directory.
+        The log of the query's checkpoints directory.
     query_id, run
-        The query, and this start of it, whose savepoints are none of those.
+        The query, and this start of it, whose savepoints are left alone.
     """
     for name, entry in history.begun().items():
         if entry.run == run or entry.path is None:
             continue
         try:
-            _settle(entry, open_storage(entry.path), history, query_id)
+            _remove_or_note(entry, open_storage(entry.path), history, query_id)
         except (OSError, CkptError) as exc:
             logger.warning("an interrupted savepoint stays at %s: %s", entry.path, exc)
         else:
             history.forget(name)
 
 
-def _settle(entry: HistoryEntry, place: Storage, history: HistoryLog, query_id: str) -> None:
+def _remove_or_note(
+    entry: HistoryEntry, place: Storage, history: HistoryLog, query_id: str
+) -> None:
+    """Remove a savepoint that is not complete, and note in the history what became of it."""
     begun = read_in_progress(place)
     if begun is not None and begun.query_id != query_id:
-        logger.warning("%s is %s, not of query %s: it stays", place.url, begun.told(), query_id)
+        logger.warning(
+            "%s is %s, and not a savepoint of query %s: it stays", place.url, begun.told(), query_id
+        )
         return
     disposal = dispose_of_begun(place)
     if disposal is not None:
@@ -210,12 +216,12 @@ def _settle(entry: HistoryEntry, place: Storage, history: HistoryLog, query_id: 
 
 
 def _completed(place: Storage) -> Savepoint | None:
-    """Describe the savepoint at a place, which was completed and not noted any more."""
+    """Return the savepoint at a place if its driver completed it and ended before noting it."""
     try:
         metadata = read_metadata(place)
     except CheckpointNotFoundError:
         return None
-    place.delete([IN_PROGRESS_NAME])  # the driver may have ended before it did that
+    place.delete([IN_PROGRESS_NAME])  # the driver may have ended before deleting it
     return Savepoint(
         path=place.url,
         epoch=metadata.epoch,
@@ -229,7 +235,7 @@ def _completed(place: Storage) -> Savepoint | None:
 
 def _aborted(entry: HistoryEntry) -> AbortedCheckpoint:
     return AbortedCheckpoint(
-        kind="savepoint",
+        kind=SAVEPOINT,
         checkpoint_id=None,
         epoch=entry.epoch,
         triggered_at_ms=entry.triggered_at_ms or 0,

@@ -86,7 +86,7 @@ def test_metadata_goes_last(savepoint: Savepoint, monkeypatch: pytest.MonkeyPatc
 def test_a_checkpoint_is_not_disposed_of(storage: Storage, snapshot: CheckpointMetadata) -> None:
     storage.write("chk-1/_metadata", [encode_metadata(snapshot)])
     before = below(storage.root)
-    with pytest.raises(CheckpointNotFoundError, match="no savepoint: its query's retention"):
+    with pytest.raises(CheckpointNotFoundError, match="not a savepoint: its query's retention"):
         dispose_savepoint(str(storage.root / "chk-1"))
     assert below(storage.root) == before
 
