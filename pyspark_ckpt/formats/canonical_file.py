@@ -23,6 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
@@ -33,6 +34,8 @@ import pyarrow.parquet as pq
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.parquet_pages import PageError, check_pages
+from pyspark_ckpt.gathering import gathered
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from state_backends import Changes
 
 _Item = TypeVar("_Item")
@@ -195,15 +198,15 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
         for batch in _batches(parquet):
             keys, values = (column.to_pylist() for column in batch.columns)
             if None in keys or None in values:
-                raise _corrupt(name, "an entry has no key or no value")
+                raise corrupt_file(name, "an entry has no key or no value")
             missing -= len(keys)
             yield Changes(keys, values)
         if missing:
-            raise _corrupt(name, f"{missing} of its {entries} entries are not there")
+            raise corrupt_file(name, f"{missing} of its {entries} entries are not there")
     except CorruptFileError:
         raise
     except (pa.ArrowException, PageError, OSError, MemoryError) as exc:  # Arrow raises three
-        raise _corrupt(name, str(exc)) from exc
+        raise corrupt_file(name, str(exc)) from exc
 
 
 def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
@@ -324,22 +327,12 @@ def _groups(
     Each part becomes Arrow's at once: Python's memory for it is used again for the next one, where
     gathering Python's objects took as long again as reading them (measured).
     """
-    gathered: list[pa.Table] = []
-    entries = size_bytes = 0
+    tables = (to_table(part) for part in parts if len(part))
+    groups = gathered(tables, _GROUP_BYTES, attrgetter("nbytes"), _GROUP_ENTRIES, len)
     try:
-        for part in parts:
-            if not len(part):
-                continue
-            table = to_table(part)
-            gathered.append(table)
-            entries += len(table)
-            size_bytes += table.nbytes
-            if entries >= _GROUP_ENTRIES or size_bytes >= _GROUP_BYTES:
-                yield pa.concat_tables(gathered)
-                gathered, entries, size_bytes = [], 0, 0
-        if gathered:
-            yield pa.concat_tables(gathered)
+        yield from map(pa.concat_tables, groups)
     finally:
+        groups.close()
         if isinstance(parts, Generator):
             parts.close()  # in the thread that has read from it
 
@@ -364,15 +357,15 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
     metadata = parquet.metadata
     version = (metadata.metadata or {}).get(_VERSION_KEY)
     if version != str(CANONICAL_FORMAT_VERSION).encode():
-        raise _corrupt(name, f"it is no canonical file of format {CANONICAL_FORMAT_VERSION}")
+        raise corrupt_file(name, f"it is no canonical file of format {CANONICAL_FORMAT_VERSION}")
     columns = parquet.schema_arrow
     if columns.names != _COLUMNS.names or columns.types != _COLUMNS.types:
-        raise _corrupt(name, f"it has the columns {columns.names}")
+        raise corrupt_file(name, f"it has the columns {columns.names}")
     if metadata.num_rows != entries:
-        raise _corrupt(name, f"it has {metadata.num_rows} entries, {entries} were written")
+        raise corrupt_file(name, f"it has {metadata.num_rows} entries, {entries} were written")
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
-            raise _corrupt(name, f"its row group {number} is too large to be one of ours")
+            raise corrupt_file(name, f"its row group {number} is too large to be one of ours")
 
 
 def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
@@ -384,7 +377,3 @@ def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
             raise PageError(f"row group {number} is too large to be one of ours")
         for chunk in chunks:
             check_pages(file, chunk, group.num_rows)
-
-
-def _corrupt(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

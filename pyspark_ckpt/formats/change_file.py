@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import BinaryIO
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError, StateValueError
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from state_backends import Changes
 
 MAGIC = b"CKPTCHG1"
@@ -27,6 +28,19 @@ MAX_FRAME_BYTES = 1 << 30
 _FRAME_HEADER = struct.Struct(">II")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes | None]])
+
+
+class EntryCount:
+    """Counts the entries of changes on their way; `entries` are those that went by so far."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+
+    def through(self, parts: Iterable[Changes]) -> Generator[Changes, None, None]:
+        """Yield the parts as they are."""
+        for part in parts:
+            self.entries += len(part)
+            yield part
 
 
 def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
@@ -38,13 +52,12 @@ def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
         If a single entry is larger than a frame may be.
     """
     yield MAGIC
-    entries = 0
-    for part in parts:
-        entries += len(part)
+    count = EntryCount()
+    for part in count.through(parts):
         for payload in _payloads(part):
             yield _FRAME_HEADER.pack(len(payload), zlib.crc32(payload))
             yield payload
-    yield _FRAME_HEADER.pack(0, entries & 0xFFFFFFFF)
+    yield _FRAME_HEADER.pack(0, count.entries & 0xFFFFFFFF)
 
 
 def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
@@ -63,21 +76,21 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
         If the file is cut short, changed, or no change file.
     """
     if source.read(len(MAGIC)) != MAGIC:
-        raise _corrupt(name, "it does not start as a change file")
+        raise corrupt_file(name, "it does not start as a change file")
     entries = 0
     while True:
         length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
         if length == 0:
             if check != entries & 0xFFFFFFFF:
-                raise _corrupt(name, f"it ends after {entries} entries, {check} were written")
+                raise corrupt_file(name, f"it ends after {entries} entries, {check} were written")
             if source.read(1):
-                raise _corrupt(name, "it goes on after its end")
+                raise corrupt_file(name, "it goes on after its end")
             return
         if length > MAX_FRAME_BYTES:
-            raise _corrupt(name, f"it declares a frame of {length} bytes")
+            raise corrupt_file(name, f"it declares a frame of {length} bytes")
         payload = _read(source, length, name)
         if zlib.crc32(payload) != check:
-            raise _corrupt(name, "a frame does not match its checksum")
+            raise corrupt_file(name, "a frame does not match its checksum")
         part = _decode(payload, name)
         entries += len(part)
         yield part
@@ -101,18 +114,14 @@ def _decode(payload: bytes, name: str) -> Changes:
     try:
         keys, values = _decoder.decode(payload)
     except msgspec.MsgspecError as exc:
-        raise _corrupt(name, f"a frame holds something else ({exc})") from exc
+        raise corrupt_file(name, f"a frame holds something else ({exc})") from exc
     if len(keys) != len(values):
-        raise _corrupt(name, f"a frame has {len(keys)} keys and {len(values)} values")
+        raise corrupt_file(name, f"a frame has {len(keys)} keys and {len(values)} values")
     return Changes(keys, values)
 
 
 def _read(source: BinaryIO, size: int, name: str) -> bytes:
     data = source.read(size)
     if len(data) != size:
-        raise _corrupt(name, "it is cut short")
+        raise corrupt_file(name, "it is cut short")
     return data
-
-
-def _corrupt(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; restore from another checkpoint")

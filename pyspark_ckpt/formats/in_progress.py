@@ -21,6 +21,7 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.metadata_check import MAX_FILES, check_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
 DISPOSED = b"this savepoint was not complete and is being disposed of\n"
 """What takes the place of ``_metadata`` then, so that the savepoint cannot be completed."""
@@ -110,4 +111,4 @@ _END_OF_TIME_MS = 253_402_300_800_000
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; look at its directory, and delete it by hand")
+    return corrupt_file(name, what, "look at its directory, and delete it by hand")

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
 _OF_USER_TYPES = frozenset({"pyClass", "serializedClass", "class"})
@@ -107,24 +108,24 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
         If anything else cannot be.
     """
     if metadata.kind not in ROOTS:
-        raise _wrong(name, f"there is no kind {metadata.kind[:80]!r}")
+        raise corrupt_file(name, f"there is no kind {metadata.kind[:80]!r}")
     if metadata.root != ROOTS[metadata.kind]:
         raise UnsafePathError(
             f"{name}: the files of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, those of "
             f"this one from {metadata.root[:200]!r}: it is damaged or hostile; do not use it"
         )
     if metadata.epoch < 0:
-        raise _wrong(name, f"there is no epoch {metadata.epoch}")
+        raise corrupt_file(name, f"there is no epoch {metadata.epoch}")
     for operator in metadata.operators:
         if not 0 < operator.parallelism <= operator.max_parallelism <= 1 << 15:
-            raise _wrong(
+            raise corrupt_file(
                 name,
                 f"operator {operator.uid[:80]!r} has parallelism {operator.parallelism} of "
                 f"{operator.max_parallelism}",
             )
     uids = [operator.uid for operator in metadata.operators]
     if len(set(uids)) != len(uids):
-        raise _wrong(name, "two operators have one uid")
+        raise corrupt_file(name, "two operators have one uid")
     _check_source_logs(metadata, name)
     _check_native(metadata, name)
     _check_files(metadata.files(), name)
@@ -152,12 +153,12 @@ def _check_source_logs(metadata: CheckpointMetadata, name: str) -> None:
     """Check the names that source logs will get below ``sources/<index>/``."""
     for log in metadata.source_logs:
         if not 0 <= log.source_index < 1 << 15 or not _LOG_NAME.fullmatch(log.log_name):
-            raise _wrong(
+            raise corrupt_file(
                 name, f"Spark's source {log.source_index} has no log file {log.log_name[:80]!r}"
             )
     names = [(log.source_index, log.log_name) for log in metadata.source_logs]
     if len(set(names)) != len(names):
-        raise _wrong(name, "a source has a log file twice")
+        raise corrupt_file(name, "a source has a log file twice")
 
 
 def _check_native(metadata: CheckpointMetadata, name: str) -> None:
@@ -165,22 +166,24 @@ def _check_native(metadata: CheckpointMetadata, name: str) -> None:
     ids = [each.operator_id for each in metadata.operators]
     ids += [each.operator_id for each in metadata.native]
     if len(set(ids)) != len(ids) or any(not 0 <= each < 1 << 15 for each in ids):
-        raise _wrong(name, f"its operators have the ids {ids[:20]}")
+        raise corrupt_file(name, f"its operators have the ids {ids[:20]}")
     for operator in metadata.native:
         if not _NATIVE_NAME.fullmatch(operator.name):
-            raise _wrong(name, f"Spark has no operator {operator.name[:80]!r}")
+            raise corrupt_file(name, f"Spark has no operator {operator.name[:80]!r}")
         for file in operator.files:
             check_path(file.name, name)
             if not _NATIVE_FILE.fullmatch(file.name):
-                raise _wrong(name, f"Spark's state stores have no file {file.name[:200]!r}")
+                raise corrupt_file(name, f"Spark's state stores have no file {file.name[:200]!r}")
         names = [file.name for file in operator.files]
         if len(set(names)) != len(names):
-            raise _wrong(name, f"operator {operator.operator_id} has a file twice")
+            raise corrupt_file(name, f"operator {operator.operator_id} has a file twice")
         if any(
             file.name.startswith("_metadata/") and file.file.size_bytes > _MAX_OPERATOR_METADATA
             for file in operator.files
         ):
-            raise _wrong(name, f"operator {operator.operator_id} has more to tell than any has")
+            raise corrupt_file(
+                name, f"operator {operator.operator_id} has a description that is too large"
+            )
 
 
 def _schemas(metadata: CheckpointMetadata) -> set[str]:
@@ -201,13 +204,9 @@ def _check_files(files: Iterable[FileReference], name: str) -> None:
     for file in files:
         check_path(file.path, name)
         if file.size_bytes < 0 or not _DIGEST.fullmatch(file.sha256):
-            raise _wrong(name, f"{file.path} has size {file.size_bytes} or no SHA-256")
+            raise corrupt_file(name, f"{file.path} has size {file.size_bytes} or no SHA-256")
         if known.setdefault(file.path, file) != file:
-            raise _wrong(name, f"{file.path} is listed with two sizes or digests")
+            raise corrupt_file(name, f"{file.path} is listed with two sizes or digests")
     total = sum(file.size_bytes for file in known.values())
     if total > MAX_BYTES_OF_FILES:
-        raise _wrong(name, f"its files are said to have {total} bytes")
-
-
-def _wrong(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")
+        raise corrupt_file(name, f"its files are said to have {total} bytes")

@@ -21,6 +21,7 @@ from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_check import check_content, check_counts
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 2
@@ -43,7 +44,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     body = _encoder.encode(metadata)
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
     if len(body) > MAX_METADATA_BYTES:
-        raise _corrupt(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
+        raise corrupt_file(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
     check_counts(body, name)
     digest = hashlib.sha256(body).digest()
     version = METADATA_FORMAT_VERSION if metadata.native else 1
@@ -61,29 +62,29 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
         If a path in it is not one that this library writes.
     """
     if len(data) < _HEADER.size:
-        raise _corrupt(name, f"{len(data)} bytes are too few")
+        raise corrupt_file(name, f"{len(data)} bytes are too few")
     magic, version, length, digest = _HEADER.unpack_from(data)
     body = memoryview(data)[_HEADER.size :]
     if magic != MAGIC:
-        raise _corrupt(name, "it does not start as a _metadata file")
+        raise corrupt_file(name, "it does not start as a _metadata file")
     if version < 1:
-        raise _corrupt(name, f"there is no format {version}")
+        raise corrupt_file(name, f"there is no format {version}")
     if version > METADATA_FORMAT_VERSION:
         raise CorruptFileError(
             f"{name}: format {version} is newer than this library's {METADATA_FORMAT_VERSION}; "
             "upgrade pyspark_ckpt"
         )
     if length != len(body):
-        raise _corrupt(name, f"{length} bytes of JSON were written, {len(body)} are there")
+        raise corrupt_file(name, f"{length} bytes of JSON were written, {len(body)} are there")
     if hashlib.sha256(body).digest() != digest:
-        raise _corrupt(name, "its content does not match its checksum")
+        raise corrupt_file(name, "its content does not match its checksum")
     check_counts(data, name)
     try:
         metadata = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise _corrupt(name, str(exc)) from exc
+        raise corrupt_file(name, str(exc)) from exc
     if _encoder.encode(metadata) != body:
-        raise _corrupt(name, "it has a field twice, or one that is not known")
+        raise corrupt_file(name, "it has a field twice, or one that is not known")
     check_content(metadata, name)
     return metadata
 
@@ -111,7 +112,7 @@ def read_metadata_and_digest(
     if size_bytes is None:
         raise _not_complete(storage, directory)
     if size_bytes > MAX_METADATA_BYTES + _HEADER.size:
-        raise _corrupt(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
+        raise corrupt_file(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
     data = storage.read(relative)
     if data == DISPOSED:
         raise CheckpointNotFoundError(
@@ -134,7 +135,3 @@ def _not_complete(storage: CoordinatorStorage, directory: str | None) -> Checkpo
         f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
         "chk-... directory"
     )
-
-
-def _corrupt(name: str, what: str) -> CorruptFileError:
-    return CorruptFileError(f"{name}: {what}; restore from another checkpoint or savepoint")

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
-from pyspark_ckpt.storage.base import CHUNK_BYTES
+from pyspark_ckpt.storage import chunks
 from pyspark_ckpt.storage.open import LocalStorage
 
 STATE = "state"
@@ -160,8 +160,7 @@ def _as_version(path: str, version: int, source: LocalStorage) -> str:
 def chunks_of(storage: LocalStorage, path: str) -> Iterator[bytes]:
     """Yield the content of a file."""
     with storage.path(path).open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield chunk
+        yield from chunks.chunks_of(file)
 
 
 _STORE_WIDE = frozenset({"SSTs", "logs", "_metadata"})

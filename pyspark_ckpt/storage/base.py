@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.storage.chunks import chunks_of
+from pyspark_ckpt.storage.corrupt_file import RESTORE
 from pyspark_ckpt.storage.file_reference import FileReference
-
-CHUNK_BYTES = 1 << 20
 
 DIRECTORY_MARKER = "_directory"
 """The file that makes an empty directory exist in a storage that has no directories."""
@@ -150,7 +150,7 @@ class Storage(ABC):
     def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
         """Copy a file of another storage into this one, checked against its reference."""
         with source.open_verified(reference) as file:
-            return self.write(relative, iter(lambda: file.read(CHUNK_BYTES), b""))
+            return self.write(relative, chunks_of(file))
 
     def verify_size(self, reference: FileReference) -> None:
         """Check that a file exists with the size that was written.
@@ -162,13 +162,11 @@ class Storage(ABC):
         """
         size_bytes = self.size_bytes(reference.path)
         if size_bytes is None:
-            raise CorruptFileError(
-                f"{self.url_of(reference.path)} is missing; restore from another checkpoint"
-            )
+            raise CorruptFileError(f"{self.url_of(reference.path)} is missing; {RESTORE}")
         if size_bytes != reference.size_bytes:
             raise CorruptFileError(
                 f"{self.url_of(reference.path)} has {size_bytes} bytes, {reference.size_bytes} "
-                "were written; restore from another checkpoint"
+                f"were written; {RESTORE}"
             )
 
 

@@ -6,7 +6,6 @@ A mounted file system that has both works the same way.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import secrets
 import shutil
@@ -16,8 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.storage.base import CHUNK_BYTES, Storage, path_parts
+from pyspark_ckpt.errors import UnsafePathError
+from pyspark_ckpt.storage.base import Storage, path_parts
+from pyspark_ckpt.storage.chunks import DigestedChunks, chunks_of, sha256_of
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
 _Check = Callable[[str], None]
@@ -79,25 +80,22 @@ class LocalStorage(Storage):
         # Read once: the digest that is made for the copy also checks the original.
         source.verify_size(reference)
         with source.path(reference.path).open("rb") as file:
-            chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-            return self._write(relative, chunks, _checked(source.path(reference.path), reference))
+            check = _checked(source.path(reference.path), reference)
+            return self._write(relative, chunks_of(file), check)
 
     def _write(self, relative: str, chunks: Iterable[bytes], check: _Check | None) -> FileReference:
         """Write a file; where there is a check of its digest, nothing is left that fails it."""
         path = self.path(relative)
         _make_directories(path.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        digest = hashlib.sha256()
-        size_bytes = 0
+        digested = DigestedChunks()
         try:
             with temporary.open("xb") as file:
-                for chunk in chunks:
+                for chunk in digested.through(chunks):
                     file.write(chunk)
-                    digest.update(chunk)
-                    size_bytes += len(chunk)
                 file.flush()
                 if check is not None:
-                    check(digest.hexdigest())
+                    check(digested.sha256)
                 os.fsync(file.fileno())
             os.link(temporary, path)  # unlike a rename, never replaces a file
         except OSError as exc:
@@ -107,7 +105,7 @@ class LocalStorage(Storage):
         finally:
             temporary.unlink(missing_ok=True)
         _sync_directory(path.parent)
-        return FileReference(path=relative, size_bytes=size_bytes, sha256=digest.hexdigest())
+        return digested.reference(relative)
 
     def make_directory(self, relative: str) -> None:
         path = self.path(relative)
@@ -120,10 +118,7 @@ class LocalStorage(Storage):
         self.verify_size(reference)
         path = self.path(reference.path)
         with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-            _checked(path, reference)(digest.hexdigest())
+            _checked(path, reference)(sha256_of(file))
             file.seek(0)
             yield file
 
@@ -187,10 +182,7 @@ def _checked(path: Path, reference: FileReference) -> _Check:
 
     def check(sha256: str) -> None:
         if sha256 != reference.sha256:
-            raise CorruptFileError(
-                f"{path}: SHA-256 is {sha256}, {reference.sha256} was written; restore from "
-                "another checkpoint"
-            )
+            raise corrupt_file(str(path), f"SHA-256 is {sha256}, {reference.sha256} was written")
 
     return check
 

@@ -16,8 +16,10 @@ from typing import Any, BinaryIO, cast
 
 from fsspec import AbstractFileSystem
 
-from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.errors import UnsafePathError
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
+from pyspark_ckpt.storage.chunks import DigestedChunks
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
 READ_BYTES = 16 << 20
@@ -77,9 +79,9 @@ class FsspecStorage(Storage):
         return "/".join((self.url, *path_parts(relative, self.url)))
 
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        counted = _Counted(chunks)
-        self._create(relative, counted)
-        return FileReference(relative, counted.size_bytes, counted.digest.hexdigest())
+        digested = DigestedChunks()
+        self._create(relative, digested.through(chunks))
+        return digested.reference(relative)
 
     def make_directory(self, relative: str) -> None:
         url = self.url_of(relative)
@@ -101,9 +103,9 @@ class FsspecStorage(Storage):
                 file.write(part)
                 digest.update(part)
             if digest.hexdigest() != reference.sha256:
-                raise CorruptFileError(
-                    f"{self.url_of(reference.path)}: SHA-256 is {digest.hexdigest()}, "
-                    f"{reference.sha256} was written; restore from another checkpoint"
+                raise corrupt_file(
+                    self.url_of(reference.path),
+                    f"SHA-256 is {digest.hexdigest()}, {reference.sha256} was written",
                 )
             file.seek(0)
             yield cast("BinaryIO", file)
@@ -187,18 +189,3 @@ _NUMBERS = {
     PermissionError: errno.EACCES,
     IsADirectoryError: errno.EISDIR,
 }
-
-
-class _Counted:
-    """Passes bytes on, with their number and digest."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = chunks
-        self.digest = hashlib.sha256()
-        self.size_bytes = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
-            self.digest.update(chunk)
-            self.size_bytes += len(chunk)
-            yield chunk

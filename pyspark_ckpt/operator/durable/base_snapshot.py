@@ -6,7 +6,6 @@ backend can be built from each of them.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import tempfile
 from collections import defaultdict
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.canonical_file import decode_canonical
-from pyspark_ckpt.formats.change_file import decode_changes, encode_changes
+from pyspark_ckpt.formats.change_file import EntryCount, decode_changes, encode_changes
 from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     CHANGES_FORMAT,
@@ -26,6 +25,7 @@ from pyspark_ckpt.formats.handle import (
 from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
+from pyspark_ckpt.storage.chunks import CHUNK_BYTES, sha256_of
 from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import (
     BackendCorruptError,
@@ -37,7 +37,6 @@ from state_backends import (
 )
 
 CHANGES_NAME = "state.chg"
-_COPY_BYTES = 1 << 20
 
 
 def make_base(
@@ -47,17 +46,11 @@ def make_base(
 
     The file is durable on return and works for every backend.
     """
-    entries = 0
-
-    def frames() -> Iterator[Changes]:
-        nonlocal entries
-        for part in frames_of(backend):
-            entries += len(part)
-            yield part
-
-    file = storage.write(base_path(handle.uid, handle.subtask, epoch), encode_changes(frames()))
+    count = EntryCount()
+    content = encode_changes(count.through(frames_of(backend)))
+    file = storage.write(base_path(handle.uid, handle.subtask, epoch), content)
     files = (BaseFile(CHANGES_NAME, file),)
-    return BaseSnapshot(version=handle.version, epoch=epoch, entries=entries, files=files)
+    return BaseSnapshot(version=handle.version, epoch=epoch, entries=count.entries, files=files)
 
 
 def read_base(
@@ -200,21 +193,18 @@ def _link_or_copy(found: Path, target: Path) -> None:
 
 
 def _is(path: Path, reference: FileReference) -> bool:
-    digest = hashlib.sha256()
     try:
         if path.stat().st_size != reference.size_bytes:
             return False
         with path.open("rb") as file:
-            while chunk := file.read(_COPY_BYTES):
-                digest.update(chunk)
+            return sha256_of(file) == reference.sha256
     except FileNotFoundError:
         return False
-    return digest.hexdigest() == reference.sha256
 
 
 def _fetch(storage: WorkerStorage, reference: FileReference, target: Path) -> None:
     with storage.open_verified(reference) as source, target.open("xb") as file:
-        shutil.copyfileobj(source, file, _COPY_BYTES)
+        shutil.copyfileobj(source, file, CHUNK_BYTES)
 
 
 def _not_a_database(base: BaseSnapshot, what: str) -> CorruptFileError:

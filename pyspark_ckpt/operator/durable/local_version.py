@@ -11,6 +11,7 @@ import io
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 
 from pyspark_ckpt.formats.change_file import decode_changes
@@ -20,6 +21,7 @@ from pyspark_ckpt.formats.handle import (
     Handle,
     Segment,
 )
+from pyspark_ckpt.gathering import gathered
 from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
 from pyspark_ckpt.storage.base import WorkerStorage
@@ -131,17 +133,9 @@ def _complete_version(backend: StateBackend, lineage: Sequence[str]) -> str | No
     return version if version in lineage else None
 
 
-def _groups(segments: Sequence[Segment]) -> list[list[Segment]]:
+def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
     """Divide segments into groups that are worth a step of their own."""
-    groups: list[list[Segment]] = []
-    size_bytes = 0
-    for segment in segments:
-        if not groups or size_bytes + segment.size_bytes > _GROUP_BYTES:
-            groups.append([])
-            size_bytes = 0
-        groups[-1].append(segment)
-        size_bytes += segment.size_bytes
-    return groups
+    return gathered(segments, _GROUP_BYTES, attrgetter("size_bytes"))
 
 
 def _rebuild(
@@ -161,12 +155,11 @@ def _rebuild(
 def _fill(
     backend: StateBackend, storage: WorkerStorage, handle: Handle | None, scratch: Path
 ) -> None:
-    groups = [] if handle is None else _groups(handle.segments)
+    groups = _groups(() if handle is None else handle.segments)
     if handle is not None and handle.base is not None:
         scratch.mkdir(exist_ok=True)
         backend.load(read_base(storage, handle.base, scratch), handle.base.version)
-    elif groups:
-        first = groups.pop(0)
+    elif (first := next(groups, None)) is not None:
         backend.load(segment_changes(storage, first), first[-1].version)
     else:
         backend.load((), EMPTY_VERSION)

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from pyspark_ckpt.formats.canonical_file import encode_canonical
+from pyspark_ckpt.formats.change_file import EntryCount
 from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     BaseFile,
@@ -28,7 +29,6 @@ from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.storage.open import Storage, open_storage
-from state_backends import Changes
 
 _Made = TypeVar("_Made")
 _NICENESS = 10
@@ -97,24 +97,17 @@ def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
 
 def _merged(handle: Handle, source: Storage, target: Storage, token: str) -> Handle:
     """Write all state of a handle as one canonical file, sorted."""
-    entries = 0
-
-    def counted(parts: Iterator[Changes]) -> Iterator[Changes]:
-        nonlocal entries
-        for part in parts:
-            entries += len(part)
-            yield part
-
+    count = EntryCount()
     root = executor_local_root(handle.subtask)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-savepoint-", dir=root) as scratch:
-        state = counted(merged_state(source, handle, Path(scratch)))
+        state = count.through(merged_state(source, handle, Path(scratch)))
         path = canonical_path(handle.subtask, handle.epoch, token)
         with closing(encode_canonical(handle, state)) as content:
             file = target.write(path, content)
     base = BaseSnapshot(
         version=handle.version,
         epoch=handle.epoch,
-        entries=entries,
+        entries=count.entries,
         files=(BaseFile(CANONICAL_NAME, file),),
         format=CANONICAL_FORMAT,
     )

@@ -26,6 +26,7 @@ from pyspark_ckpt.formats.layout import snapshot_path
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, SnapshotNote
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
+from pyspark_ckpt.storage.chunks import chunks_of
 from state_backends import (
     BackendCorruptError,
     SnapshotFormat,
@@ -40,8 +41,6 @@ DAMAGED = (
     "No state is lost: the next epoch rebuilds the local copy. Check the disk."
 )
 """What to log of a damaged snapshot: its directory, and what was found."""
-
-_CHUNK_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +148,7 @@ def outlives_tasks() -> bool:
 
 def _content(path: Path) -> Generator[bytes, None, None]:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk
+        yield from chunks_of(file)
 
 
 def _changes(snapshot: LocalSnapshot, note: SnapshotNote) -> Generator[bytes, None, None]:

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.change_file import EntryCount, encode_changes
 from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
@@ -25,6 +25,7 @@ from pyspark_ckpt.formats.handle import (
     new_version,
 )
 from pyspark_ckpt.formats.layout import base_path
+from pyspark_ckpt.gathering import gathered
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
@@ -118,7 +119,8 @@ class ReadSubtask:
         local_root = executor_local_root(handle.subtask)
         with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-", dir=local_root) as directory:
             state = merged_state(storage, handle, Path(directory))
-            for moved in _in_batches(redistribution.moved(_entries(state))):
+            all_moved = redistribution.moved(_entries(state))
+            for moved in gathered(all_moved, _BATCH_BYTES, _size_bytes, _BATCH_ENTRIES):
                 yield self._batch(moved)
 
     def _batch(self, moved: list[Moved]) -> pa.RecordBatch:
@@ -240,13 +242,15 @@ class _Counted:
     def __init__(self, entries: Iterator[Entry], where: str) -> None:
         self._all = entries
         self._where = where
-        self.entries = 0
+        self._count = EntryCount()
         self.earliest_timer_ms: int | None = None
 
+    @property
+    def entries(self) -> int:
+        return self._count.entries
+
     def frames(self) -> Iterator[Changes]:
-        for part in in_frames(self._noted()):
-            self.entries += len(part)
-            yield part
+        return self._count.through(in_frames(self._noted()))
 
     def _noted(self) -> Iterator[Entry]:
         previous: bytes | None = None
@@ -270,17 +274,8 @@ def _entries(state: Iterator[Changes]) -> Iterator[Entry]:
             yield key, value
 
 
-def _in_batches(moved: Iterator[Moved]) -> Iterator[list[Moved]]:
-    batch: list[Moved] = []
-    size_bytes = 0
-    for each in moved:
-        batch.append(each)
-        size_bytes += len(each.head) + len(each.tail) + len(each.value)
-        if len(batch) == _BATCH_ENTRIES or size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
+def _size_bytes(moved: Moved) -> int:
+    return len(moved.head) + len(moved.tail) + len(moved.value)
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, bytes, bytes]]:

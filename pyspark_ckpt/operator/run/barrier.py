@@ -6,12 +6,12 @@ The barrier in a subtask: what the epoch wrote becomes durable and gets a new ha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 
 import msgspec
 
-from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.change_file import EntryCount, encode_changes
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment, new_version
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.operator.run.state_counting import StateCounting, is_due
@@ -51,8 +51,8 @@ def make_segment(
     first_changes = next(remaining, None)
     if first_changes is None:
         return None
-    counted = _Counted(chain([first_changes], remaining))
-    encoded = encode_changes(counted)
+    count = EntryCount()
+    encoded = encode_changes(count.through(chain([first_changes], remaining)))
     room = inline_threshold_bytes - sum(
         segment.size_bytes for segment in handle.segments if segment.inline is not None
     )
@@ -63,22 +63,9 @@ def make_segment(
         size_bytes += len(part)
     if size_bytes <= room:
         inline = b"".join(first)
-        return Segment(new_version(epoch), epoch, counted.entries, len(inline), inline=inline)
+        return Segment(new_version(epoch), epoch, count.entries, len(inline), inline=inline)
     file = storage.write(segment_path(handle.uid, handle.subtask, epoch), chain(first, encoded))
-    return Segment(new_version(epoch), epoch, counted.entries, file.size_bytes, file=file)
-
-
-class _Counted:
-    """Counts the entries of changes as they go by."""
-
-    def __init__(self, changes: Iterable[Changes]) -> None:
-        self._changes = changes
-        self.entries = 0
-
-    def __iter__(self) -> Iterator[Changes]:
-        for part in self._changes:
-            self.entries += len(part)
-            yield part
+    return Segment(new_version(epoch), epoch, count.entries, file.size_bytes, file=file)
 
 
 def end_epoch(
