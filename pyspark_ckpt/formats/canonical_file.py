@@ -10,9 +10,8 @@ One row per entry, sorted by stored key, so by key group first:
 ``stored_value``  binary   MessagePack by the state's schema
 ================  =======  =================================================================
 
-The schema's metadata has the uid, the key schema and the states with their schemas, as JSON.
-
-Reading ahead: what is made next is made in a thread while the last of it is being written.
+The schema's metadata has the uid, the key schema and the states with their schemas, as JSON. A
+thread makes the next row group while the last one is being written.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _POLL_SECONDS = 0.1
 
 
 def read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Yield `items`, of which the next one is made in a thread of its own meanwhile.
+    """Yield `items`; a thread makes the next item while the consumer works on the last one.
 
-    That pays where the consumer leaves the interpreter: it compresses, digests, writes. At most one
-    item waits. `items` is used, and closed if it is a generator, in that thread only; it is over
-    when this generator is.
+    This saves time if the consumer leaves the interpreter, to compress, digest or write. At most
+    one item waits. Only the thread uses `items`, and closes it if it is a generator. The thread
+    ends before this generator does.
     """
     made: queue.Queue[Any] = queue.Queue(1)
     is_over = threading.Event()
@@ -92,7 +91,7 @@ def _make(items: Iterator[Any], made: queue.Queue[Any], is_over: threading.Event
 
 
 def _put(item: Any, made: queue.Queue[Any], is_over: threading.Event) -> bool:
-    """Hand an item over; return whether anybody still wants one."""
+    """Hand an item over; return whether the consumer still wants items."""
     while not is_over.is_set():
         with suppress(queue.Full):
             made.put(item, timeout=_POLL_SECONDS)
@@ -172,23 +171,24 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[byte
 
 
 def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Changes]:
-    """Yield all state of a canonical file, in bounded memory; checked before to be as written.
+    """Yield all state of a canonical file, in bounded memory.
 
-    That it expands to no more than it says is found out before any of it is expanded.
+    The caller has checked its digest. Before any page is expanded, the pages are checked not to
+    expand to more than the file declares.
 
     Parameters
     ----------
     file
         The file.
     name
-        What to call it in an error.
+        The name of the file in errors.
     entries
-        How many entries it must have.
+        The number of entries that it must have.
 
     Raises
     ------
     CorruptFileError
-        If it is anything else.
+        If it is not such a file.
     """
     try:
         parquet = pq.ParquetFile(file, buffer_size=1 << 20)
@@ -365,7 +365,7 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
         raise corrupt_file(name, f"it has {metadata.num_rows} entries, {entries} were written")
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
-            raise corrupt_file(name, f"its row group {number} is too large to be one of ours")
+            raise corrupt_file(name, f"its row group {number} is larger than this library writes")
 
 
 def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
@@ -374,6 +374,6 @@ def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
         group = metadata.row_group(number)
         chunks = [group.column(_COLUMNS.get_field_index(column)) for column in _READ_COLUMNS]
         if sum(chunk.total_uncompressed_size for chunk in chunks) > MAX_GROUP_BYTES:
-            raise PageError(f"row group {number} is too large to be one of ours")
+            raise PageError(f"row group {number} is larger than this library writes")
         for chunk in chunks:
             check_pages(file, chunk, group.num_rows)

@@ -6,8 +6,8 @@ Changelog segments and base snapshots are both change files::
     frame:      payload length u32 | payload crc32 u32 | payload: MessagePack [keys, values]
     end frame:  0 u32              | number of entries u32 modulo 2**32
 
-A value of nil is a delete. Integers are big-endian. The end frame tells a cut file from a whole one
-even where no digest is at hand.
+A value of nil is a delete. Integers are big-endian. The end frame shows whether a file was
+cut, also without a digest.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
 
 
 def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
-    """Yield the parts of a change file; a stream that ends quietly was whole.
+    """Yield the parts of a change file; if it ends without an error, the file was whole.
 
     Parameters
     ----------
     source
         The file, positioned at its start.
     name
-        What to call it in an error.
+        The name of the file in errors.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
             if check != entries & 0xFFFFFFFF:
                 raise corrupt_file(name, f"it ends after {entries} entries, {check} were written")
             if source.read(1):
-                raise corrupt_file(name, "it goes on after its end")
+                raise corrupt_file(name, "it continues after its end")
             return
         if length > MAX_FRAME_BYTES:
             raise corrupt_file(name, f"it declares a frame of {length} bytes")

@@ -91,7 +91,7 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 KEPT_PREDECESSORS = 2
-"""Of so many versions before it a handle knows what they need; see :func:`following`."""
+"""The number of earlier versions whose needs a handle knows; see :func:`following`."""
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -129,11 +129,11 @@ class StateDescriptor(msgspec.Struct, frozen=True):
 
 
 class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subtask did in the epoch of its handle.
+    """The work of a subtask in the epoch of its handle.
 
     `reads` are the state entries that the processor asked for; `cache_hits` of them had been read
     ahead or were written in the epoch. `writes` are the entries of the epoch's segment, `expired`
-    those removed since their time to live was over or their state was deleted. `rebuilds` is 1 if
+    the removed entries whose time to live was over or whose state was deleted. `rebuilds` is 1 if
     the local copy was built anew. `lost_attributes` of the processor were changed outside of state.
     `process_ms` includes the wait for input and for Spark to take the output.
 
@@ -183,9 +183,9 @@ class StateCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order.
 
-    `sweep_from` is the stored key at which the removal of expired entries goes on. `timeout_ms` is
-    when Spark must call the subtask again at the latest, in the time of `time_mode`. `counts` are
-    of the epoch that counted last. `changelog_since_ms` is the processing time at which `segments`
+    `sweep_from` is the stored key at which the removal of expired entries continues. By
+    `timeout_ms`, in the time of `time_mode`, Spark must call the subtask again. `counts` are of the
+    epoch that counted last. `changelog_since_ms` is the processing time at which `segments`
     began. `predecessors` are the last versions before it, oldest first; a handle that has none is
     encoded without the field.
     """
@@ -272,7 +272,7 @@ def new_version(epoch: int) -> str:
 
 
 class _Header(msgspec.Struct):
-    """What every format of a handle has."""
+    """The fields that every format of a handle has."""
 
     format_version: int
     uid: str

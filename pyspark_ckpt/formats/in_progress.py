@@ -24,7 +24,7 @@ from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
 DISPOSED = b"this savepoint was not complete and is being disposed of\n"
-"""What takes the place of ``_metadata`` then, so that the savepoint cannot be completed."""
+"""The content of ``_metadata`` during a disposal, so that the savepoint cannot be completed."""
 
 OWN_DIRECTORIES = (SHARED, TASK_OWNED)
 """Where the files of a savepoint are, besides ``_metadata``."""
@@ -49,7 +49,7 @@ class InProgress(msgspec.Struct, frozen=True, kw_only=True):
     format: int = _FORMAT
 
     def own_of(self, paths: Iterable[str]) -> list[str]:
-        """Return those of the paths whose files, whole or not, are of this savepoint."""
+        """Return the paths whose files, whole or not, belong to this savepoint."""
         known = frozenset(self.files)
 
         def is_own(path: str) -> bool:
@@ -58,8 +58,8 @@ class InProgress(msgspec.Struct, frozen=True, kw_only=True):
 
         return [path for path in paths if is_own(path)]
 
-    def told(self) -> str:
-        """Return what an error says of it."""
+    def description(self) -> str:
+        """Return the savepoint as errors describe it."""
         began_at = datetime.fromtimestamp(self.began_at_ms / 1000, timezone.utc)
         return (
             f"a savepoint of query {self.query_id[:80]}, epoch {self.epoch}, begun at "
@@ -95,7 +95,7 @@ def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
     if found.format != _FORMAT:
         raise _corrupt(name, f"format {found.format} is not known; upgrade pyspark_ckpt")
     if not 0 <= found.began_at_ms < _END_OF_TIME_MS or len(found.files) > MAX_FILES:
-        raise _corrupt(name, "it tells of a time or a number of files that cannot be")
+        raise _corrupt(name, "its time or its number of files is impossible")
     for path in found.files:
         check_path(path, name)
         if path.partition("/")[0] not in OWN_DIRECTORIES or "/" not in path:
@@ -107,7 +107,7 @@ def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
 
 
 _END_OF_TIME_MS = 253_402_300_800_000
-"""The first millisecond that no calendar has."""
+"""The first millisecond after the year 9999, which calendars end with."""
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:

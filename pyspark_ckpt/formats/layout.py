@@ -1,4 +1,4 @@
-"""Names of files and directories below a checkpoints directory, and what they say.
+"""Names of files and directories below a checkpoints directory, and what they mean.
 
 ::
 
@@ -113,7 +113,7 @@ def store_note_path(number: int) -> str:
 
 
 def is_metadata(path: str) -> bool:
-    """Tell whether a path is of what says that a checkpoint is there, not of its state."""
+    """Return whether a path is of what says that a checkpoint is there, not of its state."""
     directory, _, name = path.rpartition("/")
     is_note = directory in (OWNERS, _DRIVERS, _STORES)
     return is_note or name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME)
@@ -125,7 +125,7 @@ def savepoint_name(query_id: str) -> str:
 
 
 def is_savepoint_name(name: str) -> bool:
-    """Tell whether a directory's name is one that a savepoint gets."""
+    """Return whether a directory's name is one that a savepoint gets."""
     return _SAVEPOINT.fullmatch(name) is not None
 
 
@@ -162,7 +162,7 @@ def canonical_path(subtask: int, epoch: int, token: str) -> str:
 
 
 def is_canonical_of(path: str, token: str) -> bool:
-    """Tell whether a canonical file was made for the savepoint of that token."""
+    """Return whether a canonical file was made for the savepoint of that token."""
     match = _CANONICAL_FILE.fullmatch(path)
     return match is not None and match[1] == token
 
@@ -180,7 +180,7 @@ def new_snapshot_id() -> str:
 
 
 def is_snapshot_id(text: str) -> bool:
-    """Tell whether `text`, which comes from a file, can be the id of a base snapshot."""
+    """Return whether `text`, which comes from a file, can be the id of a base snapshot."""
     return _SNAPSHOT_ID.fullmatch(text) is not None
 
 
@@ -239,12 +239,12 @@ def snapshot_id_of(name: str) -> str | None:
 
 
 def is_source_log(name: str) -> bool:
-    """Tell whether `name` is a copy of a source log."""
+    """Return whether `name` is a copy of a source log."""
     return _SOURCE_FILE.fullmatch(name) is not None
 
 
 def is_native_state(name: str) -> bool:
-    """Tell whether `name` is a copy of a state file of Spark's own operators."""
+    """Return whether `name` is a copy of a state file of Spark's own operators."""
     return _NATIVE_FILE.fullmatch(name) is not None
 
 

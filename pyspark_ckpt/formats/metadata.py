@@ -1,4 +1,4 @@
-"""What a checkpoint or savepoint consists of; :mod:`metadata_file` says how it is written.
+"""The content of a checkpoint or savepoint; :mod:`metadata_file` writes it.
 
 Paths inside are relative to :attr:`CheckpointMetadata.root`.
 """
@@ -21,7 +21,7 @@ class SourceLog(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query was restored from: a checkpoint or savepoint as it was then.
+    """The checkpoint or savepoint that a query was restored from, as it was then.
 
     `operators` are the uids whose state was taken, `sha256` is the digest of its ``_metadata``.
     `skipped` says of each newer checkpoint that was corrupt why it was passed over.

@@ -1,8 +1,7 @@
-"""What a ``_metadata`` file must be, beyond its types: it may come from a hostile hand.
+"""Checks of a ``_metadata`` file beyond its types, because it may be hostile.
 
-All of it is checked on what was read, before any other file is looked for.
-
-Stored schemas, Spark's JSON form of a StructType, checked before Spark reads them.
+All checks are done before any other file is looked for. Stored schemas, which are Spark's JSON form
+of a StructType, are checked before Spark reads them.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def checked_schema(text: str) -> dict[str, Any]:
     Raises
     ------
     CorruptFileError
-        If it is none, or has a user-defined type: PySpark would import, and even unpickle, what
-        its JSON names.
+        If it is not a schema, or has a user-defined type: PySpark would import, and even unpickle,
+        what the JSON names.
     """
     try:
         fields = json.loads(text)
@@ -82,12 +81,12 @@ _MAX_OPERATOR_METADATA = 16 << 20
 
 
 def check_counts(body: bytes, name: str) -> None:
-    """Check how many things a JSON text holds, before memory is spent on them.
+    """Check how many files and objects a JSON text holds, before memory is spent on them.
 
     Raises
     ------
     CorruptFileError
-        If they are more than any query has.
+        If there are more than any query has.
     """
     for what, mark, most in (("files", _FILE, MAX_FILES), ("objects", _OBJECT, MAX_OBJECTS)):
         found = body.count(mark)
@@ -105,7 +104,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     UnsafePathError
         If a path is not one that this library writes: relative, of plain names, without ``..``.
     CorruptFileError
-        If anything else cannot be.
+        If any other value is impossible.
     """
     if metadata.kind not in ROOTS:
         raise corrupt_file(name, f"there is no kind {metadata.kind[:80]!r}")

@@ -25,7 +25,7 @@ from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 2
-"""What this library reads; it writes 1 as long as there is nothing that format 2 brought."""
+"""The newest format that this library reads; it writes 1 if nothing needs format 2."""
 
 MAX_METADATA_BYTES = 1 << 30
 _HEADER = struct.Struct(">8sIQ32s")
@@ -39,7 +39,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     Raises
     ------
     CorruptFileError
-        If it has more in it than can be read again.
+        If it has more content than can be read again.
     """
     body = _encoder.encode(metadata)
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
@@ -95,7 +95,7 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
     Raises
     ------
     CheckpointNotFoundError
-        If there is none: the directory is missing, or what it holds was never completed.
+        If there is no such file: the directory is missing, or its content was never completed.
     CorruptFileError
         If it cannot be trusted.
     """
@@ -126,9 +126,9 @@ def _not_complete(storage: CoordinatorStorage, directory: str | None) -> Checkpo
     begun = read_in_progress(storage) if directory is None else None
     if begun is not None:
         return CheckpointNotFoundError(
-            f"{storage.url} holds {begun.told()}, that is not complete (no {METADATA_NAME}): it is "
-            "still being taken, or the driver ended before; the next start of the query removes "
-            "it, or `pyspark-ckpt dispose`"
+            f"{storage.url} holds {begun.description()}, that is not complete "
+            f"(no {METADATA_NAME}): it is still being taken, or the driver ended before; the next "
+            "start of the query removes it, or `pyspark-ckpt dispose`"
         )
     return CheckpointNotFoundError(
         f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "

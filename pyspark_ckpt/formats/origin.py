@@ -1,4 +1,4 @@
-"""What a query was restored from: kept beside its checkpoints, for good."""
+"""The checkpoint or savepoint that a query was restored from; kept beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Restore:
     claim_mode
         ``NO_CLAIM`` or ``CLAIM``.
     needs_original
-        Whether this query still needs any file of it: never, since all were copied before the
+        Whether this query still needs any file of it: never, because all were copied before the
         query started.
     skipped
         Why each newer checkpoint was passed over, newest first; see

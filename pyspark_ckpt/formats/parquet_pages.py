@@ -1,4 +1,4 @@
-"""What the pages of a Parquet file expand to, found out without expanding them.
+"""The size that the pages of a Parquet file expand to, found without expanding them.
 
 The sizes in a file's footer are what its writer says of it; readers go by the sizes in the pages'
 own headers, and by encodings in which a few bytes stand for many values. So the headers are read

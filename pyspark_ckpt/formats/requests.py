@@ -2,13 +2,13 @@
 
 ::
 
-    requests/<time>-<random>.request.json    what is wanted; written once, by the requester
-    requests/<time>-<random>.claim.json      who deals with it: the query, or nobody any more
-    requests/<time>-<random>.answer.json     what came of it
+    requests/<time>-<random>.request.json    the request; written by the requester
+    requests/<time>-<random>.claim.json      who has it: the query, or the requester again
+    requests/<time>-<random>.answer.json     the result, or an error
 
-Each file is written exclusively and durably. The claim decides between a query that picks a request
-up and a requester that gives up waiting: one of them writes it. All three stay as an audit trail,
-the newest of them. Whoever may write the directory may ask, so what is read is taken for hostile.
+Each file is written exclusively and durably. Either the query that takes a request or the requester
+that gives up waiting writes the claim. The files of the newest requests stay as an audit trail.
+Everybody who may write the directory may ask, so every file is checked as if it were hostile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is wanted of a query.
+    """A request to a query.
 
     `directory` is as given by the requester; the query decides whether it may go there.
     """
@@ -61,7 +61,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What came of a request: a savepoint, or an error."""
+    """The answer to a request: a savepoint, or an error."""
 
     at_ms: int
     error: str | None = None
@@ -84,7 +84,7 @@ class RequestFiles:
         self._storage = storage
 
     def post(self, request: Request) -> str:
-        """Ask; durable on return. Returns the id of the request."""
+        """Write a request, durable on return; return its id."""
         request_id = f"{request.requested_at_ms:015}-{secrets.token_hex(8)}"
         self._write(request_id, "request", request)
         return request_id
@@ -109,7 +109,7 @@ class RequestFiles:
         Raises
         ------
         CorruptFileError
-            If it is anything but one that :meth:`post` writes.
+            If :meth:`post` could not have written it.
         """
         request = self._read(request_id, "request", Request)
         if request.action not in ACTIONS or request.requested_at_ms > request.expires_at_ms:

@@ -133,7 +133,7 @@ def decode_runtime(text: str | None, uid: str) -> Runtime:
     Raises
     ------
     PlanError
-        If there is none: the query was started without :func:`pyspark_ckpt.write_stream`, or an
+        If it is not set: the query was started without :func:`pyspark_ckpt.write_stream`, or an
         action of ``foreachBatch`` does not carry the conf of the query.
     """
     if not text:
@@ -184,11 +184,11 @@ def code_fingerprint(processor: Any) -> str:
 
 def schema_fingerprint(key_schema: str, states: Sequence[StateDescriptor]) -> str:
     """Return the SHA-256 of an operator's key schema and of the kinds and schemas of its states."""
-    told = [
+    fields = [
         [state.name, state.kind, state.value_schema, state.map_key_schema]
         for state in sorted(states, key=lambda state: state.name)
     ]
-    return hashlib.sha256(msgspec.json.encode([key_schema, told])).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([key_schema, fields])).hexdigest()
 
 
 def _compiled(cls: type) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
-"""What time it is in an epoch: the same for all of its keys, and for every attempt of its tasks.
+"""The times of an epoch, and the column of event time in Spark's plan.
 
-Event time in Spark's plan: the column that carries it is known by its metadata.
+The times are the same for all keys of an epoch, and for every attempt of its tasks. Metadata of a
+column says that it carries event time.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import TimerValues
 
 NO_TIME_MS = -1
-"""What PySpark's TimerValues show without a clock."""
+"""The time that PySpark's TimerValues show without a clock."""
 
 _NO_WATERMARK_MS = 0
-"""What they show with one where the stream has no watermark."""
+"""The watermark that they show if the stream has none."""
 
 
 DRAIN_TIME_MS = 7_258_118_400_000
-"""The watermark that processors see while a query is drained, the year 2200: beyond all data, and
-still a time that dates and sums can hold."""
+"""The watermark that processors see while a query is drained. The year 2200 is beyond all data, and
+dates and sums can still hold it."""
 
 _LAST_TIME_MS = (1 << 63) - 1
 
@@ -59,7 +60,7 @@ class EpochClock:
 
     @property
     def timer_values(self) -> TimerValues:
-        """What the processor is told."""
+        """The times as the processor gets them."""
         if self.mode is TimeMode.NONE:
             return TimerValues(NO_TIME_MS, NO_TIME_MS)
         watermark_ms = _NO_WATERMARK_MS if self.watermark_ms is None else self.watermark_ms
@@ -78,7 +79,7 @@ class EpochClock:
 
     @property
     def earliest_timeout_ms(self) -> int | None:
-        """The earliest time at which Spark can be told to call again; ``None`` without timers."""
+        """The earliest time at which Spark can call again; ``None`` without timers."""
         return self.timers_now_ms if self.drained_at_ms is None else self.drained_at_ms
 
 
@@ -103,7 +104,7 @@ def event_time_index(schema: T.StructType) -> int | None:
 
 
 def is_emitted(field: T.StructField) -> bool:
-    """Tell whether an operator of this library made a column of event time."""
+    """Return whether an operator of this library made a column of event time."""
     return bool(field.metadata.get(_EMITTED))
 
 

@@ -20,7 +20,7 @@ import state_backends
 from pyspark_ckpt import errors
 
 FIRST_FRAMES, LAST_FRAMES = 4, 8
-"""Frames that are shown of a deeper stack, such as that of a recursion."""
+"""The frames that are shown of a deeper stack, for example of a recursion."""
 
 MAX_CAUSES = 3
 MAX_LINE_CHARACTERS = 160

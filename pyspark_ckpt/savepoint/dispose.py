@@ -200,7 +200,10 @@ def _remove_or_note(
     begun = read_in_progress(place)
     if begun is not None and begun.query_id != query_id:
         logger.warning(
-            "%s is %s, and not a savepoint of query %s: it stays", place.url, begun.told(), query_id
+            "%s is %s, and not a savepoint of query %s: it stays",
+            place.url,
+            begun.description(),
+            query_id,
         )
         return
     disposal = dispose_of_begun(place)

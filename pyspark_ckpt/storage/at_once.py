@@ -1,4 +1,4 @@
-"""Requests to a storage at once: where each waits for a network, one after the other takes long."""
+"""Many requests to a storage at once, because each waits for a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 AT_ONCE = 32
-"""Requests of one process that are under way together."""
+"""The number of requests of one process that are under way together."""
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")

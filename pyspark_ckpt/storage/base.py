@@ -1,13 +1,9 @@
-"""What every storage does, wherever its files are.
+"""The interface of every storage, and the two parts of it that tasks and the driver need.
 
 A storage is a root and the files below it. Relative paths are checked to stay inside the root,
-since most are read from files. Correctness rests on one promise: :meth:`Storage.write` creates a
-whole file of a name that was free, durably, or none. No storage has to rename, and what a listing
-says is never what decides (docs/design/0014-storages.md).
-
-What the two kinds of users see of a storage: as little as they need.
-
-Every :class:`~pyspark_ckpt.storage.open.Storage` is both.
+because most paths are read from files. Correctness rests on one promise: :meth:`Storage.write`
+creates a whole file under a name that was free, durably, or it creates no file. No storage has to
+rename files, and no listing decides anything (docs/design/0014-storages.md).
 """
 
 from __future__ import annotations
@@ -90,7 +86,7 @@ class Storage(ABC):
         FileExistsError
             If there is a file of that name; it is left as it is.
         OSError
-            If it was not written, or may have been: read it to know.
+            If the file was perhaps not written; read it to know.
         """
 
     @abstractmethod
@@ -120,7 +116,7 @@ class Storage(ABC):
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If there is no such file.
         """
 
     @abstractmethod
@@ -129,14 +125,14 @@ class Storage(ABC):
 
     @abstractmethod
     def exists(self, relative: str) -> bool:
-        """Tell whether there is a file or directory of that name."""
+        """Return whether there is a file or directory of that name."""
 
     @abstractmethod
     def list(self, directory: str | None = None) -> list[str]:
         """Return the names in a directory, by default the root; none if it does not exist.
 
-        What was being written by a killed process has a name of its own, which starts with a dot
-        and ends with ``.tmp``; deleting it takes the bytes away.
+        A file that a killed process was writing has a name of its own, which starts with a dot and
+        ends with ``.tmp``. Deleting it frees its bytes.
         """
 
     @abstractmethod
@@ -197,9 +193,9 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/|://")
 
 
 class WorkerStorage(Protocol):
-    """A task's view: it writes files of unique names and reads files by references.
+    """The part of a storage for tasks, which write unique names and read by references.
 
-    It looks for completed checkpoints, and never deletes.
+    Tasks look for completed checkpoints, and never delete.
     """
 
     url: str
@@ -217,11 +213,11 @@ class WorkerStorage(Protocol):
         """Return the names in a directory."""
 
     def exists(self, relative: str) -> bool:
-        """Tell whether there is a file or directory."""
+        """Return whether there is a file or directory."""
 
 
 class CoordinatorStorage(Protocol):
-    """The driver's view: it creates, publishes, lists, resolves and discards."""
+    """The part of a storage for the driver, which creates, publishes, lists and discards."""
 
     url: str
 
@@ -235,7 +231,7 @@ class CoordinatorStorage(Protocol):
         """Return the size of a file, ``None`` if there is none."""
 
     def exists(self, relative: str) -> bool:
-        """Tell whether there is a file or directory."""
+        """Return whether there is a file or directory."""
 
     def list(self, directory: str | None = None) -> list[str]:
         """Return the names in a directory."""

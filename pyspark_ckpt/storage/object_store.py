@@ -23,7 +23,7 @@ from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
 READ_BYTES = 16 << 20
-"""How much of a file is asked for at once, and kept in memory before it goes to a local file."""
+"""Bytes of a file that are read at once, and kept in memory before they go to a local file."""
 
 
 class FsspecStorage(Storage):
@@ -42,10 +42,10 @@ class FsspecStorage(Storage):
     is_remote = True
 
     _failures: tuple[type[Exception], ...] = (asyncio.TimeoutError,)
-    """What the file system raises that is no ``OSError``."""
+    """Errors of the file system that are not ``OSError``."""
 
     _no_place: str | None = None
-    """The code of an error that says that no write could make the directory."""
+    """The code of the error of a place where no write can make a directory."""
 
     def __init__(self, url: str, root: str, file_system: AbstractFileSystem) -> None:
         self.url = url.rstrip("/")
@@ -172,7 +172,7 @@ class FsspecStorage(Storage):
 
 
 def codes_of(error: BaseException) -> set[str | None]:
-    """Return the codes of the answers that an error goes back to."""
+    """Return the codes of the answers that caused an error."""
     codes = set()
     cause: BaseException | None = error
     while cause is not None:

@@ -1,7 +1,7 @@
-"""A storage around another one that repeats operations which fail for a moment.
+"""A storage that repeats the operations of another storage after transient failures.
 
-An object store asks for fewer requests, a mounted file system is away while its server restarts.
-The coordinator's operations are repeated with pauses that grow, before a failure counts.
+An object store may ask for fewer requests; a mounted file system may be away while its server
+restarts. The coordinator's operations are repeated after growing pauses, before a failure counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether an operation that failed may work a moment later."""
+    """Return whether an operation that failed may work a moment later."""
     return (
         isinstance(error, OSError)
         and not isinstance(error, _PERMANENT)
@@ -70,12 +70,12 @@ def retried(work: Callable[[], _Result]) -> _Result:
     try:
         return work()
     except OSError as exc:
-        setattr(exc, _REPEATED, True)  # whoever repeats more than this operation need not
+        setattr(exc, _REPEATED, True)  # so that no caller repeats it again
         raise
 
 
 class RetryingStorage(Storage):
-    """Passes everything on to another storage, again if it fails for a moment.
+    """Passes each operation to another storage, and repeats it after a transient failure.
 
     Parameters
     ----------

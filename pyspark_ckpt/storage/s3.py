@@ -28,10 +28,10 @@ PART_BYTES = 8 << 20
 """Size of the first parts of a multi-part upload; S3 wants at least 5 MiB."""
 
 _PARTS_BEFORE_DOUBLING = 1000
-"""Parts grow, since S3 takes no more than 10,000 of them, and 5 TiB in all."""
+"""Parts grow, because S3 takes at most 10,000 of them, and 5 TiB in all."""
 
 _CONFLICT = "ConditionalRequestConflict"
-"""The code of an answer that says that requests for one name came at the same time."""
+"""The code of the answer to requests for one name that came at the same time."""
 
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
@@ -53,7 +53,7 @@ class S3Storage(FsspecStorage):
     Raises
     ------
     ConfigurationError
-        If s3fs is not installed, or the bucket's name is none.
+        If s3fs is not installed, or the bucket's name is not allowed.
     UnsafePathError
         If the prefix steps upwards.
     """
@@ -93,7 +93,7 @@ class S3Storage(FsspecStorage):
                 unfinished[directory] = self._uploads(directory or None)
             upload = unfinished[directory].get(name)
             if upload is not None:
-                with suppress(FileNotFoundError):  # it ended meanwhile
+                with suppress(FileNotFoundError):  # it has ended
                     self._call("abort_multipart_upload", upload[0], UploadId=upload[1])
         super().delete(files)
 
@@ -113,7 +113,7 @@ class S3Storage(FsspecStorage):
     def _all_uploads(
         self, directory: str | None, bucket: str, prefix: str
     ) -> Iterator[dict[str, str]]:
-        """Yield the uploads below a prefix; S3 tells of at most a thousand at once."""
+        """Yield the uploads below a prefix; S3 lists at most a thousand at once."""
         place: dict[str, str] = {}
         while True:
             try:
@@ -125,7 +125,7 @@ class S3Storage(FsspecStorage):
                         Delimiter="/",
                         **place,
                     )
-            except PermissionError:  # there is nothing to clean for us
+            except PermissionError:  # so there is nothing that this user could clean
                 return
             yield from answer.get("Uploads", [])
             after = {
@@ -206,7 +206,7 @@ class S3Storage(FsspecStorage):
 
 
 class _ConflictError(OSError):
-    """Requests for one name came at the same time: it is not known which there is."""
+    """Requests for one name came at the same time; it is not known which one won."""
 
 
 def _file_system() -> AbstractFileSystem:
@@ -234,6 +234,6 @@ def _in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_taken(error: OSError) -> bool:
-    """Tell whether a name was refused since it is taken; not all servers say which condition."""
+    """Return whether a name was refused because it is taken; not all servers say it."""
     response = getattr(error.__cause__, "response", {})
     return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)

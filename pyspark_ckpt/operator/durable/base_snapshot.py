@@ -127,7 +127,7 @@ def fetch_files(
     Raises
     ------
     CorruptFileError
-        If a file is missing or changed, or is none that a snapshot can have.
+        If a file is missing or changed, or no snapshot can have a file of its name.
     """
     directory.mkdir()
     names = [each.name for each in base.files]

@@ -2,7 +2,7 @@
 
 A local copy is a cache on the executor. An epoch's own writes are not applied before the next
 epoch's handle confirms them, so a retry, a speculative twin or a second action of ``foreachBatch``
-finds the copy where it needs it.
+finds the copy at the version that it needs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SCRATCH = "scratch"
 class LocalCopy:
     """A subtask's backend and, beside it, an empty directory for the length of the epoch.
 
-    A private copy goes when its attempt ends, with its snapshots. `is_rebuilt` tells that what was
-    here could not be used, or was not here.
+    A private copy is removed with its snapshots when its attempt ends. `is_rebuilt` says that there
+    was no usable copy before.
     """
 
     backend: StateBackend

@@ -5,11 +5,11 @@
     <subtask's directory>/snapshots/<snapshot id>/
       files/    hard links to the SST files of RocksDB, or a copy of the heap
       note      which files the snapshot has, and of each that is uploaded the reference
-      lock      held by whoever uploads
-      damaged   is there if a file was changed since it was written
+      lock      held by the thread that uploads
+      damaged   is there if a file was changed after it was written
 
 Nothing here is the truth: a directory that is lost costs one upload. The note is replaced as a
-whole after each uploaded file, so whoever comes after a killed upload goes on where it ended.
+whole after each uploaded file, so the next upload continues where a killed one ended.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class LocalSnapshot:
 
     def mark_damaged(self) -> None:
         """Note that a file was changed: neither this nor the local copy beside it is to be used."""
-        with suppress(FileNotFoundError):  # it was given up meanwhile
+        with suppress(FileNotFoundError):  # another attempt removed it
             (self.directory / _DAMAGED).touch()
 
     @property
@@ -141,7 +141,7 @@ class LocalSnapshot:
         Parameters
         ----------
         wait
-            Wait for whoever has it.
+            Wait for the thread that has the claim.
         """
         with (self.directory / _LOCK).open("wb") as lock:
             try:
@@ -153,7 +153,7 @@ class LocalSnapshot:
 
 
 class LocalSnapshots:
-    """The snapshots of one subtask on this executor; used by who holds its local copy.
+    """The snapshots of one subtask on this executor; only the holder of the local copy uses them.
 
     Parameters
     ----------

@@ -1,8 +1,13 @@
-"""How a local copy comes to the version that a handle names.
+"""How a local copy gets to the version that a handle names.
 
-Its version is one of the handle's lineage: apply the segments that follow. A part of them is
-applied already, because a process was killed: apply them once more. It is anything else: throw the
-copy away and rebuild it from durable files.
+==================================================  ==============================================
+The copy's version                                  What is done
+==================================================  ==============================================
+is in the handle's lineage                          the segments that follow are applied
+is in the lineage, and a part of what follows is    the segments that follow are applied again
+applied, because a process was killed
+is any other                                        the copy is rebuilt from durable files
+==================================================  ==============================================
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ def at_version(
     snapshots
         Those beside the copy.
     scratch
-        A directory for what is needed meanwhile; it is made if it is not there.
+        A directory for temporary files; it is made if it is not there.
     """
     base = None if handle is None else handle.base
     try:
@@ -89,7 +94,7 @@ def at_version(
 def _existing_at_version(
     place: Path, backend_type: str, storage: WorkerStorage, handle: Handle | None
 ) -> StateBackend | None:
-    """Open the copy that is there, ``None`` if there is none or it cannot come to the version."""
+    """Open the existing copy; ``None`` without one, or if it cannot get to the version."""
     if not place.is_dir():
         return None
     backend = open_backend(backend_type, place, create=False)
@@ -110,8 +115,8 @@ def _catch_up(backend: StateBackend, storage: WorkerStorage, handle: Handle | No
     if version is None:
         return False
     if version == EMPTY_VERSION and lineage[-1] != EMPTY_VERSION:
-        # Built anew it costs no more, and RocksDB has no tiny oldest file, for whose sake it would
-        # soon rewrite all others.
+        # A rebuild costs no more. It leaves RocksDB no tiny oldest file, because of which RocksDB
+        # would soon rewrite all other files.
         return False
     if handle is not None:
         for group in _groups(handle.segments[lineage.index(version) :]):
@@ -169,7 +174,7 @@ def _fill(
 
 @contextmanager
 def _whole_or_gone(directory: Path) -> Iterator[None]:
-    """Remove what was begun if it fails: half a copy is of no use, least of all on a full disk."""
+    """Remove an incomplete directory after a failure, because it may have filled the disk."""
     try:
         yield
     except BaseException:

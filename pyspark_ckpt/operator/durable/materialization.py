@@ -30,7 +30,7 @@ from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import BackendCorruptError, find_snapshot_format
 
 MOST_SEGMENTS = 3
-"""How many times the segments that make a snapshot due may pile up until an epoch waits for it."""
+"""An epoch waits for the upload once there are so many times the segments that make it due."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ StartUpload = Callable[[WorkerStorage, LocalSnapshot], None]
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """What an epoch knows when it starts.
+    """The facts about an epoch at its start.
 
     `run_id` is the run of the query, the same in all its tasks.
     """
@@ -56,7 +56,7 @@ def is_due(
     now_ms: int,
     settings: Materialization,
 ) -> bool:
-    """Tell whether these segments are worth a new base snapshot.
+    """Return whether these segments are worth a new base snapshot.
 
     Waiting until they are as large as the base keeps all base snapshots together within a constant
     factor of all changes written. A clock that went back only delays the period.
@@ -86,7 +86,7 @@ class Materializer:
     settings
         When a snapshot is due.
     start_upload
-        Uploads in the background; without it, an upload is done before the epoch goes on.
+        Uploads in the background; without it, the epoch waits for the upload.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Materializer:
 def materializer(
     copy: LocalCopy, storage: WorkerStorage, settings: Materialization
 ) -> Materializer:
-    """Return the one for the process that this is: only a lasting worker uploads in background."""
+    """Return a materializer; it uploads in the background if this worker outlives its task."""
     start_upload = background_uploads.start if outlives_tasks() else None
     return Materializer(copy, storage, settings, start_upload)
 

@@ -1,6 +1,6 @@
-"""Work in a Python worker that is in no hurry, beside the tasks of an epoch that are.
+"""The part of a savepoint that one task makes: all state of one subtask.
 
-The part of a savepoint that one task makes: all state of one subtask.
+The task runs at low priority, because the tasks of an epoch may run beside it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _NICENESS = 10
 
 
 def at_low_priority(work: Callable[[], _Made]) -> _Made:
-    """Run `work` in a thread of its own, which gives way to others on a busy processor.
+    """Return what `work` returns; run it in a thread that gives way on a busy processor.
 
-    On Linux each thread has a priority. A process cannot raise its own again, and Spark gives the
-    next task of an epoch to the same worker: so only a thread is lowered, which ends with the work.
-    Elsewhere `work` has the usual priority.
+    On Linux each thread has a priority. A process cannot raise its priority again, and Spark gives
+    the next task of an epoch to the same worker. So only a thread gets the low priority, and it
+    ends with the work. On other systems `work` has the usual priority.
     """
     if not sys.platform.startswith("linux"):
         return work()
@@ -56,7 +56,7 @@ CANONICAL_NAME = "state.parquet"
 
 
 class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task is told: copy the state of `handle` from one directory into another.
+    """The order to a task: copy the state of `handle` from one directory into another.
 
     `token` goes into the names of files that are made.
     """

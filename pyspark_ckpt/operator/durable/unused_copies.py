@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How long copies stay that no task opens.
+    """The rules by which copies stay that no task opens.
 
     Parameters
     ----------
     longest_s
         A copy that was not opened for so long is removed.
     shortest_s
-        A copy that was opened since stays in any case.
+        A copy that was opened within so many seconds stays in any case.
     most_bytes
         Copies between the two stay as long as they have no more together; the longest unused one
         goes first.
@@ -156,7 +156,7 @@ def _moved_away(root: Path, directory: Path) -> Path | None:
 
 
 def _is_free(lock: Path, held: ExitStack) -> bool:
-    """Take a lock, and tell whether nobody else has it."""
+    """Take a lock; return whether it was free."""
     try:
         file = held.enter_context(lock.open("ab"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,5 +173,5 @@ def _delete(directories: list[Path]) -> None:
 
 
 def note_opened(directory: Path) -> None:
-    """Note that a copy was opened just now; called by who holds its lock."""
+    """Note that a copy was opened just now; called by the holder of its lock."""
     os.utime(directory / LOCK)

@@ -1,12 +1,11 @@
-"""The upload of local snapshots: here and now, or in the background while epochs go on.
+"""The upload of local snapshots: at once, or in the background while epochs continue.
 
-What is uploaded is checked before it is noted: a file of RocksDB after its upload, so what was read
-for its digest is what was checked, the heap while it is read. So no damaged file becomes a base
-snapshot.
+A file is checked before the note says that it is uploaded, so no damaged file becomes a base
+snapshot. A file of RocksDB is checked after its upload; the heap is checked while it is read.
 
-One thread of a Python worker uploads what the worker's tasks hand it, one snapshot after the other.
-The worker may go at any moment; then the next task that opens the subtask's local copy hands the
-rest to its own worker.
+One thread of a Python worker uploads the snapshots of the worker's tasks, one after the other. The
+worker may end at any moment. Then the next task that opens the subtask's local copy gives the rest
+to its own worker.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
-    """Upload what is missing of a snapshot; all of it is durable on return.
+    """Upload the missing files of a snapshot; all of them are durable on return.
 
     Waits for an upload that is under way.
 
@@ -65,10 +64,10 @@ def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
 def upload_steps(
     storage: WorkerStorage, snapshot: LocalSnapshot, *, wait: bool
 ) -> Generator[str, None, None]:
-    """Upload what is missing of a snapshot, file by file, and yield the path of each.
+    """Upload the missing files of a snapshot one by one, and yield the path of each.
 
-    Does nothing if someone else uploads it and `wait` is false. Every attempt writes under names
-    of its own.
+    It does nothing if another thread uploads the snapshot and `wait` is false. Every attempt
+    writes under names of its own.
     """
     with snapshot.claimed(wait=wait) as claimed:
         if not claimed:

@@ -25,7 +25,7 @@ from state_backends import Changes, StateBackend
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStates:
-    """What ``init`` asked for, and the DDL schemas it used."""
+    """The states that ``init`` asked for, and the DDL schemas that it used."""
 
     descriptors: tuple[StateDescriptor, ...]
     schemas: dict[str, T.StructType]
@@ -44,7 +44,7 @@ class _ParsedOnDemand(dict[str, T.StructType]):
 
 
 def as_state_schema(data_type: T.DataType) -> T.StructType:
-    """Return the schema of a state; a bare type such as ``int`` is that of one field, ``value``."""
+    """Return the schema of a state; a bare type such as ``int`` becomes one field, ``value``."""
     if isinstance(data_type, T.StructType):
         return data_type
     return T.StructType([T.StructField("value", data_type)])
@@ -86,11 +86,11 @@ def declare_states(
     Raises
     ------
     PlanError
-        If the processor is none, or cannot be sent to executors.
+        If it is not a processor, or cannot be sent to executors.
     ProcessorError
         If ``init`` raises.
     NotBuiltYetError
-        If it asks for what is not built yet.
+        If ``init`` asks for a feature that is not built yet.
     """
     if not isinstance(processor, StatefulProcessor):
         raise PlanError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
@@ -114,7 +114,7 @@ def declare_states(
 
 
 def no_instance(processor: object, wanted: type) -> str:
-    """Say why an object is no processor of a class, and what to give."""
+    """Return why an object is not a processor of a class, and what to give."""
     if isinstance(processor, type) and issubclass(processor, wanted):
         name = processor.__name__
         return f"the class {name} was given for an instance: give {name}()"

@@ -40,7 +40,7 @@ def grouping_columns(df: DataFrame, columns: tuple[str | Column, ...]) -> Groupi
     Raises
     ------
     PlanError
-        If there is none, one cannot be computed, or two have one name.
+        If there is no key column, one cannot be computed, or two have one name.
     """
     if not columns:
         raise PlanError("key_by needs at least one key column")

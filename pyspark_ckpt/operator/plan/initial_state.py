@@ -1,7 +1,7 @@
-"""Initial states on the driver: remembered from where an operator is built to where it starts.
+"""Initial states on the driver, kept between the call that builds an operator and the start.
 
-A plan carries only texts, so the operator's descriptor carries a name, and this session keeps what
-it stands for.
+A plan carries only texts. So the operator's descriptor carries a name, and this session keeps the
+initial state under the name.
 """
 
 from __future__ import annotations

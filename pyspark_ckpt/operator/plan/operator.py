@@ -1,7 +1,4 @@
-"""The arguments of a keyed stream's methods, checked on the driver.
-
-An operator in Spark's plan: its input with tokens, its function, and its output columns.
-"""
+"""An operator in Spark's plan: checked arguments, input with tokens, function, output columns."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 @dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """What every way of adding an operator is given."""
+    """The arguments that every way of adding an operator takes, checked."""
 
     processor: StatefulProcessor
     output_schema: T.StructType
@@ -78,7 +75,7 @@ class OperatorArguments:
         Raises
         ------
         PlanError
-            If one is not allowed; names it and what is.
+            If a value is not allowed; the error names the allowed values.
         """
         has_default_uid = uid is None
         uid = DEFAULT_UID if uid is None else uid
@@ -337,7 +334,7 @@ def _functions_of(migrations: Mapping[str, Migration]) -> list[Any]:
 
 
 def _named(function: SubtaskFunction, uid: str) -> Any:
-    """Return a plain function, which PySpark asks for, that shows the uid in Spark's plans."""
+    """Return a plain function, because PySpark asks for one; Spark's plans show the uid."""
 
     def operator(key: Any, frames: Any, state: Any) -> Any:
         return function(key, frames, state)

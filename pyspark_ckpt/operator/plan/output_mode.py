@@ -49,7 +49,7 @@ def in_any_mode(df: DataFrame) -> DataFrame:
 
 
 def plan_error(exc: AnalysisException) -> PlanError | None:
-    """Return what Spark's check of a query found wrong, ``None`` if it is another error.
+    """Return the error for a plan that Spark's check refuses, ``None`` for another error.
 
     Spark's own message shows the whole plan, with columns that users never named.
     """

@@ -1,4 +1,4 @@
-"""How many subtasks the operators of a query have: as somebody set it, or from the cores."""
+"""The number of subtasks of the operators of a query: as set, or after the cores."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 def set_parallelism(spark: SparkSession) -> int | None:
-    """Return the number that somebody set, ``None`` if nobody did.
+    """Return the parallelism that was set, ``None`` if it was not.
 
     ``spark.ckpt.parallelism.default`` wins over ``spark.sql.shuffle.partitions``.
 
     Raises
     ------
     ConfigurationError
-        If it is no number above zero.
+        If it is not a number above zero.
     """
     own = spark.conf.get(PARALLELISM, None)
     if own is not None:
@@ -46,7 +46,7 @@ def parallelism_key(spark: SparkSession) -> str:
 
 
 def report_parallelism(spark: SparkSession, parallelism: int) -> None:
-    """Say of a query that starts if its parallelism was chosen for it, or is far too high."""
+    """Log a warning if a query's parallelism was not set, or is far too high."""
     at_once = spark.sparkContext.defaultParallelism
     if parallelism > _MANY_PER_CORE * at_once:
         logger.warning(

@@ -1,4 +1,4 @@
-"""A watermark for what follows an operator, which Spark gives to nothing after one of its kind.
+"""A watermark for the operators that follow one of this library; Spark gives them none.
 
 Spark works out each stateful operator's watermark from its inputs, and gives none to what follows
 ``applyInPandasWithState``. It takes the least of the watermarks that the inputs of a union have. So

@@ -46,7 +46,7 @@ _MAX_STREAMS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """An entry on its way.
+    """An entry on its way to a new subtask.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Moved:
 
 
 class Redistribution:
-    """What becomes of the entries of one old subtask.
+    """Moves the entries of one old subtask.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Redistribution:
         self._gives_broadcast = gives_broadcast
 
     def moved(self, entries: Iterable[Entry]) -> Iterator[Moved]:
-        """Yield what becomes of the subtask's entries, given in the order of their keys."""
+        """Yield what the subtask's entries, given in key order, become."""
         for place, group in groupby(entries, key=_place_of):
             if place == _KEYED:
                 for key, value in group:

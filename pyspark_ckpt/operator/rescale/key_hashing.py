@@ -69,7 +69,7 @@ class StoredKeyColumns:
 
 
 def _tuple_type(fields: Sequence[T.StructField]) -> Any:
-    """Return the msgspec type of a stored key; only decimals need to be told from text."""
+    """Return the msgspec type of a stored key; decimals are stored as text."""
     types = [
         Decimal | None if isinstance(field.dataType, T.DecimalType) else Any for field in fields
     ]

@@ -57,12 +57,12 @@ HANDLES_SCHEMA = "handle binary"
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """What moves and where to; shipped to executors.
+    """The state that moves and its target; shipped to executors.
 
     Parameters
     ----------
     handles
-        Those of the old subtasks, encoded.
+        The handles of the old subtasks, encoded.
     source_root
         The directory that their files' paths start from.
     operator
@@ -159,7 +159,7 @@ class WriteSubtask:
         self._epoch = epoch
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write each subtask's state and yield its handle; what that refers to is durable then."""
+        """Write each subtask's state and yield its handle, whose files are durable."""
         storage = open_storage(self._checkpoints_directory)
         for subtask, group in groupby(_rows(batches), key=itemgetter(0)):
             entries = ((key, value) for _, key, value in group)
@@ -229,7 +229,7 @@ def write_subtask(
 
 
 def newest_of(handles: Iterable[Handle]) -> Handle:
-    """Return the handle that knows best: of the last epoch, of those the first subtask's.
+    """Return the handle of the last epoch; of several, the handle of the first subtask.
 
     All new subtasks get its broadcast state.
     """
@@ -237,7 +237,7 @@ def newest_of(handles: Iterable[Handle]) -> Handle:
 
 
 class _Counted:
-    """Counts entries as they go by, and finds the first timer."""
+    """Counts entries on their way, and finds the first timer."""
 
     def __init__(self, entries: Iterator[Entry], where: str) -> None:
         self._all = entries

@@ -1,8 +1,8 @@
-"""One list of states for subtasks that came to differ; for a state that moves between subtasks.
+"""One list of states for all subtasks of an operator, for state that moves between subtasks.
 
-A subtask without rows knows neither the schemas nor the times to live that others have been
-through, and may number its states in another order. What the newest subtask says counts; entries
-of the others are rewritten where the newest could not read them.
+Subtasks may differ, because a subtask without rows does not get new schemas or times to live, and
+may number its states in another order. The states of the newest subtask count. Entries of the
+others are rewritten if the newest subtask could not read them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class _Member:
 
 
 class UnifiedStates:
-    """The states of all subtasks of an operator, as each of the new subtasks shall have them.
+    """The states that each new subtask gets, made of the states of all old subtasks.
 
-    Made on the driver, where it tells whether it can be, and shipped to executors.
+    It is made on the driver, which refuses what cannot be unified, and shipped to executors.
 
     Parameters
     ----------
     uid
         The operator.
     handles
-        Those of its subtasks.
+        The handles of its subtasks.
     wanted
         The states that the processor asks for.
     migrations
@@ -61,7 +61,7 @@ class UnifiedStates:
     Raises
     ------
     IncompatibleStateError
-        If subtasks store a state in forms of which none can be made of the other.
+        If subtasks store a state in forms that cannot become one.
     PlanError
         If there are too many states.
     """
@@ -85,7 +85,7 @@ class UnifiedStates:
     def moves(self, handle: Handle) -> dict[int, StateMove]:
         """Return what becomes of the entries of each of a subtask's states, by their id.
 
-        Entries of a state that is not in there belong to a deleted one.
+        A state that is not in the result was deleted, and its entries are dropped.
         """
         return {
             state_id: self._move(state, handle.subtask)
@@ -119,9 +119,9 @@ class UnifiedStates:
         )
 
     def _merged(self, name: str, members: Sequence[_Member]) -> StateDescriptor:
-        settled = [one for one in members if self._migration_of(one.state) is None]
-        if settled:
-            newest = max(settled, key=lambda one: (one.epoch, len(one.state.earlier_schemas)))
+        unmigrated = [one for one in members if self._migration_of(one.state) is None]
+        if unmigrated:
+            newest = max(unmigrated, key=lambda one: (one.epoch, len(one.state.earlier_schemas)))
             merged = newest.state
         else:
             merged = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""How large the frames are that a pandas processor gets: Spark's own two settings."""
+"""The size of the frames that a pandas processor gets, after two settings of Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_ckpt.operator.rows.parts import to_table
 _ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BYTES = 2**31 - 1
-"""Spark's default, by which it knows that there is no limit."""
+"""Spark's default, which means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

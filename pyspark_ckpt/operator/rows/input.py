@@ -70,8 +70,8 @@ class InputColumns:
     time_zone
         The session's time zone, which timestamps of rows and keys carry.
     derived_keys
-        Key columns that the user's DataFrame has not, the last of the schema, by name: the names
-        that the user sees. Rows do not have them.
+        Key columns that the user's DataFrame does not have: from their names in the schema, where
+        they are the last, to the names that the user sees. Rows do not have them.
 
     Raises
     ------
@@ -152,7 +152,7 @@ class InputColumns:
 
     @property
     def sent_schema(self) -> pa.Schema:
-        """The Arrow schema of the frames that come out of the shuffle, but for the token."""
+        """The Arrow schema of the frames that come out of the shuffle, without the token."""
         fields = [
             T.StructField(f"c{index}", sent_type(field))
             for index, field in enumerate(self.schema.fields)
@@ -162,7 +162,7 @@ class InputColumns:
 
     @property
     def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """What turns a stored key into the key that the processor sees."""
+        """A function from a stored key to the key that the processor sees."""
         row_type = row_type_of(list(self.key_names))
         types = [
             Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
@@ -177,10 +177,10 @@ class InputColumns:
         return self.row_slices(frame)(0, len(frame))
 
     def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
-        """Return what makes the Rows between two places of a sent frame, as they are asked for.
+        """Return a function that makes the Rows between two places of a sent frame.
 
-        Rows that are made late are gone early: holding those of an epoch took as long as using
-        them.
+        Each Row is made when it is asked for, so that it is gone early: holding the Rows of an
+        epoch took as long as using them.
         """
         columns = self._received_values(self._sent_values(frame, range(self._shown)))
         make_row, row_type = tuple.__new__, row_type_of(self.schema.names[: self._shown])
@@ -232,7 +232,7 @@ class InputColumns:
         return int(zoned.timestamp() * 1000)
 
     def key_codes(self, frame: pd.DataFrame) -> Codes:
-        """Return a number for each row; equal keys have equal ones, and none is left out."""
+        """Return a number for each row: equal for equal keys, and without gaps."""
         nulls = self._masks.flags(frame)
         return combined(
             [self._codes(index, frame, nulls.get(index)) for index in self._key_indexes]

@@ -64,7 +64,7 @@ def codes_of_objects(values: Sequence[Any]) -> Codes:
 
 
 def combined(columns: Sequence[Codes]) -> Codes:
-    """Return one number for each row from those of its columns."""
+    """Return one number for each row from the numbers of its columns."""
     codes = columns[0]
     for following in columns[1:]:
         # Both are below the number of rows, so the product fits into 64 bits.

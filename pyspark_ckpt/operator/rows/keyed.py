@@ -17,10 +17,10 @@ Key = tuple[Any, ...]
 
 
 class KeyColumns(Protocol):
-    """What tells the keys of sent rows."""
+    """The columns that the keys of sent rows are in."""
 
     def key_codes(self, frame: pd.DataFrame) -> Codes:
-        """Return a number for each row; equal keys have equal ones, and none is left out."""
+        """Return a number for each row: equal for equal keys, and without gaps."""
 
     def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
         """Return the key group of each row."""
@@ -34,7 +34,7 @@ class KeyColumns(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyedRows:
-    """All rows of a part, those of a key side by side, keys in the order of their stored form."""
+    """All rows of a part, sorted by the stored form of their keys."""
 
     frame: pd.DataFrame
     """The rows as they were sent."""
@@ -47,7 +47,7 @@ class KeyedRows:
 
 
 def keyed_rows(columns: KeyColumns, frames: list[pd.DataFrame]) -> KeyedRows:
-    """Bring rows into the order of their keys, else of their arrival."""
+    """Return rows sorted by key; the rows of a key stay in the order of their arrival."""
     sent = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
     codes = columns.key_codes(sent)
     first_rows = sent.take(first_places(codes))

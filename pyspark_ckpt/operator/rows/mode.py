@@ -46,14 +46,14 @@ class InputMode(Protocol):
 
 
 class Output(Protocol):
-    """What the processor has yielded and has not left the function yet."""
+    """The rows that the processor has yielded and that have not left the function yet."""
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Take what one call of the processor yields."""
+        """Add what one call of the processor yields."""
 
     def take(self) -> pd.DataFrame:
-        """Return all of it as a frame in the schema that leaves the function, and be empty."""
+        """Return the rows as a frame in the sent schema, and empty the buffer."""

@@ -1,9 +1,8 @@
 """``transformWithStateInPandas``: the processor gets an iterator of frames per key.
 
-Output frames of a processor, gathered into one frame in the schema that leaves the function.
-
-Most processors yield a frame of one row per key, and pandas takes long to put such frames together.
-Those that hold nothing but whole numbers, or nothing but fractions, are gathered as arrays.
+The output frames are gathered into one frame in the schema that leaves the function. Most
+processors yield a frame of one row per key, and pandas takes long to put such frames together. So
+frames that hold only integers, or only floats, are gathered as arrays.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ class PandasOutput:
         return self._rows
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Take what one call of the processor yields.
+        """Add what one call of the processor yields.
 
         Raises
         ------
         StateValueError
-            If it is no frame, or lacks a column.
+            If it is not a frame, or lacks a column.
         """
         if output is None:
             return
@@ -77,7 +76,7 @@ class PandasOutput:
                 self._rows += len(frame)
 
     def take(self) -> pd.DataFrame:
-        """Return all of it as a frame in the schema that leaves the function, and be empty."""
+        """Return the rows as a frame in the sent schema, and empty the buffer."""
         frames, self._frames, self._rows = self._frames, [], 0
         whole = self._put_together(frames)
         columns = {}
@@ -164,7 +163,7 @@ class PandasPart:
     frames
         The rows as they were sent.
     limits
-        Of the frames that the processor gets; ``None`` if it gets one.
+        The limits of the frames that the processor gets; ``None`` if it gets one frame.
     """
 
     def __init__(
@@ -187,7 +186,7 @@ class PandasPart:
         self._keep_keys(keyed)
 
     def _keep_keys(self, keyed: KeyedRows) -> None:
-        """Take what is needed of the keys as columns: nothing, key by key."""
+        """Keep the keys as columns if the mode needs them; this one does not."""
 
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
@@ -217,7 +216,7 @@ class PandasInput:
     input_columns, output_rows
         The operator's schemas as they travel.
     limits
-        Of the frames that the processor gets.
+        The limits of the frames that the processor gets.
     """
 
     calls_once_per_part = False

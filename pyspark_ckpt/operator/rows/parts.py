@@ -1,11 +1,8 @@
 """An epoch's input in parts that fit into memory: all at once, or spilled by ranges of key groups.
 
-A key's rows are all in one part. Spilled rows lie in Arrow files in a temporary directory of the
-executor, which the task removes.
-
-Frames of the shuffle as Arrow tables and back, with every value as it was.
-
-Only variants need more than Arrow's own conversion: in pandas they are objects of PySpark's.
+All rows of a key are in one part. Spilled rows lie in Arrow files in a temporary directory of the
+executor, which the task removes. Frames become Arrow tables and come back with every value as it
+was. Arrow converts all types but variants, which are PySpark's objects in pandas.
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ def to_table(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
 
 
 def to_frame(batch: pa.RecordBatch) -> pd.DataFrame:
-    """Return rows of :func:`to_table` as the frame they were."""
+    """Return the frame that :func:`to_table` made a table of."""
     return _with_variants(batch.to_pandas(date_as_object=True), batch.schema, _in_pandas)
 
 
 def _with_variants(
     frame: pd.DataFrame, schema: pa.Schema, convert: Callable[[Any], Any]
 ) -> pd.DataFrame:
-    """Return a frame with the columns converted that travel as text and variants."""
+    """Return a frame whose columns of text with variants are converted."""
     converted = {
         field.name: pd.Series(list(map(convert, frame[field.name])), frame.index, dtype=object)
         for field in schema
@@ -65,7 +62,7 @@ Frames = list[pd.DataFrame]
 _MOST_FILES = 64
 _ROW_BYTES = 150
 _VALUE_BYTES = 40
-"""What a row and each of its values take as Python objects, by measurement."""
+"""Bytes that a row and each of its values take as Python objects (measured)."""
 
 _SAMPLE = 64
 
@@ -76,13 +73,13 @@ class InputParts:
     Parameters
     ----------
     schema
-        Of the frames, as they come out of the shuffle.
+        The schema of the frames as they come out of the shuffle.
     key_groups
-        Those of the subtask.
+        The key groups of the subtask.
     limit_bytes
-        What the rows of a part may take in memory; the rows of one key group stay together.
+        The memory that the rows of a part may take; the rows of one key group stay together.
     directory
-        Where spilled rows go; by default the system's temporary directory.
+        The directory for spilled rows; by default the system's temporary directory.
     """
 
     def __init__(

@@ -91,15 +91,15 @@ class RowsOutput:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of rows."""
         return len(self._rows)
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Take what one call of the processor yields."""
+        """Add what one call of the processor yields."""
         if output is not None:
             self._rows.extend(output)
 
     def take(self) -> pd.DataFrame:
-        """Return them as a frame in the schema that leaves the function, and be empty."""
+        """Return the rows as a frame in the sent schema, and empty the buffer."""
         rows, self._rows = self._rows, []
         return self._schema.frame(rows)

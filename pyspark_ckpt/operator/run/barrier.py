@@ -1,7 +1,4 @@
-"""The barrier of a subtask: make the epoch durable and name it with a new handle.
-
-The barrier in a subtask: what the epoch wrote becomes durable and gets a new handle.
-"""
+"""The barrier of a subtask: the writes of an epoch become durable and get a new handle."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ def make_segment(
 ) -> Segment | None:
     """Make one epoch's changes durable.
 
-    They go into the handle as long as all its inline segments stay below the threshold, else into
-    a file, which is durable on return. Without changes there is no segment.
+    The changes go into the handle if all its inline segments stay below the threshold. Otherwise
+    they go into a file, which is durable on return. Without changes there is no segment.
 
     Parameters
     ----------
@@ -87,14 +84,14 @@ def end_epoch(
     handle
         The handle that the epoch started from.
     states
-        What the processor worked with; not used again.
+        The states that the processor worked with; not used again.
     epoch
         The epoch that ends.
     inline_threshold_bytes
         Bytes that inline segments of a handle may take together.
     metrics
-        What was counted up to the barrier; the handle has them, and what is counted here. Without
-        them the state is not counted.
+        The counts up to the barrier; the new handle has them with the counts of the barrier.
+        Without them the state is not counted.
     """
     began = time.monotonic()
     swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)
@@ -131,10 +128,10 @@ def end_epoch(
 def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:
     if earliest_timer_ms is None or clock.earliest_timeout_ms is None:
         return None
-    # Spark calls when its clock has passed the timeout, a timer is due when it is reached. A timer
-    # that was registered too late to fire now fires in the next epoch.
+    # Spark calls when its clock has passed the timeout; a timer is due when its time is reached.
+    # A timer that was registered too late for this epoch fires in the next one.
     return max(earliest_timer_ms - 1, clock.earliest_timeout_ms)
 
 
-def _milliseconds(since: float) -> int:
-    return round(1000 * (time.monotonic() - since))
+def _milliseconds(began: float) -> int:
+    return round(1000 * (time.monotonic() - began))

@@ -1,4 +1,4 @@
-"""All that an operator's tasks need, in whichever way Spark runs them; Spark ships it to them."""
+"""An operator as Spark ships it to its tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OperatorFunction:
     schemas
         The DDL schemas that the processor's ``init`` uses, parsed.
     migrations
-        What brings stored states to new schemas or names, by state.
+        The migrations of stored states to new schemas or names, by state.
     broadcast, initial
         The other sides of the input, if there are any.
     sources

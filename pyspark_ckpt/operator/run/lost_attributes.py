@@ -1,4 +1,4 @@
-"""Attributes that a processor changes outside of state: the next epoch does not have them.
+"""Attributes that a processor changes outside of state; the next epoch does not have them.
 
 Spark ships a fresh copy of the processor to each epoch. What is compared are the attributes that
 ``__init__`` made and those that appear after ``init``: bindings, and the items of small containers.
@@ -14,14 +14,14 @@ MAX_ITEMS = 1_000
 """A larger container is compared by its length only."""
 
 MAX_NAMES = 20
-"""So many attributes are named."""
+"""At most so many attributes are named."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, set, deque, bytearray)
 
 
 class LostAttributes:
-    """Finds out which attributes an epoch changed and loses.
+    """Finds the attributes that an epoch changed and that the next epoch does not have.
 
     Made before ``init`` of the epoch's copy of the processor.
 

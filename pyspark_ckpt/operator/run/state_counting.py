@@ -21,22 +21,22 @@ from pyspark_ckpt.operator.values.message_pack import end_of_value
 from state_backends import Changes
 
 ENOUGH_ENTRIES = 1_000
-"""With so many no further key group is begun."""
+"""After so many entries, no further key group is begun."""
 
 MOST_ENTRIES = 50_000
-"""A key group with more is not counted: that would take too long, and too much memory."""
+"""A key group with more entries is not counted: it would take too much time and memory."""
 
 COST_SHARE = 200
 """Counting takes at most one part in so many of the time."""
 
 FEW_ENTRIES = 500
-"""So many are counted in every epoch, in about a millisecond: they are always exact."""
+"""Up to so many entries are counted in every epoch, so they are exact; it takes about 1 ms."""
 
 _KEY_START = KEY_GROUP_BYTES + 1
 
 
 def is_due(counts: StateCounts | None, now_ms: int) -> bool:
-    """Tell whether it is time to count again."""
+    """Return whether it is time to count again."""
     if counts is None or now_ms < counts.counted_at_ms:
         return True
     if counts.groups == counts.of_groups and _entries_in(counts) <= FEW_ENTRIES:
@@ -143,7 +143,7 @@ class StateCounting:
             self._give_up_groups_from(part.keys[last - 1][:KEY_GROUP_BYTES])
 
     def _give_up_groups_from(self, group: bytes) -> None:
-        """Count the key groups before one only; those after it are not complete yet."""
+        """Count only the key groups before one, because it and later ones are not complete yet."""
         if group == self._start:
             self._sizes = None
             return

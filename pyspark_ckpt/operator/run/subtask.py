@@ -1,12 +1,10 @@
-"""One subtask: what one call of the Python function does, once per epoch.
+"""One epoch of one subtask in a query: the Python function that Spark calls.
 
-``open the local copy -> processing -> epoch_end -> new handle``
+``open the local copy -> process the rows -> barrier -> new handle``
 
-How a subtask learns that a checkpoint was completed.
-
-The driver cannot reach the tasks of a running query, so they look: a checkpoint is completed when
-its ``_metadata`` is there, and with it its author or, if another store than the directory keeps it,
-the word that this store has it.
+The driver cannot reach the tasks of a running query. So a task looks for completed checkpoints
+itself. A checkpoint is complete if its ``_metadata`` is there, and beside it the author's file or,
+if another store keeps the checkpoint, the note that this store has it.
 """
 
 from __future__ import annotations
@@ -114,7 +112,7 @@ class _Epoch:
 
     @property
     def start(self) -> EpochStart:
-        """What its base snapshots depend on."""
+        """The part of it that base snapshots depend on."""
         return EpochStart(self.number, self.clock.processing_time_ms, self.run_id)
 
 
@@ -238,16 +236,16 @@ class SubtaskFunction:
         if not state.exists:
             return None
         handle = decode_handle(bytes(state.get[0]))
-        ours = self._descriptor
-        where = f"operator {ours.uid!r}, subtask {epoch.subtask}"
+        own = self._descriptor
+        where = f"operator {own.uid!r}, subtask {epoch.subtask}"
         for what, stored, wanted in (
             ("query id", handle.query_id, epoch.query_id),
-            ("uid", handle.uid, ours.uid),
+            ("uid", handle.uid, own.uid),
             ("subtask", handle.subtask, epoch.subtask),
-            ("parallelism", handle.parallelism, ours.parallelism),
-            ("maxParallelism", handle.max_parallelism, ours.max_parallelism),
-            ("timeMode", handle.time_mode, ours.time_mode),
-            ("key schema", schema_text(handle.key_schema), schema_text(ours.key_schema)),
+            ("parallelism", handle.parallelism, own.parallelism),
+            ("maxParallelism", handle.max_parallelism, own.max_parallelism),
+            ("timeMode", handle.time_mode, own.time_mode),
+            ("key schema", schema_text(handle.key_schema), schema_text(own.key_schema)),
         ):
             if stored != wanted:
                 raise IncompatibleStateError(
@@ -258,7 +256,7 @@ class SubtaskFunction:
 
 
 def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> None:
-    """Have Spark call a subtask again when its earliest timer is due, rows or not."""
+    """Have Spark call a subtask again when its earliest timer is due, also without rows."""
     if handle.timeout_ms is None:
         return
     if handle.time_mode == TimeMode.PROCESSING_TIME.value:

@@ -1,4 +1,4 @@
-"""Which epoch a task belongs to: what Spark, or ``foreachBatch``, says; never a default."""
+"""The epoch that a task belongs to, as Spark or ``foreachBatch`` says it; never a default."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def epoch_of_task(
 ) -> int:
     """Return the epoch that a task computes.
 
-    Spark tells it to the tasks that its own thread of the query starts. The actions of
-    ``foreachBatch`` may come from any thread, which may even have inherited what Spark told an
-    earlier epoch. They carry what the library announces around each call of the function.
+    Spark sets the epoch for tasks that the query's own thread starts. Actions of ``foreachBatch``
+    may come from any thread, which may have inherited the setting of an earlier epoch. So the
+    library announces the epoch around each call of the function, and the actions carry that.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def epoch_of_task(
     Raises
     ------
     UnknownEpochError
-        If nothing says it, or what is said is not of this plan.
+        If the epoch is not set, or is not the epoch of this plan.
     """
     where = f"query {runtime.query_id}, {where}"
     if runtime.announces_epochs:

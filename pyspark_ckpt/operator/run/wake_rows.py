@@ -1,4 +1,4 @@
-"""Rows that have Spark call every subtask in epoch 0, also those that have no rows of the stream.
+"""Rows that make Spark call every subtask in epoch 0, also a subtask without rows of the stream.
 
 A subtask with an initial state puts its first handle into Spark's state store then. Otherwise the
 first checkpoint would lack the state of keys without rows, and their timers would never fire.
@@ -51,7 +51,7 @@ class WakeRows:
             Those of all subtasks.
         """
         schema = keyed.select(KEY_GROUP, TOKEN).schema
-        # Spark replaces the time by that of the epoch, as in the plan of the operator.
+        # Spark replaces the time by the epoch's time, as in the plan of the operator.
         timed = row.select(F.unix_millis(F.current_timestamp()).alias(_TIMESTAMP_MS))
         return self.side.union(keyed, timed.mapInArrow(_Gate(self._uid, tuple(tokens)), schema))
 

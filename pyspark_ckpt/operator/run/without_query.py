@@ -1,6 +1,7 @@
-"""An operator over a batch DataFrame: one epoch that starts from nothing and keeps nothing.
+"""An operator outside of a query's epochs: over a batch DataFrame, and for its initial state.
 
-Makes an initial state: what runs on executors before a query's first epoch.
+Over a batch DataFrame it is one epoch that starts from nothing and keeps nothing. The initial state
+of a query is made before the first epoch, and its handles are durable.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class InitialStateFunction:
         self._now_ms = now_ms
 
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Make a subtask's state and yield its handle; what that refers to is durable then."""
+        """Make a subtask's state and yield its handle, whose files are durable."""
         frames = (frame for frame in frames if len(frame))
         first = next(frames, None)
         if first is None:
