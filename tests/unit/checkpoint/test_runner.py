@@ -304,14 +304,24 @@ def test_an_interrupted_caller_aborts_its_checkpoint_and_the_next_one_is_taken(
     query: Query, storage: Storage, request: pytest.FixtureRequest
 ) -> None:
     """A signal raises ``KeyboardInterrupt`` in the main thread, as Ctrl-C does."""
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
     has_hung, may_continue = threading.Event(), threading.Event()
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        if len(interrupts) == 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
 
     def snapshot(epoch: int) -> CheckpointMetadata:
         if not has_hung.is_set():
             has_hung.set()
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            # A signal that comes just before the main thread waits does not wake it: send another.
+            while not interrupts:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                may_continue.wait(0.05)
             may_continue.wait()
         return query.snapshot(epoch)
 
