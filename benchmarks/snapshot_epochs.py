@@ -30,7 +30,7 @@ from benchmarks.session import Sessions, use_this_python
 from benchmarks.snapshot_report import ObservedEpoch, SnapshotReport
 from benchmarks.spark_run import report_epochs
 from benchmarks.workloads import counting
-from pyspark_ckpt.checkpoint.snapshot import read_handles
+from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import Handle
 
 _OPERATOR = 0

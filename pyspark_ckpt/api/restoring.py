@@ -103,9 +103,16 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
         operators=tuple(renamed),
         sha256=source.sha256,
     )
-    snapshot = msgspec.structs.replace(source.metadata, operators=operators, parent=parent)
+    contents = source.metadata.contents()
+    contents = msgspec.structs.replace(contents, operators=operators, parent=parent)
     # As they are: whatever format the files have.
-    return write_savepoint(snapshot, source.storage, str(directory), SavepointFormat.NATIVE)
+    return write_savepoint(
+        contents,
+        source.storage,
+        str(directory),
+        SavepointFormat.NATIVE,
+        triggered_at_ms=source.metadata.triggered_at_ms,
+    )
 
 
 def _renamed(operator: OperatorMetadata, uids: Mapping[str, str]) -> OperatorMetadata:

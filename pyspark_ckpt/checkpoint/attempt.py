@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Subtask
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import (
+    CheckpointKind,
+    CheckpointMetadata,
+    EpochContents,
+    metadata_of,
+)
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
@@ -47,7 +50,7 @@ class AttemptSteps:
         The state of all checkpoints, and the lock to hold while it is read or changed.
     store, files
         Where checkpoints are published, and what is known of their files.
-    snapshot
+    gather
         Gathers a committed epoch; may take its time.
     note
         Called with each completed checkpoint.
@@ -59,14 +62,14 @@ class AttemptSteps:
         guard: threading.Lock,
         store: CompletedCheckpointStore,
         files: CheckpointFiles,
-        snapshot: Callable[[int], CheckpointMetadata],
+        gather: Callable[[int], EpochContents],
         note: Callable[[CompletedCheckpoint], None],
     ) -> None:
         self._machine = machine
         self._guard = guard
         self._store = store
         self._files = files
-        self._snapshot = snapshot
+        self._gather = gather
         self._note = note
 
     def run(self, attempt: Attempt) -> CompletedCheckpoint:
@@ -77,7 +80,7 @@ class AttemptSteps:
         CheckpointAbortedError
             If a subtask has not acknowledged it, or the caller has aborted it meanwhile.
         CkptError, OSError
-            As the storage, the store and `snapshot`.
+            As the storage, the store and `gather`.
         """
         checkpoint_id = attempt.checkpoint_id
         with self._guard:
@@ -86,8 +89,9 @@ class AttemptSteps:
         attempt.step = "making its directory"
         self._reserve(checkpoint_id)
         attempt.step = "gathering handles, offsets and source logs"
-        metadata = msgspec.structs.replace(
-            self._snapshot(attempt.epoch),
+        metadata = metadata_of(
+            self._gather(attempt.epoch),
+            CheckpointKind.CHECKPOINT,
             checkpoint_id=checkpoint_id,
             triggered_at_ms=attempt.triggered_at_ms,
             completed_at_ms=attempt.triggered_at_ms + attempt.duration_ms,

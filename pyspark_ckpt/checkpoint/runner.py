@@ -23,7 +23,7 @@ from pyspark_ckpt.checkpoint.time_limit import CallThread, expired, has_ended, i
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents
 from pyspark_ckpt.history.listener import Listeners
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
@@ -52,10 +52,10 @@ class CheckpointRunner:
         The query's checkpoints directory.
     settings
         Interval, pause, timeout, tolerance and retention.
-    snapshot
+    gather
         Gathers a committed epoch; called in the thread of the steps, may take its time.
     cancel
-        Makes the snapshot that is being gathered end soon, if it can; called at the timeout.
+        Ends the gathering soon, if it can; called at the timeout.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class CheckpointRunner:
         subtasks: frozenset[Subtask],
         storage: Storage,
         settings: Settings,
-        snapshot: Callable[[int], CheckpointMetadata],
+        gather: Callable[[int], EpochContents],
         cancel: Callable[[], None] = lambda: None,
     ) -> None:
         self.exclusive = threading.Lock()
@@ -92,7 +92,7 @@ class CheckpointRunner:
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
         self._steps = AttemptSteps(
-            self._machine, self._guard, self._store, self._files, snapshot, self.listeners.note
+            self._machine, self._guard, self._store, self._files, gather, self.listeners.note
         )
         self._thread = CallThread(f"pyspark_ckpt checkpoints {query_id}")
 

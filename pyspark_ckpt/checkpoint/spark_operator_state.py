@@ -11,7 +11,7 @@ from pyspark_ckpt.storage.open import LocalStorage
 _OF_ONE_PARTITION = "globalLimit"
 
 
-def keep_native_state(query: QueryFiles, epoch: int) -> tuple[NativeOperatorMetadata, ...]:
+def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[NativeOperatorMetadata, ...]:
     """Copy the state of Spark's own operators at a committed epoch; durable on return.
 
     Raises

@@ -86,7 +86,7 @@ def show(arguments: Namespace) -> Result:
     directory = open_storage(arguments.path)
     metadata = read_metadata(directory)
     fields = _described(metadata)
-    if metadata.kind == "savepoint":  # a checkpoint has the size that `list` shows
+    if metadata.is_savepoint:  # a checkpoint has the size that `list` shows
         fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
         fields["format"] = None if (found := format_of(metadata)) is None else found.value
     ancestors = lineage(arguments.path).iloc[1:]

@@ -1,15 +1,29 @@
-"""The content of a checkpoint or savepoint; :mod:`metadata_file` writes it.
+"""The contents of an epoch, and a checkpoint or savepoint of it; :mod:`metadata_file` writes it.
 
 Paths inside are relative to :attr:`CheckpointMetadata.root`.
 """
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any
+
 import msgspec
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import operator_mark
 from pyspark_ckpt.storage.file_reference import FileReference
+
+
+class CheckpointKind(Enum):
+    """Whether the query owns a stored epoch, or the user does."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+
+
+ROOTS = {CheckpointKind.CHECKPOINT.value: "..", CheckpointKind.SAVEPOINT.value: "."}
+"""The directory that paths start from, relative to that of ``_metadata``, by the stored kind."""
 
 
 class SourceLog(msgspec.Struct, frozen=True):
@@ -73,36 +87,15 @@ class NativeOperatorMetadata(msgspec.Struct, frozen=True):
     files: tuple[NativeFile, ...]
 
 
-class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A consistent version of a whole query at the end of one epoch.
+class _Parts:
+    """What both the contents of an epoch and the metadata made of them can be asked."""
 
-    `kind` is ``checkpoint`` or ``savepoint``; `root` is the directory, relative to that of the
-    ``_metadata`` file, that all paths start from; `parent` is what the query
-    was restored from, if it was; the two entries are Spark's own log texts.
-    `source_ids` tells of each of the offsets in there which source it is of, `phases_ms` how long
-    gathering took: the handles, Spark's offsets and source logs, the check of all files.
-    `native_operators` are left out if there are none, as in format 1.
-    """
+    __slots__ = ()
 
-    checkpoint_id: int | None
-    kind: str
-    root: str
     epoch: int
-    query_id: str
-    query_name: str | None
-    parent: Origin | None
-    spark_version: str
-    library_version: str
-    triggered_at_ms: int
-    completed_at_ms: int
-    watermark_ms: int
-    offsets_entry: str
-    commits_entry: str
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
-    source_ids: tuple[int, ...] = ()
-    phases_ms: dict[str, int] = {}
-    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType
 
     @property
     def native(self) -> tuple[NativeOperatorMetadata, ...]:
@@ -156,3 +149,102 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return sum(files.values()) + sum(
             segment.size_bytes for segment in segments if segment.inline is not None
         )
+
+
+class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
+    """What a whole query consists of at the end of one epoch, as it was gathered.
+
+    A checkpoint and a savepoint are made of it: :func:`metadata_of`. `parent` is what the query was
+    restored from, if it was. The two entries are Spark's own log texts. `source_ids` has for each
+    of the offsets in them the source that it belongs to. `phases_ms` has how long gathering took:
+    the handles, Spark's offsets and source logs, the check of all files. `native_operators` are
+    Spark's own stateful operators.
+    """
+
+    epoch: int
+    query_id: str
+    query_name: str | None
+    parent: Origin | None
+    spark_version: str
+    library_version: str
+    watermark_ms: int
+    offsets_entry: str
+    commits_entry: str
+    source_logs: tuple[SourceLog, ...]
+    operators: tuple[OperatorMetadata, ...]
+    source_ids: tuple[int, ...] = ()
+    phases_ms: dict[str, int] = {}
+    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of an epoch as a checkpoint or savepoint stores them.
+
+    `root` is the directory that all paths start from, relative to the directory of the
+    ``_metadata`` file. The other fields are those of :class:`EpochContents`; the order of all is
+    part of the format. `native_operators` are left out if there are none, as in format 1.
+    """
+
+    checkpoint_id: int | None
+    kind: str
+    root: str
+    epoch: int
+    query_id: str
+    query_name: str | None
+    parent: Origin | None
+    spark_version: str
+    library_version: str
+    triggered_at_ms: int
+    completed_at_ms: int
+    watermark_ms: int
+    offsets_entry: str
+    commits_entry: str
+    source_logs: tuple[SourceLog, ...]
+    operators: tuple[OperatorMetadata, ...]
+    source_ids: tuple[int, ...] = ()
+    phases_ms: dict[str, int] = {}
+    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is a savepoint, which the user owns, and no checkpoint of the query."""
+        return self.kind == CheckpointKind.SAVEPOINT.value
+
+    def contents(self) -> EpochContents:
+        """Return the contents of the epoch, without id and times."""
+        return EpochContents(**_fields_of_contents(self))
+
+
+def metadata_of(
+    contents: EpochContents,
+    kind: CheckpointKind,
+    *,
+    checkpoint_id: int | None,
+    triggered_at_ms: int,
+    completed_at_ms: int,
+) -> CheckpointMetadata:
+    """Return the metadata of a checkpoint or savepoint of an epoch.
+
+    Parameters
+    ----------
+    contents
+        The epoch; for a savepoint with the handles of the copies.
+    kind
+        Which of the two it is.
+    checkpoint_id
+        The id of the checkpoint, ``None`` for a savepoint.
+    triggered_at_ms, completed_at_ms
+        When it was asked for, and when all of it but its ``_metadata`` was durable.
+    """
+    return CheckpointMetadata(
+        checkpoint_id=checkpoint_id,
+        kind=kind.value,
+        root=ROOTS[kind.value],
+        triggered_at_ms=triggered_at_ms,
+        completed_at_ms=completed_at_ms,
+        **_fields_of_contents(contents),
+    )
+
+
+def _fields_of_contents(parts: EpochContents | CheckpointMetadata) -> dict[str, Any]:
+    return {name: getattr(parts, name) for name in EpochContents.__struct_fields__}

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import ROOTS, CheckpointMetadata
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
@@ -63,9 +63,6 @@ def _names_user_type(part: Any) -> bool:
 MAX_FILES = 500_000
 MAX_OBJECTS = 4_000_000
 MAX_BYTES_OF_FILES = 1 << 60
-
-ROOTS = {"checkpoint": "..", "savepoint": "."}
-"""The directory that paths start from, relative to that of ``_metadata``."""
 
 _FILE = b'"sha256":'
 _OBJECT = b'{"'

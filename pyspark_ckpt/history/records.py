@@ -54,10 +54,6 @@ class AbortedCheckpoint:
     message: str
 
 
-SAVEPOINT = "savepoint"
-"""What the metadata of a savepoint says that it is."""
-
-
 class SavepointFormat(str, Enum):
     """Flink's two formats of a savepoint."""
 
@@ -97,7 +93,7 @@ class Savepoint:
 
 def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:
     """Return the format that a savepoint's files have, ``None`` for a checkpoint."""
-    if metadata.kind != SAVEPOINT:
+    if not metadata.is_savepoint:
         return None
     handles = [handle for operator in metadata.operators for handle in operator.handles]
     is_canonical = all(

@@ -50,7 +50,7 @@ def verify(path: str) -> Verification:
     """
     directory = open_storage(path)
     metadata = read_metadata(directory)
-    storage = directory if metadata.kind == "savepoint" else directory.parent()
+    storage = directory if metadata.is_savepoint else directory.parent()
     files = {reference.path: reference for reference in metadata.files()}
     with told_apart(directory):
         # A size costs nothing to check, and bounds what is read for the digests.

@@ -18,11 +18,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.contents import Gathering
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
+from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.snapshot import SnapshotJob, read_handles
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import (
@@ -103,7 +104,7 @@ class CheckpointCoordinator:
         self._race = EpochRace(streaming_query, files.spark_log)
         self._watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
-        job = SnapshotJob(self._spark, files.through(storage))
+        gathering = Gathering(self._spark, files.through(storage))
         self._runner = CheckpointRunner(
             files.query_id,
             frozenset(
@@ -113,8 +114,8 @@ class CheckpointCoordinator:
             ),
             storage,
             settings,
-            job.take,
-            job.cancel,
+            gathering.gather,
+            gathering.cancel,
         )
         self.listeners = self._runner.listeners
         self._taker = CheckpointTaker(

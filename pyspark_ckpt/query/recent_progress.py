@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.checkpoint.handles import committed_handles, handles_written_in
 from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.snapshot import committed_handles, handles_written_in
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history.listener import CheckpointListener

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.snapshot import read_handles
+from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration

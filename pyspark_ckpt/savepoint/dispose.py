@@ -18,10 +18,10 @@ from pyspark_ckpt.formats.in_progress import (
     read_in_progress,
 )
 from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointKind, CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
-from pyspark_ckpt.history.records import SAVEPOINT, AbortedCheckpoint, Savepoint
+from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -142,7 +142,7 @@ def _remove_directories(directory: Storage) -> tuple[str, ...]:
 
 def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
     """Return the paths of a savepoint's files; check that each is inside of the savepoint."""
-    if metadata.kind != SAVEPOINT:
+    if not metadata.is_savepoint:
         raise CheckpointNotFoundError(
             f"{directory.url} holds a {metadata.kind}, not a savepoint: its query's retention "
             "deletes it"
@@ -238,7 +238,7 @@ def _completed(place: Storage) -> Savepoint | None:
 
 def _aborted(entry: HistoryEntry) -> AbortedCheckpoint:
     return AbortedCheckpoint(
-        kind=SAVEPOINT,
+        kind=CheckpointKind.SAVEPOINT.value,
         checkpoint_id=None,
         epoch=entry.epoch,
         triggered_at_ms=entry.triggered_at_ms or 0,

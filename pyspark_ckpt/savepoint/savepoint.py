@@ -16,10 +16,15 @@ from pyspark_ckpt.formats.layout import (
     new_savepoint_token,
     savepoint_name,
 )
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.metadata import (
+    CheckpointKind,
+    CheckpointMetadata,
+    EpochContents,
+    OperatorMetadata,
+    metadata_of,
+)
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.history.records import (
-    SAVEPOINT,
     Savepoint,
     SavepointFormat,
     format_of,
@@ -69,11 +74,12 @@ class NewSavepoint:
 
     def write(
         self,
-        checkpoint: CheckpointMetadata,
+        contents: EpochContents,
         source: Storage,
         savepoint_format: SavepointFormat,
         run_copies: RunCopies,
         check: Callable[[], None] = lambda: None,
+        triggered_at_ms: int | None = None,
     ) -> Savepoint:
         """Copy the contents of an epoch into the directory.
 
@@ -82,8 +88,8 @@ class NewSavepoint:
 
         Parameters
         ----------
-        checkpoint
-            The contents; nothing may clean their files meanwhile.
+        contents
+            The contents of an epoch; nothing may clean their files meanwhile.
         source
             The query's checkpoints directory.
         savepoint_format
@@ -92,6 +98,8 @@ class NewSavepoint:
             Runs the copies of all subtasks.
         check
             Raises if the savepoint was given up; called just before it is published.
+        triggered_at_ms
+            When the savepoint was asked for, by default now.
 
         Raises
         ------
@@ -100,19 +108,20 @@ class NewSavepoint:
         CheckpointAbortedError
             If it was disposed of meanwhile.
         """
-        in_progress = self._in_progress(checkpoint, savepoint_format)
+        began_at_ms = now_ms()
+        in_progress = self._in_progress(contents, savepoint_format)
         self._target.write(IN_PROGRESS_NAME, [encode_in_progress(in_progress)])
-        for path, file in _spark_files(checkpoint).items():
+        for path, file in _spark_files(contents).items():
             self._target.copy_in(source, file, path)
-        copies = self._copies(checkpoint, source, savepoint_format)
+        copies = self._copies(contents, source, savepoint_format)
         copied = iter(run_copies(copies) if copies else ())
-        completed = msgspec.structs.replace(
-            checkpoint,
+        operators = tuple(_with_handles(operator, copied) for operator in contents.operators)
+        completed = metadata_of(
+            msgspec.structs.replace(contents, operators=operators),
+            CheckpointKind.SAVEPOINT,
             checkpoint_id=None,
-            kind=SAVEPOINT,
-            root=".",
+            triggered_at_ms=began_at_ms if triggered_at_ms is None else triggered_at_ms,
             completed_at_ms=now_ms(),
-            operators=tuple(_with_handles(operator, copied) for operator in checkpoint.operators),
         )
         self._sweep({reference.path for reference in completed.files()})
         check()
@@ -138,7 +147,7 @@ class NewSavepoint:
         )
 
     def _copies(
-        self, checkpoint: CheckpointMetadata, source: Storage, savepoint_format: SavepointFormat
+        self, contents: EpochContents, source: Storage, savepoint_format: SavepointFormat
     ) -> list[SubtaskCopy]:
         return [
             SubtaskCopy(
@@ -148,7 +157,7 @@ class NewSavepoint:
                 is_canonical=savepoint_format is SavepointFormat.CANONICAL,
                 token=self._token,
             )
-            for operator in checkpoint.operators
+            for operator in contents.operators
             for handle in operator.handles
         ]
 
@@ -157,18 +166,18 @@ class NewSavepoint:
         self._parent.delete_directory(self._name)
 
     def _in_progress(
-        self, checkpoint: CheckpointMetadata, savepoint_format: SavepointFormat
+        self, contents: EpochContents, savepoint_format: SavepointFormat
     ) -> InProgress:
         """Return what says which files belong to this savepoint, until it is complete."""
         is_native = savepoint_format is SavepointFormat.NATIVE
-        copied = {file.path for file in checkpoint.files()} if is_native else set()
+        copied = {file.path for file in contents.files()} if is_native else set()
         return InProgress(
-            query_id=checkpoint.query_id,
+            query_id=contents.query_id,
             run=self._run,
-            epoch=checkpoint.epoch,
+            epoch=contents.epoch,
             began_at_ms=now_ms(),
             token=self._token,
-            files=tuple(sorted({*_spark_files(checkpoint), *copied})),
+            files=tuple(sorted({*_spark_files(contents), *copied})),
         )
 
     def _publish(self, metadata: bytes) -> FileReference:
@@ -199,28 +208,31 @@ class NewSavepoint:
 
 
 def write_savepoint(
-    checkpoint: CheckpointMetadata,
+    contents: EpochContents,
     source: Storage,
     savepoints_directory: str,
     savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
     run_copies: RunCopies = run_copies_here,
+    triggered_at_ms: int | None = None,
 ) -> Savepoint:
     """Write a savepoint in a new directory below `savepoints_directory`.
 
     As :meth:`NewSavepoint.write`; on failure the new directory is removed.
     """
-    new = NewSavepoint(checkpoint.query_id, savepoints_directory)
+    new = NewSavepoint(contents.query_id, savepoints_directory)
     try:
-        return new.write(checkpoint, source, savepoint_format, run_copies)
+        return new.write(
+            contents, source, savepoint_format, run_copies, triggered_at_ms=triggered_at_ms
+        )
     except BaseException:
         new.discard()
         raise
 
 
-def _spark_files(checkpoint: CheckpointMetadata) -> dict[str, FileReference]:
+def _spark_files(contents: EpochContents) -> dict[str, FileReference]:
     """Return Spark's files, which the driver copies, by their paths."""
-    logs = [log.file for log in checkpoint.source_logs]
-    state = [each.file for each in checkpoint.native_files()]
+    logs = [log.file for log in contents.source_logs]
+    state = [each.file for each in contents.native_files()]
     return {file.path: file for file in (*logs, *state)}
 
 

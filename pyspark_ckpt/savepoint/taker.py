@@ -6,17 +6,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
+from pyspark_ckpt.checkpoint.contents import gather_epoch
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.snapshot import take_snapshot
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint, SavepointFormat
 from pyspark_ckpt.savepoint.attempt import SavepointAttempt
@@ -212,12 +211,15 @@ class SavepointTaker:
         try:
             attempt.check()
             with jobs.expiring(self._timeout_ms):
-                snapshot = msgspec.structs.replace(
-                    self._snapshot(epoch, jobs), triggered_at_ms=triggered_at_ms
-                )
+                contents = self._gather(epoch, jobs)
                 job = SavepointJob(self._spark, what, jobs, self._idle_ms)
                 savepoint = new.write(
-                    snapshot, self._files.storage, savepoint_format, job, attempt.check
+                    contents,
+                    self._files.storage,
+                    savepoint_format,
+                    job,
+                    attempt.check,
+                    triggered_at_ms=triggered_at_ms,
                 )
         except BaseException as exc:
             new.discard()
@@ -229,9 +231,9 @@ class SavepointTaker:
         logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
         return savepoint
 
-    def _snapshot(self, epoch: int, jobs: SparkJobs) -> CheckpointMetadata:
+    def _gather(self, epoch: int, jobs: SparkJobs) -> EpochContents:
         with jobs.running():
-            return take_snapshot(self._spark, self._files, epoch)
+            return gather_epoch(self._spark, self._files, epoch)
 
     def _give_up(
         self, attempt: SavepointAttempt, epoch: int | None, triggered_at_ms: int, error: Exception

@@ -13,13 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pyspark_ckpt.checkpoint.contents import gather
+from pyspark_ckpt.checkpoint.handles import checked_handles
 from pyspark_ckpt.checkpoint.machine import Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment, following
 from pyspark_ckpt.formats.layout import base_path, segment_path
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
@@ -156,7 +157,7 @@ class Epochs:
             source_ids=(0,),
         )
 
-    def snapshot(self, epoch: int, files: QueryFiles) -> CheckpointMetadata:
+    def snapshot(self, epoch: int, files: QueryFiles) -> EpochContents:
         """Gather an epoch as a driver does."""
 
         def handles_of(operator_id: int) -> tuple[Handle, ...]:

@@ -20,14 +20,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from pyspark_ckpt.checkpoint.contents import gather
+from pyspark_ckpt.checkpoint.handles import checked_handles
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.machine import Subtask as SubtaskName
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.checkpoint.snapshot import checked_handles, gather
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.tasks import (
@@ -271,7 +272,7 @@ class KeyedQuery:
             self.query_id, names, storage, Settings(**settings), self.gathered
         )
 
-    def gathered(self, epoch: int) -> CheckpointMetadata:
+    def gathered(self, epoch: int) -> EpochContents:
         """Gather an epoch as a driver does."""
 
         def handles_of(operator_id: int) -> tuple[Handle, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.snapshot import read_handles
+from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.spark.state_reader import FEW_PARTITIONS
 from tests.query.harness import Job
 from tests.query.model import events_of

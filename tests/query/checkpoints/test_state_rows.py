@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.checkpoint import snapshot as committed
-from pyspark_ckpt.checkpoint.snapshot import committed_handles, read_handles
+from pyspark_ckpt.checkpoint import handles as committed
+from pyspark_ckpt.checkpoint.handles import committed_handles, read_handles
 from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.spark import state_reader as state_rows

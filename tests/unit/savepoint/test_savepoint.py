@@ -48,7 +48,9 @@ def test_a_savepoint_holds_every_file_once_and_its_metadata(
 def test_a_savepoint_describes_itself(
     storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> None:
-    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+    made = write_savepoint(
+        snapshot, storage, str(savepoints), NATIVE, triggered_at_ms=snapshot.triggered_at_ms
+    )
     stored = read_metadata(LocalStorage(Path(made.path)))
     assert stored == msgspec.structs.replace(
         snapshot,

@@ -1,0 +1,187 @@
+"""The contents of an epoch: all that a checkpoint or savepoint of it consists of, gathered.
+
+The gathering has a session and Spark jobs of its own, which can be cancelled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.file_check import check_files
+from pyspark_ckpt.checkpoint.handles import committed_handles
+from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.spark_operator_state import keep_spark_operators
+from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import source_log_path
+from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
+from pyspark_ckpt.formats.origin import read_origin
+from pyspark_ckpt.operator.descriptor import schema_fingerprint
+from pyspark_ckpt.spark.jobs import SparkJobs
+from pyspark_ckpt.spark.log import SourceLogFile
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.retrying import retried
+from pyspark_ckpt.version import __version__
+
+
+class Gathering:
+    """Gathers epochs of one query, one after the other; on the driver.
+
+    Parameters
+    ----------
+    spark
+        A session of :func:`reading_session`.
+    files
+        The query's directories and operators.
+    """
+
+    def __init__(self, spark: SparkSession, files: QueryFiles) -> None:
+        self._spark = spark
+        self._files = files
+        self._jobs: SparkJobs | None = None
+        self._notice = LostAttributesNotice(files.query_id)
+
+    def gather(self, epoch: int) -> EpochContents:
+        """Return the contents of a committed epoch, as :func:`gather_epoch`."""
+        what = f"handles of epoch {epoch}, query {self._files.query_id}"
+        self._jobs = SparkJobs(self._spark.sparkContext, what)
+        with self._jobs.running():
+            contents = retried(lambda: gather_epoch(self._spark, self._files, epoch))
+        for operator in contents.operators:
+            self._notice.look_at(operator.uid, operator.handles)
+        return contents
+
+    def cancel(self) -> None:
+        """Cancel the Spark jobs of the newest :meth:`gather`, from another thread."""
+        if self._jobs is not None:
+            self._jobs.cancel()
+
+
+def gather_epoch(spark: SparkSession, query: QueryFiles, epoch: int) -> EpochContents:
+    """Return the contents of a committed epoch of a running query, as :func:`gather`.
+
+    Raises
+    ------
+    CheckpointAbortedError, CorruptFileError
+        If a part of the epoch is missing.
+    """
+    handles_of = partial(committed_handles, spark, query, epoch)
+    return gather(query, epoch, spark.version, handles_of, partial(check_files, spark=spark))
+
+
+def gather(
+    query: QueryFiles,
+    epoch: int,
+    spark_version: str,
+    handles_of: Callable[[int], tuple[Handle, ...]],
+    check: Callable[[Storage, Iterable[FileReference]], None] = check_files,
+) -> EpochContents:
+    """Return the contents of a committed epoch, after a check that all its files exist.
+
+    Source logs are copied into ``shared/`` of the query's checkpoints directory, durably.
+
+    Parameters
+    ----------
+    query
+        The query's directories and operators.
+    epoch
+        The epoch.
+    spark_version
+        The version of Spark that runs the query.
+    handles_of
+        Returns the handles that Spark committed for an operator, by its id.
+    check
+        Raises if a file is missing.
+
+    Raises
+    ------
+    CheckpointAbortedError, CorruptFileError
+        If a part of the epoch is missing.
+    """
+    phases, log = PhaseTimes(), query.spark_log
+    operators = _operators(query, handles_of)
+    phases.end("handles")
+    offsets = log.offsets_entry(epoch)
+    logs = log.source_log_files(offsets, query.source_ids)
+    contents = EpochContents(
+        epoch=epoch,
+        query_id=query.query_id,
+        query_name=query.query_name,
+        parent=read_origin(query.storage),
+        spark_version=spark_version,
+        library_version=__version__,
+        watermark_ms=log.watermark_ms(epoch),
+        offsets_entry=offsets.text(),
+        commits_entry=log.commits_entry(epoch),
+        source_logs=tuple(_keep_source_log(query, file) for file in logs),
+        operators=operators,
+        source_ids=query.source_ids,
+        phases_ms=phases.ended_ms,
+    )
+    phases.end("sources")
+    if query.operators.spark_operators:
+        spark_operators = keep_spark_operators(query, epoch)
+        contents = msgspec.structs.replace(contents, native_operators=spark_operators)
+        phases.end("native")  # a stored name
+    check(query.storage, contents.files())
+    phases.end("verification")
+    return contents
+
+
+def _operators(
+    query: QueryFiles, handles_of: Callable[[int], tuple[Handle, ...]]
+) -> tuple[OperatorMetadata, ...]:
+    return tuple(
+        OperatorMetadata(
+            operator_id=operator_id,
+            uid=operator.uid,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            backend=query.backend_type,
+            time_mode=operator.time_mode,
+            handles=handles_of(operator_id),
+            processor=operator.processor,
+            code_sha256=operator.code_sha256,
+            schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
+        )
+        for operator_id, operator in query.operators.ours.items()
+    )
+
+
+class PhaseTimes:
+    """Milliseconds of the phases that follow each other from now on.
+
+    `ended_ms` has the phases that have ended, by name.
+    """
+
+    def __init__(self) -> None:
+        self.ended_ms: dict[str, int] = {}
+        self._began_ms = monotonic_ms()
+
+    def end(self, name: str) -> None:
+        """End a phase, and begin the next one."""
+        now_ms = monotonic_ms()
+        self.ended_ms[name] = now_ms - self._began_ms
+        self._began_ms = now_ms
+
+
+def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
+    content = query.spark_log.storage.read(file.path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    # An earlier driver of the query may be about to clean up: it shares no copy with this one.
+    own = hashlib.sha256(f"{query.run} {sha256}".encode()).hexdigest()
+    path = source_log_path(file.source_index, file.log_name, own)
+    reference = FileReference(path, len(content), sha256)
+    if not query.storage.exists(path):
+        with suppress(FileExistsError):  # of a checkpoint or savepoint at the same time
+            query.storage.write(path, [content])
+    return SourceLog(file.source_index, file.log_name, reference)

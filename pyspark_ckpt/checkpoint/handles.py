@@ -1,0 +1,111 @@
+"""The handles of an epoch, read back from Spark: exactly the handles that Spark committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
+from pyspark_ckpt.formats.handle import Handle, decode_handle
+from pyspark_ckpt.spark.state_reader import (
+    FEW_PARTITIONS,
+    STORES_WITH_CHANGES,
+    encoded_handles,
+    encoded_handles_written_in,
+    written_handles,
+)
+
+
+def read_handles(
+    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
+) -> list[Handle]:
+    """Return the handles of an operator in Spark's state store at an epoch, unchecked."""
+    return _by_subtask(encoded_handles(spark, checkpoint_location, epoch, operator_id))
+
+
+def committed_handles(
+    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
+) -> tuple[Handle, ...]:
+    """Return one operator's handles at a committed epoch, by subtask.
+
+    It reads Spark's state store, and newer epochs may run meanwhile. A subtask that never had a row
+    has no handle.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If Spark does not hold one handle per subtask of this operator.
+    CorruptFileError
+        If Spark's offsets of the epoch cannot be read.
+    """
+    handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
+        spark, query.checkpoint_location, epoch, operator_id
+    )
+    return checked_handles(query, epoch, operator_id, handles)
+
+
+def checked_handles(
+    query: QueryFiles, epoch: int, operator_id: int, handles: Sequence[Handle]
+) -> tuple[Handle, ...]:
+    """Return the handles that Spark holds for an operator, checked: one per subtask at most.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If a handle is of another query, operator or subtask, or of a later epoch.
+    """
+    operator = query.operators.ours[operator_id]
+    subtasks = [handle.subtask for handle in handles]
+    fitting = all(
+        handle.query_id == query.query_id
+        and handle.uid == operator.uid
+        and handle.parallelism == operator.parallelism
+        and 0 <= handle.subtask < operator.parallelism
+        and handle.epoch <= epoch
+        for handle in handles
+    )
+    if not fitting or len(set(subtasks)) != len(subtasks):
+        raise CheckpointAbortedError(
+            f"operator {operator.uid!r}, epoch {epoch}: Spark's state store at "
+            f"{query.checkpoint_location} holds handles of another query, operator or subtask "
+            f"({[(h.query_id, h.uid, h.subtask, h.epoch) for h in handles]}); a location that was "
+            "deleted and used again within one session can be mixed with its past: use a new one"
+        )
+    return tuple(handles)
+
+
+def handles_written_in(
+    spark: SparkSession, query: QueryFiles, epochs: range, operator_id: int
+) -> list[Handle] | None:
+    """Return the handles that some committed epochs wrote, ``None`` if Spark cannot tell.
+
+    An epoch may have run with another state store before the query was started again.
+    """
+    try:
+        stores = {query.spark_log.offsets_entry(epoch).state_store for epoch in epochs}
+    except CkptError:
+        return None  # Spark has dropped an entry
+    if not stores <= STORES_WITH_CHANGES:
+        return None
+    written = encoded_handles_written_in(spark, query.checkpoint_location, epochs, operator_id)
+    return None if written is None else list(map(decode_handle, written))
+
+
+def _if_all_wrote(
+    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
+) -> list[Handle]:
+    """Return the handles that the epoch wrote if every subtask wrote one, else an empty list."""
+    parallelism = query.operators.ours[operator_id].parallelism
+    if parallelism > FEW_PARTITIONS:
+        return []
+    if query.spark_log.offsets_entry(epoch).state_store not in STORES_WITH_CHANGES:
+        return []
+    handles = _by_subtask(written_handles(spark, query.checkpoint_location, epoch, operator_id))
+    of_all = [(subtask, epoch) for subtask in range(parallelism)]
+    return handles if [(handle.subtask, handle.epoch) for handle in handles] == of_all else []
+
+
+def _by_subtask(encoded: Iterable[bytes]) -> list[Handle]:
+    return sorted(map(decode_handle, encoded), key=lambda handle: handle.subtask)
