@@ -35,11 +35,12 @@ bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
 bench-peers: $(VENV)/.dev .venv-flink/.done .venv-bytewax/.done java ## Measure against Flink and Bytewax
 	$(BIN)/python -m benchmarks --peers $(ARGS)
 
-lint: $(VENV)/.dev ## Check style, types and the direction of imports
+lint: $(VENV)/.dev ## Check style, types, imports and public docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_docstrings.py
 
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .

@@ -1,15 +1,45 @@
 """Flink's managed state, checkpoints and savepoints for PySpark Structured Streaming.
 
-::
+Examples
+--------
+The examples of functions and methods continue this one. `spark` is a session and `directory`
+a path that the driver and all executors see.
 
-    import pyspark_ckpt as ckpt
-
-    counts = ckpt.key_by(events, "user").transformWithState(
-        statefulProcessor=Count(), outputStructType="user string, n long",
-        outputMode="Append", timeMode="None", uid="count")
-    query = (ckpt.write_stream(counts).format("parquet").option("path", out)
-             .option("checkpointLocation", location).start())
-    savepoint = query.triggerSavepoint("savepoints/")
+>>> import pyspark_ckpt as ckpt
+>>> from pyspark.sql import Row
+>>> from pyspark.sql.streaming import StatefulProcessor
+>>> class Count(StatefulProcessor):
+...     def init(self, handle):
+...         self.count = handle.getValueState("count", "n long")
+...
+...     def handleInputRows(self, key, rows, timerValues):
+...         (n,) = self.count.get() or (0,)
+...         n += sum(1 for _ in rows)
+...         self.count.update((n,))
+...         yield Row(user=key[0], n=n)
+...
+...     def close(self): ...
+>>> rows = spark.createDataFrame([("ada",), ("bob",), ("ada",)], "user string")
+>>> rows.write.parquet(f"{directory}/events")
+>>> events = spark.readStream.schema("user string").parquet(f"{directory}/events")
+>>> counts = ckpt.key_by(events, "user").transformWithState(
+...     Count(), "user string, n long", "Update", "None", uid="count"
+... )
+>>> results = {}
+>>> def keep(df, epoch):
+...     results.update({row.user: row.n for row in df.collect()})
+>>> writer = (
+...     ckpt.write_stream(counts)
+...     .outputMode("update")
+...     .foreachBatch(keep)
+...     .option("checkpointLocation", f"{directory}/query")
+... )
+>>> query = writer.start()
+>>> query.processAllAvailable()
+>>> sorted(results.items())
+[('ada', 2), ('bob', 1)]
+>>> checkpoint = query.triggerCheckpoint()
+>>> savepoint = query.triggerSavepoint(f"{directory}/savepoints")
 """
 
 from pyspark_ckpt.abort_reason import AbortReason

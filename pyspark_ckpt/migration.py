@@ -23,12 +23,11 @@ class Migration:
 
     Parameters
     ----------
-    value
-        A function of the stored value, a Row of the stored schema. It returns a tuple of the new
-        schema.
-    key
+    value : callable, optional
+        Takes the stored value as a Row of its stored schema, returns a tuple of the new schema.
+    key : callable, optional
         The same for the keys of a map state.
-    renamed_from
+    renamed_from : str, optional
         The name under which the data is stored, if the processor no longer declares it.
 
     Raises
@@ -38,8 +37,9 @@ class Migration:
 
     Examples
     --------
-    >>> Migration(value=lambda old: (old.n, 0.0)).renamed_from is None
-    True
+    >>> cents = ckpt.Migration(value=lambda row: (round(100 * row.euros),))
+    >>> cents.value(Row(euros=2.5))
+    (250,)
     """
 
     value: Callable[[Row], tuple[Any, ...]] | None = None

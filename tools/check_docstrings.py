@@ -53,7 +53,7 @@ def public_objects() -> Iterator[PublicObject]:
     PublicObject
         An object with its name.
     """
-    excluded = _configuration()["exclude"]
+    excluded = tuple(f".{name}" for name in _configuration()["exclude"])
     seen: set[int] = set()
     for module_name in MODULES:
         module = importlib.import_module(module_name)
@@ -67,11 +67,12 @@ def public_objects() -> Iterator[PublicObject]:
             yield PublicObject(full_name, value)
             if inspect.isclass(value):
                 for member in _members(value):
-                    if f"{name}.{member}" not in excluded:
-                        found = inspect.getattr_static(value, member)
-                        if id(found) not in seen:  # two public classes may inherit it
-                            seen.add(id(found))
-                            yield PublicObject(_place_of(found), found)
+                    found = inspect.getattr_static(value, member)
+                    place = _place_of(found)
+                    # Two public classes may inherit the same member.
+                    if id(found) not in seen and not place.endswith(excluded):
+                        seen.add(id(found))
+                        yield PublicObject(place, found)
 
 
 def problems(public: PublicObject) -> list[str]:

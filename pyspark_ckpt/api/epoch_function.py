@@ -23,20 +23,25 @@ from pyspark_ckpt.storage.open import open_local_storage
 
 @dataclass(frozen=True, slots=True)
 class EpochId:
-    """What tells an epoch from every other one, for a ``foreachBatch`` that writes exactly once.
+    """The identity of an epoch, for a ``foreachBatch`` function that writes exactly once.
 
     It is the same when Spark repeats the epoch after a crash. A location that was rolled back has
-    another `query_id`, so its epochs differ from those that were rolled back.
+    another `query_id`, so its epochs differ from the epochs before the rollback.
 
     Parameters
     ----------
-    query_id
-        The id of the query. It stays over restarts of the query at its location.
-    number
+    query_id : str
+        The id of the query. It survives restarts of the query at its location.
+    number : int
         The epoch: the batch id that the function gets. It grows with each epoch of the query.
-    rolled_back
-        The epochs that rollbacks of the location made void. A sink has to remove what they wrote:
-        of each `query_id` in it, all epochs `after` the given one.
+    rolled_back : tuple of RolledBack
+        The epochs that rollbacks of the location made void. A sink has to remove their output: of
+        each `query_id` all epochs later than `after`.
+
+    Examples
+    --------
+    >>> str(ckpt.EpochId("5f0a", 7))
+    '5f0a/7'
     """
 
     query_id: str
@@ -54,16 +59,30 @@ _current: ContextVar[EpochId] = ContextVar("_current")
 def current_epoch() -> EpochId:
     """Return the epoch that the ``foreachBatch`` function was called for.
 
+    Call it on the driver, in the function.
+
     Returns
     -------
     EpochId
-        The same whenever the function is called for this epoch, also after a crash.
+        The same in each call for this epoch, also after a crash.
 
     Raises
     ------
     UnknownEpochError
         If the call is not in the thread of a ``foreachBatch`` function of a query that
         :func:`pyspark_ckpt.write_stream` started.
+
+    Examples
+    --------
+    >>> written = {}
+    >>> def note(df, epoch):
+    ...     written[ckpt.current_epoch().number] = df.count()
+    >>> noting = ckpt.write_stream(counts).foreachBatch(note).outputMode("update")
+    >>> noted = noting.option("checkpointLocation", f"{directory}/noting").start()
+    >>> noted.processAllAvailable()
+    >>> written
+    {0: 2}
+    >>> noted.stop()
     """
     try:
         return _current.get()
@@ -79,12 +98,12 @@ class EpochFunction:
     """A user's ``foreachBatch`` function; announces its epoch to the tasks while it runs.
 
     An action reaches its tasks with the conf of its DataFrame's session, from any thread. That
-    session is the query's own. An action of the RDD has no session, so the thread that calls the
-    function has the epoch as a local property too.
+    session is the query's own. An action of the RDD has no session. For such actions the thread
+    that calls the function has the epoch as a local property too.
 
     Parameters
     ----------
-    function
+    function : callable
         As given to ``foreachBatch``.
     """
 
@@ -92,7 +111,7 @@ class EpochFunction:
         self._function = function
 
     def __call__(self, df: DataFrame, epoch: int) -> None:
-        """Call the function; a task that starts after it is refused."""
+        """Call the function; a task that starts after the call is refused."""
         session = df.sparkSession
         runtime = decode_runtime(session.conf.get(RUNTIME_KEY, None), "foreachBatch")
         announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(runtime, epoch)))
@@ -106,7 +125,7 @@ class EpochFunction:
 
 
 def _timestamp_ms(runtime: Runtime, epoch: int) -> int:
-    """Return the batch timestamp that Spark wrote down before it began the epoch."""
+    """Return the batch timestamp that Spark logged before it started the epoch."""
     log = SparkLog(open_local_storage(runtime.checkpoint_location))
     return int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
 

@@ -1,4 +1,4 @@
-"""What users do with a checkpoint or savepoint before they start a query from it. Driver only."""
+"""Functions for a checkpoint or savepoint before a query starts from it. Driver only."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from pyspark_ckpt.savepoint.savepoint import write_savepoint
 def plan_restore(
     path: str, query: DataFrame | CheckpointedStreamWriter, **arguments: Any
 ) -> RestorePlan:
-    """Tell what a restore would do with every operator and state; starts nothing.
+    """Return what a restore would do with every operator and state; starts nothing.
+
+    Call it on the driver. ``start`` makes the same plan and raises what the plan refuses.
 
     Parameters
     ----------
-    path
+    path : str
         A ``savepoint-...`` or ``chk-...`` directory.
-    query
+    query : DataFrame or CheckpointedStreamWriter
         The query as a DataFrame, or its writer, whose options are taken into account.
-    arguments
-        Further arguments of ``restoreFrom``.
+    **arguments : object
+        Further arguments of :meth:`CheckpointedStreamWriter.restoreFrom`.
 
     Returns
     -------
     RestorePlan
-        Prints as a table; `states` has a row for each operator and each of its states. ``start``
-        makes the same plan and raises what is refused in it.
+        Prints as a table. `states` has a row for each operator and each of its states.
 
     Raises
     ------
@@ -44,6 +45,12 @@ def plan_restore(
         If the query has no operator of this library.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no good checkpoint or savepoint at `path`.
+
+    Examples
+    --------
+    >>> plan = ckpt.plan_restore(savepoint.path, counts)
+    >>> [row.outcome for row in plan.states if row.state == "count"]
+    ['restored']
     """
     if isinstance(query, CheckpointedStreamWriter):
         writer = copy.copy(query)
@@ -53,18 +60,19 @@ def plan_restore(
 
 
 def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
-    """Make a savepoint of a checkpoint or savepoint in which operators have other uids.
+    """Write a savepoint in which operators of a checkpoint or savepoint have other uids.
 
-    Flink's ``SavepointWriter.changeOperatorIdentifier``. `path` is only read.
+    Flink's ``SavepointWriter.changeOperatorIdentifier``. `path` is only read. The call needs no
+    Spark, and runs in the calling process.
 
     Parameters
     ----------
-    path
+    path : str
         A ``savepoint-...`` or ``chk-...`` directory.
-    uids
+    uids : Mapping of str to str
         New uids by the old ones.
-    directory
-        Where the new ``savepoint-...`` directory goes.
+    directory : str
+        Where the new ``savepoint-...`` directory is made.
 
     Returns
     -------
@@ -77,6 +85,12 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
         If an old uid is not stored, or two operators would have one uid.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no good checkpoint or savepoint at `path`.
+
+    Examples
+    --------
+    >>> renamed = ckpt.rename_uid(savepoint.path, {"count": "visits"}, f"{directory}/renamed")
+    >>> renamed.epoch == savepoint.epoch
+    True
     """
     source = RestoreSource(str(path))
     stored = [operator.uid for operator in source.metadata.operators]

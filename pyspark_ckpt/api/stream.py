@@ -31,27 +31,37 @@ from pyspark_ckpt.spark.session import frame_of_groups, is_classic
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
     """Partition a DataFrame by key.
 
-    Called on the driver, where ``df.groupBy(*columns)`` would be. A null is a key like any other,
+    Call it on the driver, where ``df.groupBy(*columns)`` would be. A null is a key like any other,
     as in Spark's ``groupBy``.
 
     Parameters
     ----------
-    df
-        A streaming DataFrame; over a batch DataFrame the processor runs once, and its state is
-        thrown away.
-    columns
-        Names or expressions, one or more, as ``groupBy`` takes them; keys have the names that it
-        gives them. The processor's rows have the columns of `df`, without the expressions.
-    maxParallelism
-        Number of key groups, fixed for the life of the state; by default a power of two from 128
-        up, derived from the parallelism as Flink does.
+    df : DataFrame
+        A streaming DataFrame. Over a batch DataFrame the processor runs once, and its state is
+        discarded.
+    *columns : str or Column
+        Names or expressions, one or more, as ``groupBy`` takes them. Keys have the names that
+        ``groupBy`` gives them. The processor's rows have the columns of `df`, without the
+        expressions.
+    maxParallelism : int, optional
+        Number of key groups, fixed for the life of the state. By default a power of two from 128
+        up, derived from the parallelism as in Flink.
+
+    Returns
+    -------
+    KeyedStream
+        Its methods run a processor over the stream.
 
     Raises
     ------
     PlanError
-        If a key column is missing or ambiguous, or `maxParallelism` cannot be.
+        If a key column is missing or ambiguous, or `maxParallelism` is not allowed.
     NotBuiltYetError
-        If `df` has a column of a type that is not built yet.
+        If `df` has a column of an unsupported type, or is of Spark Connect.
+
+    Examples
+    --------
+    >>> keyed = ckpt.key_by(events, "user", maxParallelism=256)
     """
     if not is_classic(df):
         raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
@@ -70,28 +80,59 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
 
 
 class KeyedStream:
-    """A stream partitioned by key; made by :func:`key_by`."""
+    """A stream partitioned by key; made by :func:`key_by`.
+
+    Parameters
+    ----------
+    keyed : KeyedInput
+        The keyed DataFrame.
+    broadcast : DataFrame, optional
+        The stream whose rows reach every subtask.
+
+    Examples
+    --------
+    >>> counts = ckpt.key_by(events, "user").transformWithState(
+    ...     Count(), "user string, n long", "Update", "None", uid="count"
+    ... )
+    >>> counts.columns
+    ['user', 'n']
+    """
 
     def __init__(self, keyed: KeyedInput, broadcast: DataFrame | None = None) -> None:
         self._keyed = keyed
         self._broadcast = broadcast
 
     def connectBroadcast(self, df: DataFrame) -> KeyedStream:
-        """Join a stream in whose rows reach every subtask.
+        """Connect a stream whose rows reach every subtask.
 
-        The processor gets them in ``handleBroadcastRows(rows, timerValues)``, before the keyed rows
-        of the epoch: Rows in :meth:`transformWithState`, frames in the other methods. There it may
-        change broadcast state, which keyed rows then read.
+        The processor gets the rows in ``handleBroadcastRows(rows, timerValues)``, before the keyed
+        rows of the epoch: Rows in :meth:`transformWithState`, frames in the other methods. There it
+        may change broadcast state, which it can read when it handles keyed rows.
 
         Parameters
         ----------
-        df
-            A streaming DataFrame; every subtask holds its rows of an epoch in memory.
+        df : DataFrame
+            A streaming DataFrame. Every subtask holds its rows of an epoch in memory.
+
+        Returns
+        -------
+        KeyedStream
+            A new one, with the broadcast stream.
 
         Raises
         ------
         PlanError
             If `df` is not streaming, or a broadcast stream is connected already.
+
+        Examples
+        --------
+        >>> class Limits(Count):
+        ...     def handleBroadcastRows(self, rows, timerValues):
+        ...         self.names = [row.name for row in rows]
+        >>> names = events.selectExpr("user AS name")
+        >>> limited = ckpt.key_by(events, "user").connectBroadcast(names).transformWithState(
+        ...     Limits(), "user string, n long", "Update", "None", uid="limits"
+        ... )
         """
         if self._broadcast is not None:
             raise PlanError("a broadcast stream is connected already: union the two first")
@@ -113,37 +154,50 @@ class KeyedStream:
     ) -> DataFrame:
         """Run a processor over the stream, rows in and rows out.
 
-        As ``GroupedData.transformWithState`` of PySpark; ``handleInputRows`` is called once per
-        key and epoch with all rows of that key.
+        As ``GroupedData.transformWithState`` of PySpark. ``handleInputRows`` is called on
+        executors, once per key and epoch with all rows of that key.
 
         Parameters
         ----------
-        statefulProcessor
-            A ``pyspark.sql.streaming.StatefulProcessor``.
-        outputStructType
-            Schema of the rows that the processor yields.
-        outputMode
+        statefulProcessor : StatefulProcessor
+            An instance of a subclass of ``pyspark.sql.streaming.StatefulProcessor``.
+        outputStructType : StructType or str
+            The schema of the rows that the processor yields.
+        outputMode : str
             ``Append`` or ``Update``. The query may have the other of the two.
-        timeMode
+        timeMode : str
             ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
-        initialState
-            ``groupBy`` of a batch DataFrame by the same key: its rows go to ``handleInitialState``
-            before the query's first epoch, when it starts without a checkpoint or savepoint.
-        eventTimeColumnName
+        initialState : GroupedData, optional
+            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
+            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
+            or savepoint.
+        eventTimeColumnName : str
             The output column that is event time for a stateful operator that follows.
-        uid
-            The operator's stable name: its state is found by it on every restart and restore. The
-            only operator of a query may do without, its uid is ``operator`` then.
-        migrations
-            How stored states become the ones the processor asks for, by the new state's name;
-            needed only where a schema changed in a way that values cannot follow by themselves.
+        uid : str, optional
+            The operator's stable name: its state is found by the uid on every restart and restore.
+            The only operator of a query may have none; its uid is then ``operator``.
+        migrations : Mapping of str to Migration, optional
+            How stored states become the states that the processor asks for, by the new state's
+            name. Only required if a schema changed in a way that values cannot follow by
+            themselves.
+
+        Returns
+        -------
+        DataFrame
+            The rows that the processor yields; a stream if the input is a stream.
 
         Raises
         ------
         PlanError
-            If an argument is not allowed; names it.
+            If an argument is not allowed; names the argument.
         NotBuiltYetError
-            If an argument asks for what is not built yet; names it.
+            If an argument asks for a feature that is not supported; names the feature.
+
+        Examples
+        --------
+        >>> counts = ckpt.key_by(events, "user").transformWithState(
+        ...     Count(), "user string, n long", "Update", "None", uid="count"
+        ... )
         """
         arguments = OperatorArguments.checked(
             statefulProcessor,
@@ -170,9 +224,54 @@ class KeyedStream:
     ) -> DataFrame:
         """Run a processor over the stream, pandas frames in and frames out.
 
-        As ``GroupedData.transformWithStateInPandas`` of PySpark; ``handleInputRows`` is called
-        once per key and epoch with an iterator of frames. Parameters and errors as
-        :meth:`transformWithState`.
+        As ``GroupedData.transformWithStateInPandas`` of PySpark. ``handleInputRows`` is called on
+        executors, once per key and epoch with an iterator of frames.
+
+        Parameters
+        ----------
+        statefulProcessor : StatefulProcessor
+            An instance of a subclass of ``pyspark.sql.streaming.StatefulProcessor``.
+        outputStructType : StructType or str
+            The schema of the rows that the processor yields.
+        outputMode : str
+            ``Append`` or ``Update``. The query may have the other of the two.
+        timeMode : str
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
+        initialState : GroupedData, optional
+            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
+            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
+            or savepoint.
+        eventTimeColumnName : str
+            The output column that is event time for a stateful operator that follows.
+        uid : str, optional
+            The operator's stable name: its state is found by the uid on every restart and restore.
+            The only operator of a query may have none; its uid is then ``operator``.
+        migrations : Mapping of str to Migration, optional
+            How stored states become the states that the processor asks for, by the new state's
+            name. Only required if a schema changed in a way that values cannot follow by
+            themselves.
+
+        Returns
+        -------
+        DataFrame
+            The rows of the frames that the processor yields.
+
+        Raises
+        ------
+        PlanError
+            If an argument is not allowed; names the argument.
+        NotBuiltYetError
+            If an argument asks for a feature that is not supported; names the feature.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> class Sizes(Count):
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         yield pd.DataFrame({"user": [key[0]], "n": [sum(map(len, rows))]})
+        >>> sizes = ckpt.key_by(events, "user").transformWithStateInPandas(
+        ...     Sizes(), "user string, n long", "Update", "None", uid="sizes"
+        ... )
         """
         arguments = OperatorArguments.checked(
             statefulProcessor,
@@ -199,9 +298,57 @@ class KeyedStream:
     ) -> DataFrame:
         """Run a processor over the stream, all keys of an epoch at once, as columns.
 
-        ``handleInputBatch`` of a :class:`BatchProcessor` is called once per subtask and epoch, or a
-        few times if the epoch is larger than memory allows. Other parameters and errors as
-        :meth:`transformWithState`.
+        ``handleInputBatch`` is called on executors, once per subtask and epoch, or a few times if
+        the epoch is larger than the memory limit.
+
+        Parameters
+        ----------
+        statefulProcessor : BatchProcessor
+            An instance of a subclass of :class:`BatchProcessor`.
+        outputStructType : StructType or str
+            The schema of the rows that the processor yields.
+        outputMode : str
+            ``Append`` or ``Update``. The query may have the other of the two.
+        timeMode : str
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
+        initialState : GroupedData, optional
+            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
+            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
+            or savepoint.
+        eventTimeColumnName : str
+            The output column that is event time for a stateful operator that follows.
+        uid : str, optional
+            The operator's stable name: its state is found by the uid on every restart and restore.
+            The only operator of a query may have none; its uid is then ``operator``.
+        migrations : Mapping of str to Migration, optional
+            How stored states become the states that the processor asks for, by the new state's
+            name. Only required if a schema changed in a way that values cannot follow by
+            themselves.
+
+        Returns
+        -------
+        DataFrame
+            The rows of the frames that the processor yields.
+
+        Raises
+        ------
+        PlanError
+            If an argument is not allowed; names the argument.
+        NotBuiltYetError
+            If an argument asks for a feature that is not supported; names the feature.
+
+        Examples
+        --------
+        >>> class Sizes(ckpt.BatchProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputBatch(self, keys, rows, timerValues):
+        ...         yield keys.assign(n=rows.groupby(level=0).size())
+        ...
+        ...     def close(self): ...
+        >>> sizes = ckpt.key_by(events, "user").transformWithStateInBatches(
+        ...     Sizes(), "user string, n long", "Update", "None", uid="sizes"
+        ... )
         """
         if not isinstance(statefulProcessor, BatchProcessor):
             raise PlanError(

@@ -1,4 +1,4 @@
-"""``write_stream``: the writer of a query, which takes what it is told and starts the query."""
+"""``write_stream``: the writer of a query, which collects its options and starts it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pyspark_ckpt.api.epoch_function import EpochFunction
+from pyspark_ckpt.api.sink_writer import SinkWriter
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
-from pyspark_ckpt.settings import CLAIM_MODES, Settings, is_ckpt_option, read_settings
+from pyspark_ckpt.settings import CLAIM_MODES, Settings, read_settings
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
@@ -28,22 +27,50 @@ from pyspark_ckpt.storage.open import LocalStorage, open_storage
 
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
-    """Return the writer of a query with checkpoints; takes the place of ``df.writeStream``."""
+    """Return the writer of a query with checkpoints; replaces ``df.writeStream``.
+
+    Call it on the driver.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame with at least one operator of this library.
+
+    Returns
+    -------
+    CheckpointedStreamWriter
+        Has the methods of PySpark's ``DataStreamWriter``.
+
+    Examples
+    --------
+    >>> writer = ckpt.write_stream(counts).outputMode("update").format("console")
+    """
     return CheckpointedStreamWriter(df)
 
 
-class CheckpointedStreamWriter(DataStreamWriter):
-    """PySpark's ``DataStreamWriter`` and :meth:`restoreFrom`.
+class CheckpointedStreamWriter(SinkWriter):
+    """PySpark's ``DataStreamWriter`` with checkpoints and :meth:`restoreFrom`.
 
-    ``spark.ckpt.`` keys are taken as options too; an option wins over the conf.
+    Its options may also be ``spark.ckpt.`` keys. An option wins over the conf.
+
+    Parameters
+    ----------
+    df : DataFrame
+        The query.
+
+    Examples
+    --------
+    >>> writer = (
+    ...     ckpt.write_stream(counts)
+    ...     .outputMode("update")
+    ...     .format("console")
+    ...     .option("checkpointLocation", f"{directory}/console")
+    ...     .option("spark.ckpt.execution.checkpointing.interval", "1min")
+    ... )
     """
 
     def __init__(self, df: DataFrame) -> None:
         super().__init__(df)
-        self._stream = df
-        self._ckpt_options: dict[str, str] = {}
-        self._sink = SinkChoice()
-        self._when: dict[str, Any] = {"processingTime": "0 seconds"}
         self._restore_from: dict[str, Any] = {}
         self._migrations: RestoreMigrations = {}
 
@@ -56,34 +83,52 @@ class CheckpointedStreamWriter(DataStreamWriter):
     ) -> CheckpointedStreamWriter:
         """Start from a savepoint or a retained checkpoint.
 
-        A ``checkpointLocation`` that has committed epochs goes on from there, and `path` is not
-        used; a fresh one is seeded with copies of all that the query needs, so that `path` may
-        go as soon as ``start`` returns.
-
-        Operators that `path` does not know start empty.
+        If the ``checkpointLocation`` has committed epochs, the query continues from them and `path`
+        is not used. A fresh location is seeded with copies of everything that the query needs, so
+        that `path` may be deleted as soon as ``start`` returns. Operators that `path` does not know
+        start empty.
 
         Parameters
         ----------
-        path
+        path : str
             A ``savepoint-...`` or ``chk-...`` directory; wins over
             ``spark.ckpt.execution.state-recovery.path``.
-        claimMode
-            ``NO_CLAIM``: `path` is only read. ``CLAIM``: the query deletes it once it has a
-            checkpoint of its own; of a ``chk-...`` it deletes no file that others may share. By
-            default ``spark.ckpt.execution.state-recovery.claim-mode``, which is ``NO_CLAIM``.
-        allowNonRestoredState
-            Whether to leave behind the state of operators that the query no longer has, instead
-            of refusing to start. By default
+        claimMode : str, optional
+            ``NO_CLAIM``: `path` is only read. ``CLAIM``: the query deletes `path` when it has a
+            checkpoint of its own; files of a ``chk-...`` that others may share stay. By default
+            ``spark.ckpt.execution.state-recovery.claim-mode``, which is ``NO_CLAIM``.
+        allowNonRestoredState : bool, optional
+            Whether to leave out the state of operators that the query no longer has, instead of
+            refusing to start. By default
             ``spark.ckpt.execution.state-recovery.ignore-unclaimed-state``, which is false.
-        migrations
-            By the uid of an operator and the name of its state: what brings stored states to new
-            schemas or names while they are restored. The query needs none of it later, unlike the
-            migrations of an operator, which are done in its first epochs.
+        migrations : Mapping of str to Mapping of str to Migration, optional
+            Migrations by the uid of an operator and the name of its state. They bring stored states
+            to new schemas or names during the restore. The query does not need them later, unlike
+            the migrations of an operator, which run in its first epochs.
+
+        Returns
+        -------
+        CheckpointedStreamWriter
+            This writer.
 
         Raises
         ------
         ConfigurationError
-            If `claimMode` is neither of them.
+            If `claimMode` is not allowed.
+
+        Examples
+        --------
+        >>> fork = (
+        ...     ckpt.write_stream(counts)
+        ...     .restoreFrom(savepoint.path)
+        ...     .outputMode("update")
+        ...     .foreachBatch(keep)
+        ...     .option("checkpointLocation", f"{directory}/fork")
+        ...     .start()
+        ... )
+        >>> fork.lastRestore.path == savepoint.path
+        True
+        >>> fork.stop()
         """
         if claimMode is not None and claimMode not in CLAIM_MODES:
             raise ConfigurationError(
@@ -98,61 +143,6 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._restore_from = {name: value for name, value in given.items() if value is not None}
         return self
 
-    def format(self, source: str) -> CheckpointedStreamWriter:
-        """Choose the sink; as ``DataStreamWriter.format``."""
-        super().format(source)
-        self._sink.format = source
-        return self
-
-    def foreach(self, f: Any) -> CheckpointedStreamWriter:
-        """Process each row with a function or an object; as ``DataStreamWriter.foreach``."""
-        super().foreach(f)
-        self._sink.format = "foreach"
-        return self
-
-    def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> CheckpointedStreamWriter:
-        """Process each epoch's output with a function; as ``DataStreamWriter.foreachBatch``.
-
-        All actions on the DataFrame, also from other threads, have to end before the function
-        returns.
-        """
-        super().foreachBatch(EpochFunction(func))
-        self._sink.format = FOREACH_BATCH
-        return self
-
-    def queryName(self, queryName: str) -> CheckpointedStreamWriter:
-        """Name the query; as ``DataStreamWriter.queryName``."""
-        super().queryName(queryName)
-        self._sink.query_name = queryName
-        return self
-
-    def partitionBy(self, *cols: Any) -> CheckpointedStreamWriter:
-        """Choose the columns that output is partitioned by; as ``DataStreamWriter.partitionBy``."""
-        super().partitionBy(*cols)
-        is_list = len(cols) == 1 and isinstance(cols[0], (list, tuple))
-        self._sink.partition_by = list(cols[0] if is_list else cols)
-        return self
-
-    def trigger(self, **when: Any) -> CheckpointedStreamWriter:
-        """Choose when epochs start; as ``DataStreamWriter.trigger``."""
-        super().trigger(**when)
-        self._when = when
-        return self
-
-    def option(self, key: str, value: Any) -> CheckpointedStreamWriter:
-        """Set one option of the sink or one ``spark.ckpt.`` key."""
-        return self.options(**{key: value})
-
-    def options(self, **options: Any) -> CheckpointedStreamWriter:
-        """Set several options of the sink or ``spark.ckpt.`` keys."""
-        for key, value in options.items():
-            if is_ckpt_option(key):
-                self._ckpt_options[key] = str(value)
-            else:
-                super().option(key, value)
-                self._sink.options[key.lower()] = value
-        return self
-
     def start(
         self,
         path: str | None = None,
@@ -164,16 +154,48 @@ class CheckpointedStreamWriter(DataStreamWriter):
     ) -> CheckpointedQuery:
         """Start the query; parameters as ``DataStreamWriter.start``.
 
+        When it returns, the location is seeded durably if the query is restored, and the query
+        runs.
+
+        Parameters
+        ----------
+        path : str, optional
+            The output path of a file sink.
+        format : str, optional
+            As for :meth:`format`.
+        outputMode : str, optional
+            As for ``DataStreamWriter.outputMode``.
+        partitionBy : str or list of str, optional
+            As for :meth:`partitionBy`.
+        queryName : str, optional
+            As for :meth:`queryName`.
+        **options : object
+            As for :meth:`options`.
+
+        Returns
+        -------
+        CheckpointedQuery
+            The running query.
+
         Raises
         ------
         ConfigurationError
-            If a setting is unknown or not allowed, or there is no ``checkpointLocation``
-            and Spark would not make a temporary one for the sink.
+            If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
+            would not make a temporary one for the sink.
         PlanError
-            If the query has no operator of this library, or two with one uid, or its parallelism
-            is not that of its location.
+            If the query has no operator of this library, two operators with one uid, or another
+            parallelism than its location.
         RestoreError, CheckpointNotFoundError, CorruptFileError
-            If it cannot start from where it was told to; nothing was started or deleted.
+            If the query cannot start from the given place; nothing was started or deleted.
+
+        Examples
+        --------
+        >>> query = (
+        ...     ckpt.write_stream(counts)
+        ...     .outputMode("update")
+        ...     .start(format="noop", checkpointLocation=f"{directory}/noop")
+        ... )
+        >>> query.stop()
         """
         self.options(**options)
         if format is not None:
@@ -200,7 +222,51 @@ class CheckpointedStreamWriter(DataStreamWriter):
     ) -> CheckpointedQuery:
         """Start the query into a table; parameters as ``DataStreamWriter.toTable``.
 
-        With :meth:`restoreFrom` the table is a new one, or one that no query has written to.
+        With :meth:`restoreFrom` the table has to be new, or one that no query has written to.
+
+        Parameters
+        ----------
+        tableName : str
+            The table's name, with or without a catalog and a database.
+        format : str, optional
+            The format of a new table.
+        outputMode : str, optional
+            As for ``DataStreamWriter.outputMode``.
+        partitionBy : str or list of str, optional
+            As for :meth:`partitionBy`.
+        queryName : str, optional
+            As for :meth:`queryName`.
+        **options : object
+            As for :meth:`options`.
+
+        Returns
+        -------
+        CheckpointedQuery
+            The running query.
+
+        Raises
+        ------
+        ConfigurationError
+            If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
+            would not make a temporary one for the sink.
+        PlanError
+            If the query has no operator of this library, two operators with one uid, or another
+            parallelism than its location.
+        RestoreError, CheckpointNotFoundError, CorruptFileError
+            If the query cannot start from the given place; nothing was started or deleted.
+
+        Examples
+        --------
+        >>> added = ckpt.key_by(events, "user").transformWithState(
+        ...     Count(), "user string, n long", "Append", "None", uid="count"
+        ... )
+        >>> query = ckpt.write_stream(added).toTable(
+        ...     "counts_by_user", checkpointLocation=f"{directory}/table"
+        ... )
+        >>> query.processAllAvailable()
+        >>> query.stop()
+        >>> spark.table("counts_by_user").count()
+        2
         """
         self.options(**options)
         if format is not None:
@@ -253,7 +319,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         sink: SinkChoice,
         storage: LocalStorage,
     ) -> StreamingQuery:
-        """Start Spark's query for one epoch more, into the sink of the query that was started."""
+        """Start Spark's query for one more epoch, into the sink of the query that was started."""
         if self._sink != sink:
             raise CheckpointAbortedError(
                 f"the writer of the query at {storage.url} was given other options since, and its "
@@ -267,19 +333,24 @@ class CheckpointedStreamWriter(DataStreamWriter):
             self.trigger(**when)
 
     def planRestore(self) -> RestorePlan:
-        """Tell what :meth:`restoreFrom` would do with every operator and state; starts nothing.
+        """Return what :meth:`restoreFrom` would do with every operator and state; starts nothing.
 
         Returns
         -------
         RestorePlan
-            Prints as a table. ``start`` makes the same plan and raises what is refused in it.
+            Prints as a table. ``start`` makes the same plan and raises what the plan refuses.
 
         Raises
         ------
         ConfigurationError
-            If it is not told from where.
+            If no path was given.
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If there is no good checkpoint or savepoint there.
+            If there is no good checkpoint or savepoint at the path.
+
+        Examples
+        --------
+        >>> plan = ckpt.write_stream(counts).restoreFrom(savepoint.path).planRestore()
+        >>> plan.check()
         """
         settings = self._settings(self._stream.sparkSession)
         if settings.restore_path is None:

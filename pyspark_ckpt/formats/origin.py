@@ -19,18 +19,26 @@ class Restore:
 
     Parameters
     ----------
-    path
+    path : str
         The checkpoint or savepoint.
-    epoch, query_id
-        Its epoch, and the query that it is of.
-    claim_mode
+    epoch : int
+        Its epoch.
+    query_id : str
+        The query that it is of.
+    claim_mode : str
         ``NO_CLAIM`` or ``CLAIM``.
-    needs_original
-        Whether this query still needs any file of it: never, because all were copied before the
-        query started.
-    skipped
-        Why each newer checkpoint was passed over, newest first; see
+    needs_original : bool
+        Whether this query still needs any file of it. Always false, because all files were copied
+        before the query started.
+    skipped : tuple of str
+        Why each newer checkpoint was skipped, newest first; see
         ``spark.ckpt.execution.state-recovery.fallback``.
+
+    Examples
+    --------
+    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", "NO_CLAIM")
+    >>> restore.needs_original
+    False
     """
 
     path: str

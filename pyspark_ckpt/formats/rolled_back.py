@@ -17,10 +17,16 @@ class RolledBack(msgspec.Struct, frozen=True):
 
     Parameters
     ----------
-    query_id
+    query_id : str
         The query that the location had. A rollback gives it another id.
-    after
+    after : int
         The last epoch that counts; -1 if none does.
+
+    Examples
+    --------
+    >>> void = ckpt.RolledBack("5f0a", after=7)
+    >>> f"DELETE FROM counts WHERE query_id = '{void.query_id}' AND epoch > {void.after}"
+    "DELETE FROM counts WHERE query_id = '5f0a' AND epoch > 7"
     """
 
     query_id: str

@@ -30,9 +30,11 @@ _NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", 
 def history(path: str) -> pd.DataFrame:
     """Return what became of a query's checkpoints and savepoints.
 
+    It needs no Spark and runs in the calling process.
+
     Parameters
     ----------
-    path
+    path : str
         A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
 
     Returns
@@ -41,14 +43,20 @@ def history(path: str) -> pd.DataFrame:
         Oldest first, by the ids of checkpoints and not by the wall clock, which may jump: kind,
         status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
         triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
-        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason;
+        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason.
         :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
-        not in it, savepoints and failures are, up to a thousand.
+        left out. Savepoints and failures are included, up to a thousand.
 
     Raises
     ------
     CheckpointNotFoundError
         If there are no checkpoints at the path.
+
+    Examples
+    --------
+    >>> history = ckpt.history(f"{directory}/query")
+    >>> set(history["kind"]) == {"checkpoint", "savepoint"}
+    True
     """
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
@@ -88,9 +96,11 @@ SUBTASK_COLUMNS = (
 def subtask_history(path: str) -> pd.DataFrame:
     """Return what the retained checkpoints of a query hold of each of its subtasks.
 
+    It needs no Spark and runs in the calling process.
+
     Parameters
     ----------
-    path
+    path : str
         A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
 
     Returns
@@ -105,6 +115,11 @@ def subtask_history(path: str) -> pd.DataFrame:
     ------
     CheckpointNotFoundError
         If there are no checkpoints at the path.
+
+    Examples
+    --------
+    >>> set(ckpt.subtask_history(f"{directory}/query")["uid"])
+    {'count'}
     """
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, int], Handle] = {}

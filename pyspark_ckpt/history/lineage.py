@@ -167,30 +167,37 @@ _MOST = 1000
 def lineage(path: str) -> pd.DataFrame:
     """Return a checkpoint or savepoint and its ancestors, or the tree of all below a directory.
 
-    Needs no Spark. Of one, the youngest comes first: a parent is found at the path that it had when
-    the child's query was restored from it. One that was moved, deleted or damaged since is the last
-    row, with what the child knows of it. Of a directory with the locations and savepoints of
-    several queries, all their checkpoints and savepoints come in the order of a tree: behind each
-    the queries that were restored from it, wherever it lies now.
+    It needs no Spark and runs in the calling process.
+
+    Of one checkpoint or savepoint, the youngest comes first. A parent is found at the path that it
+    had when the child's query was restored from it. A parent that was moved, deleted or damaged is
+    the last row, with what the child knows of it. Of a directory with the locations and savepoints
+    of several queries, all their checkpoints and savepoints come in the order of a tree: each is
+    followed by the queries that were restored from it, wherever it lies now.
 
     Parameters
     ----------
-    path
-        A ``savepoint-...`` or ``chk-...`` directory, or one that has such ones below it.
+    path : str
+        A ``savepoint-...`` or ``chk-...`` directory, or one that has such directories below it.
 
     Returns
     -------
     pandas.DataFrame
-        kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC), operators (a
-        dictionary by uid: processor, code_sha256, schema_sha256, parallelism, max_parallelism,
-        backend, restored), found, parent, generation. `restored` tells whether the operator's state
-        came from the parent; `parent` is the path that the query was restored from, and
-        `generation` counts the restores since the oldest that is known.
+        The columns kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC),
+        operators (a dictionary by uid: processor, code_sha256, schema_sha256, parallelism,
+        max_parallelism, backend, restored), found, parent, generation. `restored` says whether the
+        operator's state came from the parent. `parent` is the path that the query was restored
+        from. `generation` counts the restores from the oldest that is known.
 
     Raises
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is none at `path`, or it cannot be trusted.
+
+    Examples
+    --------
+    >>> ckpt.lineage(savepoint.path)["generation"].tolist()
+    [0]
     """
     root = open_storage(path)
     if not root.exists(METADATA_NAME) and (family := rows_of_family(root)):

@@ -12,18 +12,51 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointListener:
-    """Hears of the checkpoints of a query; subclass it and override what you need.
+    """Is notified of the checkpoints of a query; subclass it and override what you need.
 
-    Called on the driver in a thread of its own, one call at a time, in the order in which
-    checkpoints end. What a method raises is logged and harms nothing. A method may call everything
-    that the query has, also ``stopWithSavepoint``.
+    Its methods are called on the driver in a thread of their own, one call at a time, in the order
+    in which checkpoints end. What a method raises is logged and has no other effect. A method may
+    call everything that the query has, also ``stopWithSavepoint``.
+
+    Examples
+    --------
+    >>> class Log(ckpt.CheckpointListener):
+    ...     def onCheckpointCompleted(self, checkpoint):
+    ...         print(f"epoch {checkpoint.epoch} is in {checkpoint.path}")
+    ...
+    ...     def onCheckpointAborted(self, checkpoint):
+    ...         print(checkpoint.reason.value, checkpoint.message)
+    >>> query.addCheckpointListener(Log())
     """
 
     def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
-        """Hear of a checkpoint that is durable."""
+        """Handle a checkpoint that is durable.
+
+        Parameters
+        ----------
+        checkpoint : CompletedCheckpoint
+            Its id, path, epoch, times and size.
+
+        Examples
+        --------
+        >>> ckpt.CheckpointListener().onCheckpointCompleted(checkpoint)
+        """
 
     def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
-        """Hear of a checkpoint that was given up."""
+        """Handle a checkpoint that was aborted.
+
+        Parameters
+        ----------
+        checkpoint : AbortedCheckpoint
+            Its id, epoch, times and reason.
+
+        Examples
+        --------
+        >>> aborted = ckpt.AbortedCheckpoint(
+        ...     "checkpoint", 3, 7, 0, 600_000, ckpt.AbortReason.EXPIRED, "the jobs took too long"
+        ... )
+        >>> ckpt.CheckpointListener().onCheckpointAborted(aborted)
+        """
 
 
 class Listeners:

@@ -16,7 +16,29 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """A checkpoint that is durable; `path` is what ``restoreFrom`` takes."""
+    """A checkpoint that is durable.
+
+    Parameters
+    ----------
+    checkpoint_id : int
+        Its number in the query.
+    path : str
+        Its ``chk-...`` directory, which ``restoreFrom`` takes.
+    epoch : int
+        The epoch whose end it holds.
+    triggered_at_ms : int
+        When it was triggered, in milliseconds since 1970.
+    duration_ms : int
+        How long it took, in milliseconds.
+    size_bytes : int
+        Bytes of all files that it refers to.
+
+    Examples
+    --------
+    >>> checkpoint = query.triggerCheckpoint()
+    >>> checkpoint.path.endswith(f"chk-{checkpoint.checkpoint_id}")
+    True
+    """
 
     checkpoint_id: int
     path: str
@@ -40,9 +62,32 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AbortedCheckpoint:
-    """A checkpoint or savepoint that was given up, and why.
+    """A checkpoint or savepoint that was aborted, and why.
 
-    `kind` is ``checkpoint`` or ``savepoint``; a savepoint has no id.
+    Parameters
+    ----------
+    kind : str
+        ``checkpoint`` or ``savepoint``.
+    checkpoint_id : int or None
+        Its number in the query; ``None`` for a savepoint.
+    epoch : int or None
+        The epoch whose end it would have held, if known.
+    triggered_at_ms : int
+        When it was triggered, in milliseconds since 1970.
+    duration_ms : int
+        How long it took, in milliseconds.
+    reason : AbortReason
+        Why it was aborted.
+    message : str
+        The text of the error.
+
+    Examples
+    --------
+    >>> aborted = ckpt.AbortedCheckpoint(
+    ...     "checkpoint", 3, 7, 0, 600_000, ckpt.AbortReason.EXPIRED, "the jobs took too long"
+    ... )
+    >>> aborted.reason.counts
+    True
     """
 
     kind: str
@@ -79,7 +124,32 @@ class SavepointFormat(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """A completed savepoint; `path` is what ``restoreFrom`` takes."""
+    """A completed savepoint.
+
+    Parameters
+    ----------
+    path : str
+        Its ``savepoint-...`` directory, which ``restoreFrom`` takes.
+    epoch : int
+        The epoch whose end it holds.
+    query_id : str
+        The id of the query.
+    triggered_at_ms : int
+        When it was triggered, in milliseconds since 1970.
+    completed_at_ms : int
+        When it was complete, in milliseconds since 1970.
+    size_bytes : int
+        Bytes of all files.
+    files : int
+        Number of files.
+    format : str
+        ``CANONICAL`` or ``NATIVE``.
+
+    Examples
+    --------
+    >>> savepoint.epoch, savepoint.format
+    (0, 'CANONICAL')
+    """
 
     path: str
     epoch: int

@@ -21,9 +21,25 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A checkpoint or savepoint all of whose files are as they were written.
+    """A checkpoint or savepoint whose files are all as they were written.
 
-    `files` and `size_bytes` are of all that was checked, ``_metadata`` included.
+    Parameters
+    ----------
+    path : str
+        Its directory.
+    kind : str
+        ``checkpoint`` or ``savepoint``.
+    epoch : int
+        The epoch whose end it holds.
+    files : int
+        Number of files that were checked, ``_metadata`` included.
+    size_bytes : int
+        Bytes of the files that were checked, ``_metadata`` included.
+
+    Examples
+    --------
+    >>> ckpt.verify(savepoint.path).files == savepoint.files
+    True
     """
 
     path: str
@@ -34,12 +50,19 @@ class Verification:
 
 
 def verify(path: str) -> Verification:
-    """Check every file of a checkpoint or savepoint by size and SHA-256; needs no Spark.
+    """Check every file of a checkpoint or savepoint by size and SHA-256.
+
+    No file is changed. It needs no Spark and runs in the calling process.
 
     Parameters
     ----------
-    path
+    path : str
         A ``savepoint-...`` or ``chk-...`` directory.
+
+    Returns
+    -------
+    Verification
+        What was checked.
 
     Raises
     ------
@@ -47,6 +70,11 @@ def verify(path: str) -> Verification:
         If there is none, it was subsumed meanwhile, or it cannot be trusted.
     CorruptFileError
         If files are missing or changed; names them.
+
+    Examples
+    --------
+    >>> ckpt.verify(savepoint.path).kind
+    'savepoint'
     """
     directory = open_storage(path)
     metadata = read_metadata(directory)

@@ -21,9 +21,26 @@ from pyspark_ckpt.spark.query import java_query
 class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
-    Everything that ``StreamingQuery`` has, and :meth:`checkpoints`, :meth:`triggerCheckpoint`,
-    :meth:`triggerSavepoint`, :meth:`stopWithSavepoint`, :meth:`addCheckpointListener` and
-    :attr:`lastRestore`.
+    It has everything that ``StreamingQuery`` has, and checkpoints and savepoints. All methods are
+    called on the driver, from any thread.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session that started the query.
+    query : StreamingQuery
+        Spark's query.
+    coordinator : CheckpointCoordinator
+        Takes the query's checkpoints and savepoints.
+    restore : Restore, optional
+        What the query was restored from.
+
+    Examples
+    --------
+    >>> checkpoint = query.triggerCheckpoint()
+    >>> retained = query.checkpoints().where("kind = 'checkpoint' AND status = 'completed'")
+    >>> retained.count() > 0
+    True
     """
 
     def __init__(
@@ -41,24 +58,28 @@ class CheckpointedQuery(StreamingQuery):
 
     @property
     def lastRestore(self) -> Restore | None:
-        """What the query was restored from when its location was filled, ``None`` if it was not.
+        """What the query was restored from when its location was filled, or ``None``.
 
-        Its ``needs_original`` tells whether that may be deleted as far as this query goes.
+        Its ``needs_original`` says whether this query still needs the original.
         """
         return self._restore
 
     def checkpoints(self) -> DataFrame:
-        """Return what this query can be restored from, and what was given up.
+        """Return what this query can be restored from, and which attempts were aborted.
 
         Returns
         -------
         DataFrame
-            A row for each retained checkpoint, and for each savepoint and each aborted attempt
-            since the query was started: kind, status (``completed``, ``corrupt`` or
-            ``aborted``), checkpoint_id, epoch, triggered_at, duration_ms, size_bytes, new_bytes
-            (not in the retained checkpoint before it), files, phases_ms (of gathering: handles,
-            sources, verification), path, reason. :func:`pyspark_ckpt.subtask_history` has each
-            subtask's part.
+            A row for each retained checkpoint, and for each savepoint and each aborted attempt of
+            this run: kind, status (``completed``, ``corrupt`` or ``aborted``), checkpoint_id,
+            epoch, triggered_at, duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+            before it), files, phases_ms (of gathering: handles, sources, verification), path,
+            reason. :func:`pyspark_ckpt.subtask_history` has each subtask's part.
+
+        Examples
+        --------
+        >>> query.checkpoints().select("kind", "status").distinct().orderBy("kind").collect()
+        [Row(kind='checkpoint', status='completed'), Row(kind='savepoint', status='completed')]
         """
         return as_spark_frame(self._spark, self._coordinator.entries())
 
@@ -66,13 +87,15 @@ class CheckpointedQuery(StreamingQuery):
     def lastOperatorProgress(self) -> list[dict[str, Any]]:
         """What each operator of this library did in the newest committed epoch.
 
-        Beside ``lastProgress``, in its style: rows, keys touched, state reads, cache hits and
-        writes, timers fired, entries expired, local copies rebuilt, milliseconds to open the
-        state, to process and to make the epoch durable, and the size of each subtask's state; keys,
-        timers, and entries and bytes of each state, exact or estimated (``isEstimated``); lag of
-        the watermark, late rows, and the age of the last checkpoint at the epoch's end. ``None`` is
-        what is not known.
-        Reads Spark's state store, with a small Spark job if the subtasks are many.
+        A list like ``lastProgress``, with a dict per operator. Each has the operator's counts of
+        the epoch: rows, keys touched, state reads, cache hits and writes, timers fired, entries
+        expired, and local copies rebuilt. It has the milliseconds to open the state, to process and
+        to make the epoch durable, and the bytes of each subtask's state. It has the keys, timers,
+        and entries and bytes of each state, exact or estimated (``isEstimated``). It has the lag of
+        the watermark, late rows, and the age of the last checkpoint at the epoch's end. ``None``
+        means unknown.
+
+        It reads Spark's state store, with a small Spark job if there are many subtasks.
         """
         return self._coordinator.progress.last()
 
@@ -80,54 +103,83 @@ class CheckpointedQuery(StreamingQuery):
     def recentOperatorProgress(self) -> list[dict[str, Any]]:
         """What each operator did in the last epochs of this run, oldest first; up to 100 epochs.
 
-        As :attr:`lastOperatorProgress`, an entry per epoch and operator. Epochs are read when they
-        are asked for, and not again: who asks every 100 epochs misses none.
+        As :attr:`lastOperatorProgress`, with a dict per epoch and operator. Epochs are read when
+        you ask for them, and not again: ask at least every 100 epochs to miss none.
         """
         return self._coordinator.progress.recent()
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
-        """Checkpoint the newest committed epoch now, whatever interval and pause.
+        """Checkpoint the newest committed epoch now, whatever interval and pause are configured.
 
-        Waits for a checkpoint that is under way. A failure counts towards
+        Waits for a checkpoint that is in progress. A failure counts towards
         ``tolerable-failed-checkpoints``.
 
         Returns
         -------
         CompletedCheckpoint
             Durable: checkpoint_id, path, epoch, triggered_at_ms, duration_ms, size_bytes. If no
-            epoch was committed since the newest one, that one.
+            epoch was committed after the newest checkpoint, that checkpoint.
 
         Raises
         ------
         CheckpointAbortedError
-            If it was given up; its `reason` says why.
+            If the checkpoint was aborted; its `reason` says why.
+
+        Examples
+        --------
+        >>> query.triggerCheckpoint().epoch
+        0
         """
         return self._coordinator.trigger_checkpoint()
 
     def addCheckpointListener(self, listener: CheckpointListener) -> None:
-        """Have a listener hear of every checkpoint that ends from now on, on the driver."""
+        """Notify a listener of every checkpoint that ends from now on, on the driver.
+
+        Parameters
+        ----------
+        listener : CheckpointListener
+            Its methods are called in a thread of their own.
+
+        Examples
+        --------
+        >>> listener = ckpt.CheckpointListener()
+        >>> query.addCheckpointListener(listener)
+        """
         self._coordinator.listeners.add(listener)
 
     def removeCheckpointListener(self, listener: CheckpointListener) -> None:
-        """Have a listener hear of nothing more."""
+        """Stop notifying a listener; has no effect if it was never added.
+
+        Parameters
+        ----------
+        listener : CheckpointListener
+            As given to :meth:`addCheckpointListener`.
+
+        Examples
+        --------
+        >>> listener = ckpt.CheckpointListener()
+        >>> query.addCheckpointListener(listener)
+        >>> query.removeCheckpointListener(listener)
+        """
         self._coordinator.listeners.remove(listener)
 
     def triggerSavepoint(
         self, directory: str | None = None, format: str = SavepointFormat.CANONICAL.value
     ) -> Savepoint:
-        """Take a savepoint of the newest committed epoch while the query runs on.
+        """Take a savepoint of the newest committed epoch while the query runs.
 
-        The executors copy the state, one subtask per task; a progress bar tells how far they are
-        if standard output is a terminal, else the log.
+        The executors copy the state, one subtask per task. A progress bar shows how far they are if
+        standard output is a terminal, else the log does.
 
         Parameters
         ----------
-        directory
-            Where the new ``savepoint-...`` directory goes; by default
+        directory : str, optional
+            Where the new ``savepoint-...`` directory is made; by default
             ``spark.ckpt.execution.checkpointing.savepoint-dir``.
-        format
+        format : str
             ``CANONICAL``: all state of a subtask in one Parquet file, sorted by key group, for
-            every backend and every reader; ``NATIVE``: the files as they are, which is faster.
+            every backend and every reader. ``NATIVE``: copies of the files as they are, which is
+            faster.
 
         Returns
         -------
@@ -137,9 +189,15 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured.
+            If no directory is given or configured, or there is no such format.
         CheckpointAbortedError, CorruptFileError
-            If it could not be made; nothing of it is left behind.
+            If the savepoint could not be made; no file of it remains.
+
+        Examples
+        --------
+        >>> native = query.triggerSavepoint(f"{directory}/savepoints", format="NATIVE")
+        >>> native.format
+        'NATIVE'
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
         return self._coordinator.trigger_savepoint(target, SavepointFormat.of(format))
@@ -152,18 +210,20 @@ class CheckpointedQuery(StreamingQuery):
     ) -> Savepoint:
         """Stop the query and take a savepoint of its last epoch.
 
-        The epoch that is under way is finished, no other is begun, so the savepoint has exactly
-        what has reached the sink: a query that starts from it goes on where this one ended. Of a
-        query that has ended already, the last epoch is saved.
+        The epoch in progress is finished and no other one starts. So the savepoint has exactly what
+        reached the sink, and a query that starts from it continues where this one ended. If the
+        query has ended already, its last epoch is saved.
 
         Parameters
         ----------
-        directory, format
+        directory : str, optional
             As for :meth:`triggerSavepoint`.
-        drain
-            For a query that is over for good: the watermark is taken to its end first, so that
-            every event-time timer fires and its output reaches the sink. No state expires of
-            that, and the watermark of the savepoint is the true one.
+        drain : bool
+            For a query that is never to be continued: the watermark first moves to its end, so that
+            every event-time timer fires and its output reaches the sink. No state expires because
+            of that, and the savepoint has the true watermark.
+        format : str
+            As for :meth:`triggerSavepoint`.
 
         Returns
         -------
@@ -173,12 +233,18 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured; the query runs on.
+            If no directory is given or configured; the query still runs.
         CheckpointAbortedError, CorruptFileError
-            If it could not be made; the query is stopped, and goes on from its
+            If the savepoint could not be made. The query is stopped, and continues from its
             ``checkpointLocation`` when it is started again.
         FencedError
-            If it was started again meanwhile; that query runs on.
+            If the query was started again meanwhile; that query still runs.
+
+        Examples
+        --------
+        >>> last = query.stopWithSavepoint(f"{directory}/savepoints")
+        >>> query.isActive
+        False
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
         return self._coordinator.stop_with_savepoint(
@@ -188,6 +254,16 @@ class CheckpointedQuery(StreamingQuery):
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``.
 
+        Parameters
+        ----------
+        timeout : int, optional
+            How many seconds to wait; by default without end.
+
+        Returns
+        -------
+        bool or None
+            Whether the query has ended; ``None`` without a timeout.
+
         Raises
         ------
         FailedCheckpointsError
@@ -195,7 +271,12 @@ class CheckpointedQuery(StreamingQuery):
             failed, or if it was stopped for a savepoint that was not made.
         StreamingQueryException
             If the query failed. It is also an error of this library, such as
-            :class:`ProcessorError`, where one made the query fail.
+            :class:`ProcessorError`, where such an error made the query fail.
+
+        Examples
+        --------
+        >>> query.awaitTermination(1)
+        False
         """
         with library_errors():
             try:
@@ -209,33 +290,59 @@ class CheckpointedQuery(StreamingQuery):
         return ended
 
     def processAllAvailable(self) -> None:
-        """Wait until all input that is there was processed; as ``StreamingQuery``.
+        """Wait until all available input was processed; as ``StreamingQuery``.
 
         Raises
         ------
-        FailedCheckpointsError, StreamingQueryException
-            As :meth:`awaitTermination`.
+        FailedCheckpointsError
+            If the query was stopped because it could not be checkpointed, if its last checkpoint
+            failed, or if it was stopped for a savepoint that was not made.
+        StreamingQueryException
+            If the query failed. It is also an error of this library, such as
+            :class:`ProcessorError`, where such an error made the query fail.
+
+        Examples
+        --------
+        >>> query.processAllAvailable()
+        >>> results["ada"]
+        2
         """
         with library_errors():
             super().processAllAvailable()
         self._raise_failure()
 
     def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
-        """Return what ended the query; as ``StreamingQuery``, or a ``FailedCheckpointsError``."""
+        """Return what ended the query; as ``StreamingQuery``, or a ``FailedCheckpointsError``.
+
+        Returns
+        -------
+        Exception or None
+            ``None`` while the query runs, and if it ended without an error.
+
+        Examples
+        --------
+        >>> print(query.exception())
+        None
+        """
         return self._coordinator.failure or library_error(super().exception())
 
     def stop(self) -> None:
         """Stop the query and wait for its last checkpoint.
 
         With ``externalized-checkpoint-retention`` other than ``RETAIN_ON_CANCELLATION`` its
-        checkpoints are deleted instead; the query continues from its ``checkpointLocation`` all the
-        same. The wait ends after ``spark.ckpt.execution.checkpointing.timeout`` for each step that
-        hangs.
+        checkpoints are deleted instead; the query still continues from its ``checkpointLocation``.
+        The wait ends after ``spark.ckpt.execution.checkpointing.timeout`` for each step that hangs.
 
         Raises
         ------
         FailedCheckpointsError
-            As :meth:`awaitTermination`, unless it has been raised before.
+            As :meth:`awaitTermination`, unless it was raised before.
+
+        Examples
+        --------
+        >>> query.stop()
+        >>> query.isActive
+        False
         """
         with library_errors():
             super().stop()

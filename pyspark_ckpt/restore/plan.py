@@ -46,19 +46,26 @@ class RestorePlan:
 
     Parameters
     ----------
-    source
+    source : RestoreSource
         The checkpoint or savepoint.
-    operators
+    operators : tuple of PlannedOperator
         What becomes of each operator of this library: those of the query first, in the order of
         their ids.
-    spark_operators
+    spark_operators : PlannedSparkOperators
         What becomes of Spark's own operators.
-    migrations
+    migrations : PlannedPart
         Refuses the migrations of operators that the query does not have.
-    sources
+    sources : PlannedSources
         Where the query's sources continue.
-    origin
+    origin : Origin
         What the new query's directory says about this restore.
+
+    Examples
+    --------
+    >>> plan = ckpt.plan_restore(savepoint.path, counts)
+    >>> print(plan)
+    restore from ..., epoch 0: can start
+    ...
     """
 
     source: RestoreSource
@@ -108,12 +115,16 @@ class RestorePlan:
         return tuple(row for row in self.states if row.outcome == StateOutcome.REFUSED.value)
 
     def check(self) -> None:
-        """Raise the first error that keeps the query from starting.
+        """Raise what keeps the query from starting; has no effect if it can start.
 
         Raises
         ------
         RestoreError, IncompatibleStateError, PlanError
-            If there is one.
+            The first of them.
+
+        Examples
+        --------
+        >>> ckpt.plan_restore(savepoint.path, counts).check()
         """
         if self.errors:
             raise self.errors[0]

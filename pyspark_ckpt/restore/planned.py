@@ -46,10 +46,24 @@ UNCHANGED = "nothing changes"
 
 @dataclass(frozen=True, slots=True)
 class PlannedState:
-    """What becomes of one state, or of the operator as a whole.
+    """What a restore would do with one state, or with the operator as a whole.
 
-    `outcome` is ``restored``, ``migrated``, ``dropped``, ``new`` or ``refused``; `why` says what
-    changes, or what to do.
+    Parameters
+    ----------
+    operator : str
+        The operator's uid; ``(query)`` for the query as a whole.
+    state : str
+        The state's name; ``(operator)`` for the operator as a whole, ``(key)`` for its key.
+    outcome : str
+        ``restored``, ``migrated``, ``dropped``, ``new`` or ``refused``.
+    why : str
+        What changes, or what to do.
+
+    Examples
+    --------
+    >>> plan = ckpt.plan_restore(savepoint.path, counts)
+    >>> [row.outcome for row in plan.states if row.state == "count"]
+    ['restored']
     """
 
     operator: str

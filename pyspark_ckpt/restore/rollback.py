@@ -110,9 +110,21 @@ def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A location that was put back; `kept` is the directory with what was in it before.
+    """What a rollback did; :func:`rollback` to the name of `kept` undoes it.
 
-    :func:`rollback` to its name puts that back.
+    Parameters
+    ----------
+    location : str
+        The query's ``checkpointLocation``.
+    to : str
+        What it was put back to.
+    kept : str
+        The directory with what was in the location before.
+
+    Examples
+    --------
+    >>> ckpt.Rollback("/locations/a", "chk-3", "/locations/a/_before_rollback-1").to
+    'chk-3'
     """
 
     location: str
@@ -123,21 +135,23 @@ class Rollback:
 def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None = None) -> Rollback:
     """Put the location of a stopped query back to one of its retained checkpoints.
 
-    The query that is started there next goes on from the checkpoint: its state, its source
-    offsets, its watermark. What was in the location is moved to a directory inside it and stays
-    until you delete it. A rollback that was interrupted is gone on with first.
+    Call it on the driver. The query that is started there next continues from the checkpoint: its
+    state, its source offsets, its watermark. What was in the location is moved to a directory
+    inside it and stays until you delete it. If a rollback was interrupted, the call finishes it
+    first.
 
-    Epochs go on from the checkpoint's. Spark's file sink skips those that it has seen, so where
-    there were later ones the query needs a new path: a start with the old one is refused. A
-    ``foreachBatch`` learns from :func:`pyspark_ckpt.current_epoch` which epochs are void.
+    Epoch numbers continue from the checkpoint. Spark's file sink skips the epochs that it has seen.
+    So a query that had later epochs needs a new output path; a start with the old path is refused.
+    In a ``foreachBatch`` function, :func:`pyspark_ckpt.current_epoch` returns which epochs are
+    void.
 
     Parameters
     ----------
-    checkpointLocation
+    checkpointLocation : str
         The query's; no driver may run the query.
-    to
+    to : str
         ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
-    checkpointsDirectory
+    checkpointsDirectory : str, optional
         ``spark.ckpt.execution.checkpointing.dir``, if the query has one.
 
     Returns
@@ -151,6 +165,13 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         If the query runs in this application, or never did, or `to` is not its checkpoint.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no good checkpoint of that name; nothing was changed.
+
+    Examples
+    --------
+    >>> query.stop()
+    >>> back = ckpt.rollback(f"{directory}/query", f"chk-{checkpoint.checkpoint_id}")
+    >>> query = writer.start()
+    >>> checkpoint = query.triggerCheckpoint()
     """
     spark = _session()
     path = qualified_path(spark, str(checkpointLocation))

@@ -29,9 +29,23 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """What became of a savepoint's directory; `left` are names of others in it.
+    """What disposing of a savepoint did to its directory.
 
-    `was_complete` is false for what a driver that ended early, or is still at work, has begun.
+    Parameters
+    ----------
+    path : str
+        The savepoint's directory.
+    files : int
+        Number of files that were deleted.
+    left : tuple of str
+        Names of files of others in the directory, which stay.
+    was_complete : bool
+        False for a savepoint that a driver has only begun.
+
+    Examples
+    --------
+    >>> ckpt.Disposal("/savepoints/savepoint-1", files=5, left=()).was_complete
+    True
     """
 
     path: str
@@ -43,15 +57,20 @@ class Disposal:
 def dispose_savepoint(path: str) -> Disposal:
     """Delete a savepoint: the files that its ``_metadata`` names, then the empty directories.
 
-    Files of others in its directory stay. ``_metadata`` goes last, so what was interrupted can be
-    called again, and no restore takes the rest for a savepoint: it misses the files. Of one that
-    is not complete those files go that its ``_in_progress`` tells of; a driver that is still taking
-    it is told that it failed. Needs no Spark.
+    Files of others in its directory stay. ``_metadata`` is deleted last. So an interrupted call can
+    be repeated, and no restore takes the rest for a savepoint, because files are missing. Of a
+    savepoint that is not complete, the files that its ``_in_progress`` names are deleted; a driver
+    that is still taking it reports a failure. It needs no Spark and runs in the calling process.
 
     Parameters
     ----------
-    path
+    path : str
         A ``savepoint-...`` directory.
+
+    Returns
+    -------
+    Disposal
+        What was deleted.
 
     Raises
     ------
@@ -59,6 +78,12 @@ def dispose_savepoint(path: str) -> Disposal:
         If there is no savepoint: nothing, or a checkpoint, which its query's retention owns.
     CorruptFileError, UnsafePathError
         If its ``_metadata`` cannot be trusted. Nothing was deleted.
+
+    Examples
+    --------
+    >>> unwanted = ckpt.rename_uid(savepoint.path, {}, f"{directory}/unwanted")
+    >>> ckpt.dispose_savepoint(unwanted.path).was_complete
+    True
     """
     directory = _opened(path)
     begun = dispose_of_begun(directory)

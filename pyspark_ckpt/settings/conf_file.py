@@ -15,15 +15,28 @@ def read_conf_file(path: str | Path) -> dict[str, str]:
     ``SparkSession.builder.config(map=read_conf_file("conf/rocksdb.conf"))`` does for a notebook
     what ``spark-submit --properties-file`` does for a job.
 
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file, on the driver.
+
     Returns
     -------
-    dict
-        Key and value of each line; comments and empty lines left out.
+    dict of str to str
+        Key and value of each line; comments and empty lines are left out.
 
     Raises
     ------
     ConfigurationError
-        If a line is no pair, or has an unknown ``spark.ckpt.`` key or a value not allowed.
+        If a line is not a pair, or has an unknown ``spark.ckpt.`` key or a value not allowed.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> conf = Path(directory, "heap.conf")
+    >>> _ = conf.write_text("spark.ckpt.state.backend.type  heap")
+    >>> ckpt.read_conf_file(conf)
+    {'spark.ckpt.state.backend.type': 'heap'}
     """
     values: dict[str, str] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):

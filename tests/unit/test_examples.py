@@ -73,6 +73,11 @@ def test_an_example_of_the_harness_continues_the_one_of_its_package(public: Publ
     run_examples(inspect.getdoc(public.value), public.name, names)
 
 
+@pytest.mark.parametrize("public", PUBLIC, ids=name_of)
+def test_a_public_docstring_is_complete(public: PublicObject) -> None:
+    assert problems(public) == []
+
+
 def test_the_check_sees_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lacking.py").write_text('def lacking(path):\n    """Do it."""\n    return path\n')
     monkeypatch.syspath_prepend(tmp_path)

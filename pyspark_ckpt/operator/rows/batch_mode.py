@@ -22,6 +22,24 @@ class BatchProcessor(StatefulProcessor):
     For a time to live in event time, what a call writes is as old as the newest row of the call.
     Timers are set with ``registerTimers(keys, times)`` of the handle, and handled key by key, in
     ``handleExpiredTimer``.
+
+    Examples
+    --------
+    >>> class Count(ckpt.BatchProcessor):
+    ...     def init(self, handle):
+    ...         self.count = handle.getValueState("count", "n long")
+    ...
+    ...     def handleInputBatch(self, keys, rows, timerValues):
+    ...         n = self.count.getMany(keys)["n"].fillna(0) + rows.groupby(level=0).size()
+    ...         self.count.updateMany(keys, n.to_frame("n"))
+    ...         yield keys.assign(n=n)
+    ...
+    ...     def close(self): ...
+    >>> import pandas as pd
+    >>> from pyspark_ckpt.testing import ProcessorHarness
+    >>> harness = ProcessorHarness(Count())
+    >>> harness.testInBatches(pd.DataFrame({"user": ["ada", "ada"]}), "user")["n"].tolist()
+    [2]
     """
 
     @abstractmethod
@@ -32,19 +50,29 @@ class BatchProcessor(StatefulProcessor):
 
         Parameters
         ----------
-        keys
-            The key columns, one row per key; pass it, or some of its rows, to ``getMany`` and
+        keys : pandas.DataFrame
+            The key columns, one row per key. Pass it, or some of its rows, to ``getMany`` and
             ``updateMany`` of value state.
-        rows
-            All rows of these keys, in the order of the keys; the index tells the place of each
-            row's key in `keys`, so ``rows.groupby(level=0)`` goes by key.
-        timerValues
+        rows : pandas.DataFrame
+            All rows of these keys, in the order of the keys. The index is the place of each row's
+            key in `keys`, so ``rows.groupby(level=0)`` groups by key.
+        timerValues : TimerValues
             The epoch's times.
 
         Returns
         -------
-        iterable of DataFrame
+        iterable of pandas.DataFrame or None
             The output, in the columns of ``outputStructType``.
+
+        Examples
+        --------
+        >>> class Sizes(ckpt.BatchProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputBatch(self, keys, rows, timerValues):
+        ...         yield keys.assign(n=rows.groupby(level=0).size())
+        ...
+        ...     def close(self): ...
         """
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
