@@ -61,10 +61,20 @@ class CkptError(Exception):
         if self._has_place:
             return
         self._has_place = True
+        self.append(place)
+
+    def append(self, text: str) -> None:
+        """Append text to the message.
+
+        Parameters
+        ----------
+        text
+            Follows the message as it is.
+        """
         if isinstance(self, PySparkException):  # which shows what it has beside the arguments
-            vars(self)["_message"] += place
+            vars(self)["_message"] += text
         else:
-            self.args = (f"{self}{place}", *self.args[1:])
+            self.args = (f"{self}{text}", *self.args[1:])
 
 
 class ConfigurationError(CkptError, ValueError):

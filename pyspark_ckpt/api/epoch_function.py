@@ -16,6 +16,7 @@ from pyspark_ckpt.operator.descriptor import (
     decode_runtime,
     encode_announced,
 )
+from pyspark_ckpt.operator.task_failure import marked_errors
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_local_storage
@@ -118,7 +119,8 @@ class EpochFunction:
         _announce(session, announced)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
         try:
-            self._function(df, epoch)
+            with marked_errors():
+                self._function(df, epoch)
         finally:
             _current.reset(token)
             _announce(session, None)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -68,6 +69,7 @@ class _LookAt:
         self._url = url
         self._parts = parts
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         storage = open_storage(self._url)
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.formats.handle import BaseFile, Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -147,6 +148,7 @@ class _CopyHandles:
         self._source = source
         self._target = target
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         source, target = open_storage(self._source), open_storage(self._target)
         for batch in batches:

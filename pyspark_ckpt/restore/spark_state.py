@@ -26,6 +26,7 @@ from pyspark_ckpt.operator.plan.operator import STATE_SCHEMA, TIMEOUTS
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.run.subtask import set_timeout
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import TimeMode, never_late_column
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
@@ -113,6 +114,7 @@ def _seeding_stream(
     )
 
 
+@marks_errors
 def _put_handle(
     token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:

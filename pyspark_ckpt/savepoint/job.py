@@ -19,14 +19,14 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.progress import Progress as Bar
 
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
-from pyspark_ckpt.spark.jobs import SparkJobs, task_error
+from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
 
 logger = logging.getLogger(__name__)
 
@@ -143,10 +143,12 @@ class SavepointJob:
         try:
             results = places.mapInArrow(run_copies, _RESULT).collect()
         except Exception as exc:
-            raised = task_error(exc) if isinstance(exc, PySparkException) else None
-            is_corrupt = isinstance(raised, CorruptFileError)
-            raise (CorruptFileError if is_corrupt else CheckpointAbortedError)(
-                f"{self._what}: copying the state on the executors failed: {_cause(exc)}"
+            error = task_error(exc)
+            is_corrupt = isinstance(error, CorruptFileError)
+            kind = CorruptFileError if is_corrupt else CheckpointAbortedError
+            raise kind(
+                f"{self._what}: copying the state on the executors failed: "
+                f"{error or error_text(exc)}"
             ) from exc
         progress.advance(len(results))
         by_number = {row.number: decode_handle(bytes(row.handle)) for row in results}
@@ -159,20 +161,19 @@ class _CopySubtasks:
     def __init__(self, copies: tuple[bytes, ...]) -> None:
         self._copies = copies
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 copy = msgspec.msgpack.decode(self._copies[number], type=SubtaskCopy)
-                handle = encode_handle(at_low_priority(copy.run))
+                try:
+                    handle = encode_handle(at_low_priority(copy.run))
+                except CkptError:
+                    raise
+                except Exception as exc:  # so that the driver gets its message
+                    raise CheckpointAbortedError(f"{type(exc).__name__}: {exc}") from exc
                 yield pa.RecordBatch.from_pydict({"number": [number], "handle": [handle]})
 
 
 def _size_bytes(handle: Handle) -> int:
     return sum(file.size_bytes for file in handle.files())
-
-
-def _cause(error: Exception) -> str:
-    """Return the last line of a Python worker's traceback, which says what happened where."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    errors = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File"))]
-    return errors[-1] if errors else (lines[0] if lines else type(error).__name__)

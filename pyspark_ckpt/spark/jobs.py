@@ -17,9 +17,9 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 
-from pyspark_ckpt import errors
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
+from pyspark_ckpt.operator.task_failure import failure_in
 
 _LOCAL_PROPERTIES = (
     "spark.job.description",
@@ -180,8 +180,6 @@ _NOT_IMPORTED = re.compile(
     r"ModuleNotFoundError: No module named '(?:pyspark_ckpt|state_backends|msgspec|rocksdict|lmdb)"
 )
 _JAVA_FRAME = "\tat "
-_RAISED = re.compile(r"^pyspark_ckpt\.errors\.(\w+): (.*(?:\n  .*)*)$", re.MULTILINE)
-"""The lines of the user's code that follow a message begin with spaces."""
 
 
 def error_text(error: BaseException) -> str:
@@ -190,10 +188,20 @@ def error_text(error: BaseException) -> str:
     return "\n".join(line for line in lines if not line.startswith(_JAVA_FRAME))
 
 
-def task_error(failure: PySparkException) -> CkptError | None:
-    """Return what a task raised, from the traceback that Spark passes on.
+def task_error(failure: Exception) -> CkptError | None:
+    """Return the error of this library that a task ended with.
 
-    ``None`` if it was none of this library's errors.
+    Workers without the library cannot mark an error, so what Python says of them is looked for.
+
+    Parameters
+    ----------
+    failure
+        What Spark raised on the driver.
+
+    Returns
+    -------
+    CkptError or None
+        ``None`` if no error of this library left the task.
     """
     text = str(failure)
     missing = _NOT_IMPORTED.search(text)
@@ -202,11 +210,4 @@ def task_error(failure: PySparkException) -> CkptError | None:
             f"Spark's Python workers cannot import pyspark_ckpt ({missing.group()}'): "
             f"{WORKER_ADVICE}"
         )
-    raised = _RAISED.findall(text)
-    if not raised:
-        return None
-    name, message = raised[-1]
-    kind = getattr(errors, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, CkptError):
-        return None
-    return kind(message)
+    return failure_in(text)

@@ -39,6 +39,7 @@ from pyspark_ckpt.operator.rescale.entries import (
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.table.writes import in_frames
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
 
@@ -100,6 +101,7 @@ class ReadSubtask:
         fields = [] if keys is None else keys.schema.fields
         self.schema = T.StructType([*MOVED_FIELDS, *fields])
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield all entries of the subtasks whose places come in."""
         for batch in batches:
@@ -158,6 +160,7 @@ class WriteSubtask:
         self._checkpoints_directory = checkpoints_directory
         self._epoch = epoch
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write each subtask's state and yield its handle, whose files are durable."""
         storage = open_storage(self._checkpoints_directory)

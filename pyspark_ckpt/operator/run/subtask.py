@@ -55,6 +55,7 @@ from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import EpochClock, TimeMode
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.storage.base import WorkerStorage
@@ -129,6 +130,7 @@ class SubtaskFunction:
         self._function = function
         self._descriptor = function.descriptor
 
+    @marks_errors
     def __call__(
         self, token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:

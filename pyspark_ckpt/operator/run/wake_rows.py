@@ -17,6 +17,7 @@ from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.settings import RUNTIME_KEY
 
 INITIAL_EPOCH = 0
@@ -63,6 +64,7 @@ class _Gate:
         self._uid = uid
         self._tokens = tokens
 
+    @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for timestamp_ms in batch.column(0).to_pylist():

@@ -24,6 +24,7 @@ from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
+from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock, TimeMode
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -45,6 +46,7 @@ class BatchFunction:
     def __init__(self, function: OperatorFunction) -> None:
         self._function = function
 
+    @marks_errors
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Run the processor over all rows of the subtask; nothing is durable."""
         frames = (frame for frame in frames if len(frame))
@@ -101,6 +103,7 @@ class InitialStateFunction:
         self._runtime = runtime
         self._now_ms = now_ms
 
+    @marks_errors
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Make a subtask's state and yield its handle, whose files are durable."""
         frames = (frame for frame in frames if len(frame))
