@@ -137,8 +137,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     the local copy was built anew. `lost_attributes` of the processor were changed outside of state.
     `process_ms` includes the wait for input and for Spark to take the output.
 
-    What earlier versions do not have is encoded only if it is set: a ``_metadata`` must be encoded
-    as it was read.
+    Version 0.1.0 does not know `lost_attributes`; see :func:`without_later_fields`.
     """
 
     rows: int = 0
@@ -244,6 +243,17 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     def kept_since(self) -> int:
         """Return the epoch from which on another handle may refer to any of its files."""
         return self.predecessors[-1].epoch if self.predecessors else self.epoch
+
+
+def without_later_fields(handle: Handle) -> Handle:
+    """Return `handle` with only the fields that version 0.1.0 knows.
+
+    The handle in Spark's state store has all fields, because 0.1.0 ignores unknown ones there.
+    """
+    metrics = handle.metrics
+    if metrics is not None:
+        metrics = msgspec.structs.replace(metrics, lost_attributes=msgspec.UNSET)
+    return msgspec.structs.replace(handle, metrics=metrics, counts=msgspec.UNSET)
 
 
 def following(handle: Handle, before: Handle | None) -> Handle:

@@ -4,8 +4,8 @@
 
     magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
 
-Integers are big-endian. The JSON is exactly what this library writes for its content, so nothing
-can be in it twice or unknown.
+Integers are big-endian. A reader refuses JSON with a field that is there twice or is not known to
+the reader. So each field that version 0.1.0 does not know needs a new format version, or stays out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 import msgspec
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.formats.handle import without_later_fields
 from pyspark_ckpt.formats.in_progress import DISPOSED, read_in_progress
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -41,7 +42,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     CorruptFileError
         If it has more content than can be read again.
     """
-    body = _encoder.encode(metadata)
+    body = _encoder.encode(_with_known_fields(metadata))
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
     if len(body) > MAX_METADATA_BYTES:
         raise corrupt_file(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
@@ -120,6 +121,23 @@ def read_metadata_and_digest(
             "interrupted: dispose of it again"
         )
     return decode_metadata(data, name), hashlib.sha256(data).hexdigest()
+
+
+def _with_known_fields(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """Return `metadata` without the optional fields that version 0.1.0 refuses.
+
+    A user may go back from this version to 0.1.0, which must then read the retained checkpoints:
+    its cleaner deletes nothing as long as it cannot read one of them. No restore needs the fields.
+    """
+    return msgspec.structs.replace(
+        metadata,
+        operators=tuple(
+            msgspec.structs.replace(
+                operator, handles=tuple(without_later_fields(handle) for handle in operator.handles)
+            )
+            for operator in metadata.operators
+        ),
+    )
 
 
 def _not_complete(storage: CoordinatorStorage, directory: str | None) -> CheckpointNotFoundError:

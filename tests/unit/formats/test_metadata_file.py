@@ -14,7 +14,19 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
+from pyspark_ckpt.formats.handle import (
+    BaseFile,
+    BaseSnapshot,
+    EpochMetrics,
+    Handle,
+    PendingSnapshot,
+    Predecessor,
+    Segment,
+    StateCount,
+    StateCounts,
+    StateDescriptor,
+    TtlDescriptor,
+)
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     NativeFile,
@@ -32,6 +44,7 @@ from pyspark_ckpt.formats.metadata_file import (
 )
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests.golden.earlier_version import run_earlier
 
 BASE = FileReference("shared/base", 1000, "b" * 64)
 SEGMENT = FileReference("taskowned/segment", 200, "c" * 64)
@@ -74,6 +87,40 @@ def packed(
 
 def test_what_is_encoded_is_decoded(metadata: CheckpointMetadata) -> None:
     assert decode_metadata(encode_metadata(metadata), "m") == metadata
+
+
+def test_version_0_1_0_reads_all_that_a_handle_can_hold(
+    metadata: CheckpointMetadata, tmp_path: Path
+) -> None:
+    """Scenario 42: back from this version; the code of 0.1.0 reads a checkpoint of this one."""
+    count = StateCount(name="s", keys=1, entries=1, size_bytes=1)
+    counts = StateCounts(
+        epoch=6, counted_at_ms=1, took_us=1, groups=1, of_groups=1, timers=0, states=(count,)
+    )
+    (operator,) = metadata.operators
+    handles = tuple(
+        msgspec.structs.replace(
+            handle,
+            metrics=EpochMetrics(rows=1, lost_attributes=("seen",)),
+            counts=counts,
+            predecessors=(Predecessor(5, ("shared/base",), "0" * 16),),
+            pending=PendingSnapshot("0" * 16, "6-b", 6, 1, "run"),
+            states=(StateDescriptor("s", "value", "{}", ttl=TtlDescriptor(1, "event", "a", "b")),),
+        )
+        for handle in operator.handles
+    )
+    full = msgspec.structs.replace(
+        metadata, operators=(msgspec.structs.replace(operator, handles=handles),)
+    )
+    (tmp_path / "_metadata").write_bytes(encode_metadata(full))
+    program = (
+        "from pathlib import Path\n"
+        "from pyspark_ckpt.on_disk.metadata_file import decode_metadata\n"
+        "metadata = decode_metadata(Path('_metadata').read_bytes(), 'm')\n"
+        "print(*(handle.subtask for handle in metadata.handles()))\n"
+    )
+    read = run_earlier(tmp_path, ["-c", program]).split()
+    assert read == [str(handle.subtask) for handle in handles]
 
 
 def test_files_are_all_that_handles_and_source_logs_need(metadata: CheckpointMetadata) -> None:

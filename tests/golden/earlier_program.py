@@ -1,0 +1,48 @@
+"""Continues a golden location in a process of its own, with whatever version is on PYTHONPATH.
+
+``python -m tests.golden.earlier_program BASE LOCATION OPTIONS RESULT``: first verifies all retained
+checkpoints, then takes all input that is there, and writes what the query emitted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from tests.golden import program
+from tests.golden.program import Sink
+
+
+def main(base: Path, location: Path, options: str, result: Path) -> None:
+    retained = sorted(location.glob("pyspark_ckpt/chk-*/_metadata"))
+    verified = [ckpt.verify(str(path.parent)).epoch for path in retained]
+    with tempfile.TemporaryDirectory() as directory:
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.sql.shuffle.partitions", 2)
+            .config("spark.local.dir", directory)
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+        sink = Sink()
+        query = program.writer(spark, base, location, sink, json.loads(options)).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        spark.stop()
+    rows = [row.asDict() for row in sink.rows()]
+    found = {"code": ckpt.__file__, "verified": verified, "rows": rows}
+    result.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    base, location, options, result = sys.argv[1:]
+    main(Path(base), Path(location), options, Path(result))
