@@ -29,8 +29,8 @@ from pyspark_ckpt.formats.layout import (
     TASK_OWNED,
     StateFile,
     initial_time_ms,
-    is_native_state,
     is_source_log,
+    is_spark_operator_state,
     state_file,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -101,7 +101,11 @@ def _may_go(
     if file is None:
         # They are written by the coordinator, which does not clean at the same time. What epoch 0
         # starts from is not needed once there is a checkpoint.
-        return is_source_log(name) or is_native_state(name) or initial_time_ms(name) is not None
+        return (
+            is_source_log(name)
+            or is_spark_operator_state(name)
+            or initial_time_ms(name) is not None
+        )
     since = _kept_since(file, kept_since)
     return (
         file.snapshot_id not in pending

@@ -129,7 +129,7 @@ def gather(
     phases.end("sources")
     if query.operators.spark_operators:
         spark_operators = keep_spark_operators(query, epoch)
-        contents = msgspec.structs.replace(contents, native_operators=spark_operators)
+        contents = msgspec.structs.replace(contents, stored_spark_operators=spark_operators)
         phases.end("native")  # a stored name
     check(query.storage, contents.files())
     phases.end("verification")

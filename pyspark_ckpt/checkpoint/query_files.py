@@ -11,8 +11,8 @@ import threading
 from dataclasses import dataclass, field, replace
 
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.formats.layout import native_path
-from pyspark_ckpt.formats.metadata import NativeFile
+from pyspark_ckpt.formats.layout import spark_operator_path
+from pyspark_ckpt.formats.metadata import SparkOperatorFile
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import STATE, chunks_of
@@ -44,7 +44,7 @@ class NativeCopies:
         self._lock = threading.Lock()
         self._copied: dict[str, FileReference] = {}
 
-    def keep(self, operator_id: int, name: str) -> NativeFile:
+    def keep(self, operator_id: int, name: str) -> SparkOperatorFile:
         """Return a copy of a file, durable.
 
         Raises
@@ -56,8 +56,8 @@ class NativeCopies:
         try:
             status = self._location.path(source).stat()
             known = f"{self._run} {source} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
-            path = native_path(operator_id, hashlib.sha256(known.encode()).hexdigest())
-            return NativeFile(name, self._copy(source, path))
+            path = spark_operator_path(operator_id, hashlib.sha256(known.encode()).hexdigest())
+            return SparkOperatorFile(name, self._copy(source, path))
         except FileNotFoundError as exc:
             raise CheckpointAbortedError(
                 f"{self._location.url}/{source} is not there any more: Spark has cleaned it away; "

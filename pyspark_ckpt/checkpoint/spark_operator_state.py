@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
+from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.spark.state_files import needed_files, operator_name
 from pyspark_ckpt.storage.open import LocalStorage
 
 _OF_ONE_PARTITION = "globalLimit"
 
 
-def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[NativeOperatorMetadata, ...]:
+def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMetadata, ...]:
     """Copy the state of Spark's own operators at a committed epoch; durable on return.
 
     Raises
@@ -22,7 +22,7 @@ def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[NativeOperatorM
     location = query.spark_log.storage
     parallelism = query.operators.descriptors[0].parallelism
     return tuple(
-        NativeOperatorMetadata(
+        SparkOperatorMetadata(
             operator_id=operator_id,
             name=_checked_name(location, operator_id, operator.name),
             files=tuple(

@@ -179,7 +179,7 @@ def _described(metadata: CheckpointMetadata) -> dict[str, Any]:
         "spark_version": metadata.spark_version,
         "library_version": metadata.library_version,
         "operators": [_operator(operator) for operator in metadata.operators],
-        "native_operators": [operator.name for operator in metadata.native],
+        "native_operators": [operator.name for operator in metadata.spark_operators],
     }
 
 

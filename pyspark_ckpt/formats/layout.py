@@ -83,7 +83,7 @@ _SOURCE_FILE = re.compile(
 _INITIAL_FILE = re.compile(
     r"\.?initial-(?P<time_ms>[0-9]{1,15})-[0-9a-f]{16}\.bin(?:\.[0-9a-f]{8}\.tmp)?"
 )
-_NATIVE_FILE = re.compile(r"\.?native-[0-9]{1,9}-[0-9a-f]{32}\.bin(?:\.[0-9a-f]{8}\.tmp)?")
+_SPARK_OPERATOR_FILE = re.compile(r"\.?native-[0-9]{1,9}-[0-9a-f]{32}\.bin(?:\.[0-9a-f]{8}\.tmp)?")
 
 
 def checkpoint_name(checkpoint_id: int) -> str:
@@ -195,7 +195,7 @@ def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
 
 
-def native_path(operator_id: int, sha256: str) -> str:
+def spark_operator_path(operator_id: int, sha256: str) -> str:
     """Return the path of a copy of one of Spark's state files; equal digest, equal path."""
     return f"{SHARED}/native-{operator_id}-{sha256[:32]}.bin"
 
@@ -243,9 +243,9 @@ def is_source_log(name: str) -> bool:
     return _SOURCE_FILE.fullmatch(name) is not None
 
 
-def is_native_state(name: str) -> bool:
+def is_spark_operator_state(name: str) -> bool:
     """Return whether `name` is a copy of a state file of Spark's own operators."""
-    return _NATIVE_FILE.fullmatch(name) is not None
+    return _SPARK_OPERATOR_FILE.fullmatch(name) is not None
 
 
 def initial_path(time_ms: int) -> str:

@@ -72,19 +72,19 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: str = "None"
 
 
-class NativeFile(msgspec.Struct, frozen=True):
+class SparkOperatorFile(msgspec.Struct, frozen=True):
     """A copy of one of Spark's files; `name` is its path below ``state/<operator id>/``."""
 
     name: str
     file: FileReference
 
 
-class NativeOperatorMetadata(msgspec.Struct, frozen=True):
+class SparkOperatorMetadata(msgspec.Struct, frozen=True):
     """A stateful operator of Spark's own, with the files of its state at the epoch's end."""
 
     operator_id: int
     name: str
-    files: tuple[NativeFile, ...]
+    files: tuple[SparkOperatorFile, ...]
 
 
 class _Parts:
@@ -95,17 +95,17 @@ class _Parts:
     epoch: int
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
-    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType
+    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType
 
     @property
-    def native(self) -> tuple[NativeOperatorMetadata, ...]:
+    def spark_operators(self) -> tuple[SparkOperatorMetadata, ...]:
         """Spark's own stateful operators."""
-        found = self.native_operators
+        found = self.stored_spark_operators
         return () if found is msgspec.UNSET else found
 
-    def native_files(self) -> list[NativeFile]:
+    def spark_operator_files(self) -> list[SparkOperatorFile]:
         """Return the files of Spark's own stateful operators."""
-        return [file for operator in self.native for file in operator.files]
+        return [file for operator in self.spark_operators for file in operator.files]
 
     def handles(self) -> list[Handle]:
         """Return the handles of all operators."""
@@ -134,7 +134,7 @@ class _Parts:
         """Return every file besides ``_metadata`` that this checkpoint needs."""
         state = [reference for handle in self.handles() for reference in handle.files()]
         logs = [log.file for log in self.source_logs]
-        return [*state, *logs, *(each.file for each in self.native_files())]
+        return [*state, *logs, *(each.file for each in self.spark_operator_files())]
 
     @property
     def size_bytes(self) -> int:
@@ -157,8 +157,8 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     A checkpoint and a savepoint are made of it: :func:`metadata_of`. `parent` is what the query was
     restored from, if it was. The two entries are Spark's own log texts. `source_ids` has for each
     of the offsets in them the source that it belongs to. `phases_ms` has how long gathering took:
-    the handles, Spark's offsets and source logs, the check of all files. `native_operators` are
-    Spark's own stateful operators.
+    the handles, Spark's offsets and source logs, the check of all files.
+    `stored_spark_operators` are Spark's own stateful operators.
     """
 
     epoch: int
@@ -174,7 +174,9 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
     phases_ms: dict[str, int] = {}
-    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
+        default=msgspec.UNSET, name="native_operators"
+    )
 
 
 class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +184,8 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
 
     `root` is the directory that all paths start from, relative to the directory of the
     ``_metadata`` file. The other fields are those of :class:`EpochContents`; the order of all is
-    part of the format. `native_operators` are left out if there are none, as in format 1.
+    part of the format. `stored_spark_operators` are called ``native_operators`` on disk, and
+    left out if there are none, as in format 1.
     """
 
     checkpoint_id: int | None
@@ -203,7 +206,9 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
     phases_ms: dict[str, int] = {}
-    native_operators: tuple[NativeOperatorMetadata, ...] | msgspec.UnsetType = msgspec.UNSET
+    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
+        default=msgspec.UNSET, name="native_operators"
+    )
 
     @property
     def is_savepoint(self) -> bool:

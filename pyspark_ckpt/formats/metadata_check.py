@@ -70,10 +70,10 @@ _SAFE_PATH = re.compile(r"[A-Za-z0-9_.-]+(?:/[A-Za-z0-9_.-]+){0,7}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PATH = 512
 _LOG_NAME = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.compact)?")
-_NATIVE_FILE = re.compile(
+_SPARK_OPERATOR_FILE = re.compile(
     r"(?:_metadata|_stateSchema|[0-9]{1,9})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}){1,4}"
 )
-_NATIVE_NAME = re.compile(r"[A-Za-z]{1,64}")
+_SPARK_OPERATOR_NAME = re.compile(r"[A-Za-z]{1,64}")
 _MAX_OPERATOR_METADATA = 16 << 20
 
 
@@ -123,7 +123,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     if len(set(uids)) != len(uids):
         raise corrupt_file(name, "two operators have one uid")
     _check_source_logs(metadata, name)
-    _check_native(metadata, name)
+    _check_spark_operators(metadata, name)
     _check_files(metadata.files(), name)
     for text in _schemas(metadata):
         checked_schema(text)
@@ -157,18 +157,18 @@ def _check_source_logs(metadata: CheckpointMetadata, name: str) -> None:
         raise corrupt_file(name, "a source has a log file twice")
 
 
-def _check_native(metadata: CheckpointMetadata, name: str) -> None:
+def _check_spark_operators(metadata: CheckpointMetadata, name: str) -> None:
     """Check the names that files of Spark's own operators will get below ``state/<id>/``."""
     ids = [each.operator_id for each in metadata.operators]
-    ids += [each.operator_id for each in metadata.native]
+    ids += [each.operator_id for each in metadata.spark_operators]
     if len(set(ids)) != len(ids) or any(not 0 <= each < 1 << 15 for each in ids):
         raise corrupt_file(name, f"its operators have the ids {ids[:20]}")
-    for operator in metadata.native:
-        if not _NATIVE_NAME.fullmatch(operator.name):
+    for operator in metadata.spark_operators:
+        if not _SPARK_OPERATOR_NAME.fullmatch(operator.name):
             raise corrupt_file(name, f"Spark has no operator {operator.name[:80]!r}")
         for file in operator.files:
             check_path(file.name, name)
-            if not _NATIVE_FILE.fullmatch(file.name):
+            if not _SPARK_OPERATOR_FILE.fullmatch(file.name):
                 raise corrupt_file(name, f"Spark's state stores have no file {file.name[:200]!r}")
         names = [file.name for file in operator.files]
         if len(set(names)) != len(names):

@@ -48,7 +48,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
         raise corrupt_file(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
     check_counts(body, name)
     digest = hashlib.sha256(body).digest()
-    version = METADATA_FORMAT_VERSION if metadata.native else 1
+    version = METADATA_FORMAT_VERSION if metadata.spark_operators else 1
     return _HEADER.pack(MAGIC, version, len(body), digest) + body
 
 

@@ -282,7 +282,7 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
         )
         for operator in metadata.operators
     }
-    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.native})
+    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.spark_operators})
     return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.formats.metadata import NativeOperatorMetadata
+from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.restore.planned import (
     UNCHANGED,
     WHOLE_OPERATOR,
@@ -55,7 +55,7 @@ def plan_spark_operators(
     allow_non_restored_state
         Whether operators that the query does not have are dropped rather than refused.
     """
-    stored = sorted(source.metadata.native, key=lambda each: each.operator_id)
+    stored = sorted(source.metadata.spark_operators, key=lambda each: each.operator_id)
     names = Counter(operator.name for operator in stored)
     names |= Counter(operator.name for operator in wanted.spark_operators.values())
     planned = tuple(
@@ -83,7 +83,7 @@ def _planned(
     source: RestoreSource,
     wanted: StatefulOperators,
     name: str,
-    stored: Sequence[NativeOperatorMetadata],
+    stored: Sequence[SparkOperatorMetadata],
     *,
     may_be_dropped: bool,
 ) -> Iterator[PlannedSparkOperator]:
@@ -112,7 +112,7 @@ def _planned(
 
 
 def _copied(
-    label: str, operator_id: int, stored: NativeOperatorMetadata, error: RestoreError | None
+    label: str, operator_id: int, stored: SparkOperatorMetadata, error: RestoreError | None
 ) -> PlannedSparkOperator:
     outcome = StateOutcome.RESTORED if error is None else StateOutcome.REFUSED
     why = UNCHANGED if error is None else str(error)

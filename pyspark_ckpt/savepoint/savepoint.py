@@ -232,7 +232,7 @@ def write_savepoint(
 def _spark_files(contents: EpochContents) -> dict[str, FileReference]:
     """Return Spark's files, which the driver copies, by their paths."""
     logs = [log.file for log in contents.source_logs]
-    state = [each.file for each in contents.native_files()]
+    state = [each.file for each in contents.spark_operator_files()]
     return {file.path: file for file in (*logs, *state)}
 
 

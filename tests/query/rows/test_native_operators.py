@@ -102,7 +102,7 @@ FILES = [events(10 * i + 9, 10 * i + 19) for i in range(4)]
 def ids_of(metadata: CheckpointMetadata) -> dict[int, str]:
     return {
         **{each.operator_id: each.uid for each in metadata.operators},
-        **{each.operator_id: each.name for each in metadata.native},
+        **{each.operator_id: each.name for each in metadata.spark_operators},
     }
 
 

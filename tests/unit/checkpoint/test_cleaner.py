@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.layout import (
     base_path,
-    native_path,
     new_snapshot_id,
     operator_mark,
     segment_path,
     snapshot_path,
     source_log_path,
+    spark_operator_path,
 )
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
@@ -161,7 +161,7 @@ def _files(storage: Storage) -> Iterator[str]:
 def test_copies_of_sparks_state_go_with_the_last_checkpoint_that_needs_them(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:
-    kept, gone = put_all(native_path(2, "ab" * 32), native_path(2, "cd" * 32))
+    kept, gone = put_all(spark_operator_path(2, "ab" * 32), spark_operator_path(2, "cd" * 32))
     assert garbage(storage, [kept], 3) == [gone]
 
 

@@ -17,9 +17,9 @@ from pyspark_ckpt import rename_uid
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
-    NativeFile,
-    NativeOperatorMetadata,
     Origin,
+    SparkOperatorFile,
+    SparkOperatorMetadata,
 )
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.history.records import SavepointFormat
@@ -215,9 +215,9 @@ def test_show_names_operators_of_sparks_own(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = NativeFile("0/1.delta", storage.write("shared/native", [b"x"]))
+    file = SparkOperatorFile("0/1.delta", storage.write("shared/native", [b"x"]))
     mixed = msgspec.structs.replace(
-        snapshot, native_operators=(NativeOperatorMetadata(1, "dedupe", (file,)),)
+        snapshot, stored_spark_operators=(SparkOperatorMetadata(1, "dedupe", (file,)),)
     )
     made = write_savepoint(mixed, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     assert main(["show", made.path]) == 0

@@ -29,10 +29,10 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
-    NativeFile,
-    NativeOperatorMetadata,
     OperatorMetadata,
     SourceLog,
+    SparkOperatorFile,
+    SparkOperatorMetadata,
 )
 from pyspark_ckpt.formats.metadata_file import (
     MAGIC,
@@ -294,10 +294,10 @@ def test_format_2_is_for_spark_operators_only(metadata: CheckpointMetadata) -> N
     """What has none can be read by a library that knows format 1, byte for byte."""
     assert encode_metadata(metadata)[8:12] == (1).to_bytes(4, "big")
     assert b"native" not in encode_metadata(metadata)
-    native = NativeOperatorMetadata(1, "dedupe", (NativeFile("0/1.delta", BASE),))
-    mixed = msgspec.structs.replace(metadata, native_operators=(native,))
+    native = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile("0/1.delta", BASE),))
+    mixed = msgspec.structs.replace(metadata, stored_spark_operators=(native,))
     encoded = encode_metadata(mixed)
     assert encoded[8:12] == (2).to_bytes(4, "big")
-    assert decode_metadata(encoded, "name").native == (native,)
+    assert decode_metadata(encoded, "name").spark_operators == (native,)
     assert mixed.size_bytes == metadata.size_bytes  # the same file
     assert len(mixed.files()) == len(metadata.files()) + 1

@@ -22,9 +22,9 @@ from pyspark_ckpt.errors import CheckpointError, CorruptFileError, UnsafePathErr
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, StateDescriptor
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
-    NativeFile,
-    NativeOperatorMetadata,
     SourceLog,
+    SparkOperatorFile,
+    SparkOperatorMetadata,
 )
 from pyspark_ckpt.formats.metadata_check import MAX_FILES
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -336,10 +336,10 @@ def test_names_of_sparks_state_files(
 ) -> None:
     """They become paths in the location of a query: those of state stores only, of one operator."""
     file = storage.write("shared/native", [b"x"])
-    native = NativeOperatorMetadata(1, "dedupe", (NativeFile(NATIVE, file),))
-    whole = msgspec.structs.replace(snapshot, native_operators=(native,))
+    native = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile(NATIVE, file),))
+    whole = msgspec.structs.replace(snapshot, stored_spark_operators=(native,))
     made = write_savepoint(whole, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
-    assert RestoreSource(made.path).metadata.native == (native,)
+    assert RestoreSource(made.path).metadata.spark_operators == (native,)
 
     def change(fields: dict[str, Any]) -> None:
         (operator,) = fields["native_operators"]

@@ -13,8 +13,8 @@ from pyspark_ckpt.errors import IncompatibleStateError, PlanError, RestoreError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
-    NativeFile,
-    NativeOperatorMetadata,
+    SparkOperatorFile,
+    SparkOperatorMetadata,
 )
 from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
@@ -226,8 +226,10 @@ def mixed(
     """Operator `count` beside some of Spark's own."""
     (stored,) = snapshot.operators
     native = tuple(
-        NativeOperatorMetadata(
-            n, name, (NativeFile("0/4.delta", storage.write(f"shared/native-{n}", [b"%d" % n])),)
+        SparkOperatorMetadata(
+            n,
+            name,
+            (SparkOperatorFile("0/4.delta", storage.write(f"shared/native-{n}", [b"%d" % n])),),
         )
         for n, name in enumerate(names, start=1)
     )
@@ -235,7 +237,7 @@ def mixed(
     whole = msgspec.structs.replace(
         snapshot,
         operators=(msgspec.structs.replace(stored, key_schema=KEY, handles=()),),
-        native_operators=native,
+        stored_spark_operators=native,
         offsets_entry=offsets,
     )
     return RestoreSource(
@@ -259,7 +261,7 @@ def test_operators_of_spark_are_matched_by_name_and_number(
     names = ("Spark's dedupe", "Spark's dedupe 2", "Spark's symmetricHashJoin")
     assert {outcomes(made)[name, "(operator)"] for name in names} == {"restored"}
     files = [file for each in made.spark_operators.operators for file in each.files]
-    stored = {each.operator_id: each.files for each in source.metadata.native}
+    stored = {each.operator_id: each.files for each in source.metadata.spark_operators}
     assert [(file.operator_id, file.file) for file in files] == [
         (now, file.file) for now, then in ((2, 1), (3, 3), (1, 2)) for file in stored[then]
     ]
