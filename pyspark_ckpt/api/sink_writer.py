@@ -208,3 +208,7 @@ class SinkWriter(DataStreamWriter):
                 super().option(key, value)
                 self._sink.options[key.lower()] = value
         return self
+
+    def _use_location_once(self, url: str) -> None:
+        """Give Spark a location for this start alone: the next start makes another one."""
+        super().option("checkpointLocation", url)

@@ -290,7 +290,7 @@ class CheckpointedStreamWriter(SinkWriter):
         given = self._sink.location(spark, table)
         storage = make_temporary(spark) if given is None else given
         if self._sink.has_no_location:
-            super().option("checkpointLocation", storage.url)  # for this start alone
+            self._use_location_once(storage.url)
         spark_query = StartOfSpark(
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
