@@ -24,7 +24,7 @@ from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
 from pyspark_ckpt.restore.rescale import move_state
-from pyspark_ckpt.restore.spark_files import place_source_logs, place_state_files
+from pyspark_ckpt.restore.spark_files import place_spark_files
 from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
@@ -70,7 +70,8 @@ def seed(
             for operator in plan.started
         }
         _place_state(spark, location, seeds, plan)
-        place_source_logs(plan.source.storage, location, plan.sources)
+        state_files = [file for each in plan.spark_operators.operators for file in each.files]
+        place_spark_files(plan.source.storage, location, state_files, plan.sources)
     write_origin(checkpoints, plan.origin)
     shutil.rmtree(location.path(_SCRATCH))
 
@@ -97,8 +98,6 @@ def _place_state(
 ) -> None:
     """Write state stores and Spark's logs as they are when the epoch has been committed."""
     planned = plan.spark_operators
-    for operator in planned.operators:
-        place_state_files(plan.source.storage, location, operator.files)
     session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
     seeded = write_seeds(session, location.child(_SCRATCH), list(seeds.values()))
     copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1)

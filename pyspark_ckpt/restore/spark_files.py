@@ -39,6 +39,17 @@ _NAMES = "metadata"
 """The entry of a RocksDB snapshot that names the database's other files."""
 
 
+def place_spark_files(
+    source: Storage,
+    location: LocalStorage,
+    state_files: Iterable[SparkStateFile],
+    sources: PlannedSources,
+) -> None:
+    """Copy all files of Spark that a plan names; as the two functions below."""
+    place_state_files(source, location, state_files)
+    place_source_logs(source, location, sources)
+
+
 def place_source_logs(source: Storage, location: LocalStorage, planned: PlannedSources) -> None:
     """Copy the logs that the query's sources need into a location, durably.
 
