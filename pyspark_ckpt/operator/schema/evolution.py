@@ -1,12 +1,9 @@
-"""How a stored schema may become another one without a migration, and how its values follow.
+"""Which schemas a stored schema can evolve into without a migration, and how its values convert.
 
 Fields are matched by name. They may be added, removed, reordered and widened, and null may become
-allowed; the same holds in nested structs, elements of arrays and values of maps. Keys of maps stay
-as they are, since their order and equality must.
-
-Which type may take the place of a stored one without a value being lost, and how values follow.
-
-Nested types are the business of :mod:`pyspark_ckpt.operator.schema.evolution`.
+allowed. The same holds in nested structs, elements of arrays and values of maps. Keys of maps must
+stay as they are, because their order and equality must not change. A type widens only into a type
+that holds all its values.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType)
 
 
 def widens(stored: T.DataType, wanted: T.DataType) -> bool:
-    """Tell whether every value of one type is a value of another, wider one; no nested types."""
+    """Tell whether a wider type holds every value of a stored type; nested types never widen."""
     if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
         more_digits = wanted.precision - stored.precision
         more_decimals = wanted.scale - stored.scale
@@ -44,7 +41,7 @@ def widens(stored: T.DataType, wanted: T.DataType) -> bool:
 
 
 def widening_function(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
-    """Return what makes a value, never null, one of the wider type; ``None`` if it is one."""
+    """Return a converter of values that are not null, ``None`` if they need no conversion."""
     if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
         return None if stored.scale == wanted.scale else _rescale(wanted)
     if isinstance(stored, _INTEGERS) and isinstance(wanted, T.DoubleType):
@@ -73,7 +70,7 @@ _REFUSED = "not without a migration"
 
 
 class Verdict(Enum):
-    """What two schemas are to each other."""
+    """How a stored and a wanted schema compare."""
 
     SAME = "same"
     EVOLVED = "evolved"
@@ -89,7 +86,7 @@ class Evolution:
     changes
         All changes in words, each with the path of its field: ``a.element.b``.
     refused
-        Those of the changes that need a migration.
+        The changes that need a migration.
     """
 
     changes: tuple[str, ...] = ()
@@ -97,16 +94,16 @@ class Evolution:
 
     @property
     def verdict(self) -> Verdict:
-        """Incompatible if any change is refused, the same if there is none."""
+        """Incompatible if a change is refused, the same if nothing changes."""
         if self.refused:
             return Verdict.INCOMPATIBLE
         return Verdict.EVOLVED if self.changes else Verdict.SAME
 
 
 def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
-    """Compare a stored schema with the one asked for; on driver and executor.
+    """Compare a stored schema with the wanted one; on driver and executor.
 
-    Metadata of fields is not looked at.
+    Metadata of fields is ignored.
     """
     comparison = _Comparison()
     comparison.types(stored, wanted, "")
@@ -114,14 +111,15 @@ def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
 
 
 def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], Value] | None:
-    """Return the function that makes tuples of the stored schema tuples of the wanted one.
+    """Return a function that converts tuples of the stored schema to the wanted schema.
 
-    It takes and gives what :meth:`TupleCodec.decode` gives: nested structs that change become Rows.
+    It takes and returns tuples as :meth:`TupleCodec.decode` does; changed nested structs become
+    Rows.
 
     Returns
     -------
     callable or None
-        ``None`` if every tuple can stay as it is.
+        ``None`` if tuples need no conversion.
 
     Raises
     ------
@@ -139,9 +137,9 @@ def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], V
 
 
 def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
-    """Tell whether two types are equal in names, order and types, and in what may be null.
+    """Tell whether two types are equal in names, order, types and nullability.
 
-    Metadata is not looked at; with `nullability` false, neither is what may be null.
+    Metadata is ignored, and with `nullability` false also nullability.
     """
 
     def same(one: T.DataType, other: T.DataType) -> bool:
@@ -173,7 +171,7 @@ def _value_types(one: T.MapType, other: T.MapType) -> tuple[T.DataType, T.DataTy
 
 
 class _Comparison:
-    """Collects what is different, in the order of the wanted fields."""
+    """Collects the differences in the order of the wanted fields."""
 
     def __init__(self) -> None:
         self.changes: list[str] = []
@@ -265,7 +263,7 @@ def _repeated(names: list[str]) -> set[str]:
 
 
 def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
-    """Return what converts a value that is not null."""
+    """Return a converter of values that are not null, ``None`` if they need no conversion."""
     if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
         values = _struct_converter(stored, wanted)
         row_type = row_type_of(wanted.names)
@@ -292,7 +290,7 @@ def _struct_converter(
 ) -> Callable[[Sequence[Any]], Value] | None:
     if same_type(stored, wanted):
         return None
-    # A field that is added takes the null that the picker puts after the stored values.
+    # An added field takes the null that the picker puts behind the stored values.
     added = len(stored.fields)
     place = {name: index for index, name in enumerate(stored.names)}
     places = [place.get(name, added) for name in wanted.names]
@@ -322,7 +320,7 @@ def _in_turn(
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], Value]:
-    """Return what picks values by place; the place after the last one gives null."""
+    """Return a function that picks values by place; the place behind the last value is null."""
     if len(places) > 1:
         get = itemgetter(*places)
         return lambda values: get((*values, None))

@@ -1,6 +1,6 @@
-"""The report that says, before a query starts, what becomes of each stored state of an operator.
+"""The report on an operator's stored states: what happens to each when the query starts.
 
-Plain-text tables for errors and terminals.
+It is printed as a plain-text table, in errors and on terminals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER = ("state", "stored", "wanted", "verdict", "what to do")
 
 @dataclass(frozen=True, slots=True)
 class OperatorSchema:
-    """Key and states of an operator, as one subtask stores them or as the processor asks for."""
+    """The key and states of an operator, as a subtask stores them or a processor wants them."""
 
     key_schema: T.StructType
     states: tuple[StateSchema, ...] = ()
@@ -48,7 +48,7 @@ class EvolutionReport:
 
     @property
     def refused(self) -> tuple[StateVerdict, ...]:
-        """The verdicts that keep the query from starting."""
+        """The verdicts that prevent the query from starting."""
         return tuple(row for row in self.verdicts if row.verdict is Outcome.REFUSED)
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class EvolutionReport:
         Raises
         ------
         IncompatibleStateError
-            With the report in its message.
+            If a state or the key is refused; the message has the report.
         """
         if self.refused:
             names = ", ".join(dict.fromkeys(repr(row.state) for row in self.refused))
@@ -89,7 +89,7 @@ def check(
     Raises
     ------
     IncompatibleStateError
-        If anything is refused; the message has the report.
+        If a state or the key is refused; the message has the report.
     PlanError
         If a migration does not fit what the processor asks for.
     """
@@ -111,8 +111,8 @@ def compare_operator(
     uid
         The operator.
     stored
-        What the subtasks' handles say, each different one once: a subtask without rows since an
-        earlier evolution still has the older schemas. Empty if nothing is stored.
+        The schemas of the subtasks' handles, each different one once; empty if nothing is stored. A
+        subtask that got no rows after an evolution still has the older schemas.
     wanted
         What the processor asks for.
     migrations
@@ -130,7 +130,7 @@ def compare_operator(
     found: dict[StateVerdict, None] = {}
     for one in stored:
         found.update(dict.fromkeys(_verdicts(one, wanted, migrations, names)))
-    # What is new to one subtask only is no news.
+    # A state that is new to some subtasks only is not new.
     known = {row.state for row in found if row.verdict is not Outcome.NEW}
     rows = [row for row in found if row.verdict is not Outcome.NEW or row.state not in known]
     order = [KEY, *(state.name for state in wanted.states)]
@@ -146,8 +146,8 @@ def check_migrations(
     Raises
     ------
     PlanError
-        If one is for no such state, has ``key=`` for a state without map keys, or renames from a
-        name that is asked for or that another one renames from.
+        If a migration is for an unknown state, has ``key=`` for a state without map keys, or
+        renames from a name that the processor asks for or that another migration renames from.
     """
     states = {state.name: state for state in wanted}
     sources: dict[str, str] = {}
@@ -193,14 +193,14 @@ def _verdict(
     migration: Migration | None,
     names: set[str],
 ) -> StateVerdict:
-    """Judge a wanted state; `names` are those that any subtask has stored."""
+    """Return the verdict on a wanted state; `names` are the states that any subtask has stored."""
     source = None if migration is None else migration.renamed_from
     if source in stored and wanted.name in stored:
         return _refuse_source(
             wanted,
             state_text(stored[wanted.name]),
             f"{wanted.name!r} and {source!r}, which it is renamed from, are both stored: use a new "
-            "name, or take renamed_from out of the migration to go on with what is stored",
+            "name, or take renamed_from out of the migration to continue with what is stored",
         )
     if source is not None and names and not {source, wanted.name} & names:
         return _refuse_source(
@@ -225,7 +225,7 @@ def _refuse_source(wanted: StateSchema, stored_text: str, refusal: str) -> State
 
 
 def _judge_key(stored: T.StructType, wanted: T.StructType) -> StateVerdict:
-    # Whether a key column may be null depends on the query's input, and changes nothing stored.
+    # Whether a key column may be null depends on the query's input; nothing stored depends on it.
     if same_type(stored, wanted, nullability=False):
         outcome, refusal = Outcome.RESTORED, None
     else:

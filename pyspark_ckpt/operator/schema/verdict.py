@@ -1,4 +1,4 @@
-"""The verdict on one state: what is stored against what a processor asks for."""
+"""The verdict on one state: a comparison of the stored state with the wanted one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_ckpt.operator.schema.evolution import Evolution, Verdict, compare, 
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
-    """A state as it is stored, or as a processor asks for it.
+    """A state as it is stored, or as a processor wants it.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class StateSchema:
     map_key_schema
         The schema of the keys of a map or broadcast state.
     ttl
-        The time to live in words, ``None`` if there is none.
+        The time to live in words, ``None`` if the state does not expire.
     """
 
     name: str
@@ -38,7 +38,7 @@ class StateSchema:
 
 
 class Outcome(Enum):
-    """What becomes of a state at a start."""
+    """What happens to a state when the query starts."""
 
     RESTORED = "restored"
     EVOLVED = "evolved"
@@ -59,7 +59,7 @@ class StateVerdict:
     stored, wanted
         The state as it is stored and as the processor asks for it, in words.
     verdict
-        What becomes of the state.
+        What happens to the state.
     changes
         What changes, one short text each; empty if the state stays as it is or is refused.
     refusal
@@ -84,7 +84,7 @@ class StateVerdict:
 def judge_state(
     stored: StateSchema, wanted: StateSchema, migration: Migration | None = None
 ) -> StateVerdict:
-    """Return what becomes of a stored state; on the driver.
+    """Return the verdict on a stored state; on the driver.
 
     If `stored` has another name, the state is renamed. :class:`Migration` says when it is used.
     """
@@ -107,12 +107,12 @@ def judge_state(
 def used_migration(
     stored: StateSchema, wanted: StateSchema, migration: Migration | None
 ) -> Migration | None:
-    """Return the migration if it is to be used for the stored data; on driver and executor."""
+    """Return the migration if the stored data needs it; on driver and executor."""
     if migration is None:
         return None
     if stored.name != wanted.name:
         return migration
-    # Data under the new name has been through a migration that renames.
+    # Data under the new name is already migrated.
     if migration.renamed_from is not None:
         return None
     return None if _as_asked_for(stored, wanted) else migration

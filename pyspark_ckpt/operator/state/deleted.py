@@ -1,7 +1,7 @@
 """States after ``deleteIfExists``: every use is an error that names the state.
 
-PySpark raises a ``PySparkRuntimeError`` there, whose text begins with what was tried; so do these.
-States need not ask on each call whether they were deleted, because their methods are exchanged.
+PySpark raises a ``PySparkRuntimeError`` whose text begins with the action; so does this library.
+The methods of a deleted state are replaced, so other states do not check for deletion on each call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READS = ("get", "getMany", "iterator", "keys", "values")
 
 
 def withdraw(state: object, kind: StateKind, name: str, where: str) -> None:
-    """Have every later use of a state raise ``StateUseError``.
+    """Make every later use of a state raise ``StateUseError``.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The kinds of state: the one table that says what each kind is, and how a processor asks for it.
+"""The kinds of state: one table of what each kind is, and the getter of each kind.
 
-Every module that treats kinds differently reads the table: the removal of expired entries, the
-migration, the move to another parallelism, the counts, the harness.
+All modules that treat kinds differently read the table: the sweep, the migration, the move to
+another parallelism, the counts and the harness.
 """
 
 from __future__ import annotations

@@ -12,17 +12,17 @@ from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
 
 encode_chunk = msgspec.msgpack.Encoder().encode
-"""Makes a chunk of a list of encoded values."""
+"""Encodes a list of encoded values as a chunk."""
 
 decode_chunk = msgspec.msgpack.Decoder(list[bytes]).decode
-"""Returns the encoded values of a chunk."""
+"""Decodes a chunk to its list of encoded values."""
 
 _CHUNK_NUMBER_BYTES = 4
 _FEW_CHUNKS = 4
-"""So many are read by their keys, ahead for many keys at once; more are looked for with a scan."""
+"""Up to so many chunks are read by their keys, for many keys at once; more are read by a scan."""
 
 _ITEM_BYTES = 50
-"""What an appended value takes in memory beside its bytes."""
+"""Memory of an appended value, besides its bytes."""
 
 
 class ListState:
@@ -83,7 +83,7 @@ class ListState:
         data = self._header()
         if data is None or self._aging is None or self._aging.shown(data) is not None:
             return data is not None
-        # The header may age in another time than an older chunk does.
+        # The header may age in event time and an older chunk in processing time, or the reverse.
         below = self._table.scan(self._prefix())
         return any(self._aging.shown(chunk) is not None for _, chunk in below)
 
@@ -130,7 +130,7 @@ class ListState:
         encoded = list(map(self._codec.encode, newState))
         prefix = self._prefix()
         if encoded and self._aging is None and self._count(prefix) == 1:
-            chunk = self._appended[prefix] = _Chunk(0)  # instead of the one there is
+            chunk = self._appended[prefix] = _Chunk(0)  # replaces the stored chunk
             self._extend(chunk, encoded)
             return
         self.clear()
@@ -192,7 +192,7 @@ class ListState:
         False
         """
         prefix = self._prefix()
-        self._appended.pop(prefix, None)  # first: a spill in between would write it
+        self._appended.pop(prefix, None)  # first, because a spill in between would write it
         self._counted = None
         for key in list(self._written_keys(prefix)):
             self._table.write_below(prefix, key, None)
@@ -204,7 +204,7 @@ class ListState:
         return self._table.get_prefetched(self._state_id)
 
     def _count(self, prefix: bytes) -> int:
-        """Return how many chunks the current key's list has, remembered for the next call."""
+        """Return the number of chunks of the current key's list; it is cached for the next call."""
         if self._counted is None or self._counted[0] != prefix:
             self._counted = prefix, _number_of_chunks(self._header())
         return self._counted[1]
@@ -213,7 +213,7 @@ class ListState:
         return self._table.get_prefetched(self._state_id, number)
 
     def _written_keys(self, prefix: bytes) -> Iterator[bytes]:
-        """Yield the keys of the list's entries, or more."""
+        """Yield the keys of the list's entries, and perhaps keys without an entry."""
         header = self._header()
         count = _number_of_chunks(header)
         if self._aging is not None or count > _FEW_CHUNKS:
@@ -223,8 +223,8 @@ class ListState:
             yield from (prefix + _encoded_number(number) for number in range(count))
 
     def _chunks(self, prefix: bytes, count: int) -> Iterable[bytes]:
-        """Return the list's first so many chunks, without those that have aged."""
-        if self._aging is not None:  # a chunk may outlive its number in the list's own entry
+        """Return the list's first `count` chunks, without expired ones."""
+        if self._aging is not None:  # a chunk may expire later than the entry that counts it
             return self._scanned(prefix)
         if count > _FEW_CHUNKS:
             return self._scanned(prefix, prefix + _encoded_number(count))
@@ -239,7 +239,7 @@ class ListState:
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
         items = chain.from_iterable(map(decode_chunk, chunks))
-        # A generator, which ends at an error; `map` would go on behind it.
+        # A generator ends at an error; `map` would continue with the next value.
         yield from map(self._codec.decode, chain(items, pending))
 
     def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
@@ -271,19 +271,19 @@ class ListState:
 
     def _extend(self, chunk: _Chunk, encoded: list[bytes]) -> None:
         chunk.items.extend(encoded)
-        # Last: a spill takes the chunk away, with what is in it.
+        # Last, because a spill takes the chunk away with its values.
         self._table.hold_back(sum(map(len, encoded)) + _ITEM_BYTES * len(encoded))
 
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}
         for prefix, chunk in appended.items():
-            # No scan looks for them in memory: they leave it now.
+            # No scan reads these writes from memory: they leave it now.
             key = prefix + _encoded_number(chunk.number)
             self._table.put(key, chunk.stamp + encode_chunk(chunk.items))
 
 
 def _number_of_chunks(header: bytes | None) -> int:
-    # The number ends the entry, whatever stamp stands before it.
+    # The number is at the end of the entry, behind a stamp if there is one.
     return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
 
 
@@ -292,7 +292,7 @@ def _encoded_number(number: int) -> bytes:
 
 
 class _Chunk:
-    """Values appended to a list since the last chunk was written."""
+    """Values appended to a list after its last chunk was written."""
 
     __slots__ = ("items", "number", "stamp")
 

@@ -1,7 +1,7 @@
-"""A user's migration of one stored state: every entry is read, changed and written anew, once.
+"""Migrates one stored state with the user's functions, which change every entry once.
 
-The migrated state gets an id of its own; the old one is deleted in the same epoch. So a retry
-starts from where the first attempt did, and what was migrated is never migrated again.
+The migrated state gets a new id, and the old state is deleted in the same epoch. So a retry starts
+from the same entries as the first attempt, and no entry is migrated twice.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A stored entry taken apart."""
+    """The parts of a stored entry."""
 
     prefix: bytes
-    """Up to the state id, without it."""
+    """The stored key before the state id."""
     key: bytes
     """The user's key; empty in operator state."""
     rest: bytes
@@ -49,10 +49,10 @@ def migrate(
     migration: Migration,
     where: str,
 ) -> int | None:
-    """Migrate a stored state into the one that is wanted, if it has not been yet.
+    """Migrate a stored state into the wanted one, unless it is migrated already.
 
-    Called on an executor before the epoch's first row, in every epoch; reads all of the subtask's
-    state once. The new entries are writes of the epoch.
+    Called on an executor in every epoch, before the first row. Reads all of the subtask's state
+    once. The new entries are writes of the epoch.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def migrate(
 
 
 def schema_of(state: StateDescriptor) -> StateSchema:
-    """Return a stored state as verdicts see it, but for its time to live."""
+    """Return a stored state in the form that verdicts compare, without its time to live."""
     keys = None if state.map_key_schema is None else struct_type(state.map_key_schema)
     return StateSchema(state.name, state.kind, struct_type(state.value_schema), keys)
 

@@ -1,4 +1,4 @@
-"""The states that a processor's ``init`` asks for: compared with the stored ones, and noted."""
+"""The states that a processor's ``init`` asks for, beside the stored states."""
 
 from __future__ import annotations
 
@@ -75,19 +75,19 @@ class StateRegistry(StateGetters):
         self._in_init = True
 
     def end_of_init(self) -> None:
-        """Refuse to give out or delete states from here on, as PySpark does."""
+        """Refuse later calls that get or delete states, as PySpark does."""
         self._in_init = False
 
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
-        """Stored states and those asked for since, in the order of their ids."""
+        """The stored states and the new states that were asked for, in the order of their ids."""
         return self._catalog.states
 
     @property
     def aging(self) -> Mapping[int, TimeToLive]:
         """How entries age, by state id, of all states that have a time to live.
 
-        Those that the processor no longer asks for have one too.
+        States that the processor no longer asks for are included.
         """
         return {**self._aging_unasked(), **self._aging}
 
@@ -204,7 +204,7 @@ class StateRegistry(StateGetters):
             if state.ttl is not None
             and state.sweeps is None
             and state_id not in self._aging
-            # Without a watermark, entries that age in event time stay as old as they are.
+            # Without a watermark, entries that age in event time do not age.
             and (state.ttl.time != TtlTime.EVENT_TIME or self.clock.watermark_ms is not None)
         }
 

@@ -1,4 +1,4 @@
-"""Rewrites the entries of one state: from what a subtask stored to another schema or key."""
+"""Rewrites the entries of one state with another schema or other map keys."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _Tuple = tuple[Any, ...]
 
 
 class StateRewrite:
-    """Turns an entry of a stored state into one of another; on an executor.
+    """Turns entries of a stored state into entries of another state; runs on an executor.
 
     Parameters
     ----------
     source, target
-        The state as it is stored, and as it shall be; of one kind.
+        The state as it is stored and as it becomes; both are of one kind.
     migration
-        The user's functions, if it takes them to get there.
+        The user's functions, if the state needs them.
     where
         The operator, subtask and state, for errors.
 
     Raises
     ------
     IncompatibleStateError
-        If it would take a migration and there is none.
+        If the state needs a migration and none was given.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class StateRewrite:
         Parameters
         ----------
         rest
-            What follows the user's key in the stored key: a map's key, or a chunk's number.
+            The stored key behind the user's key: the key of a map, or the number of a chunk.
         data
             The entry without its stamp.
 
         Returns
         -------
         tuple
-            Both of them anew.
+            `rest` and `data` after the rewrite.
 
         Raises
         ------
@@ -108,6 +108,6 @@ class StateRewrite:
 
 
 def _on_rows(function: Callable[[Any], _Tuple], schema: T.StructType) -> Callable[[_Tuple], _Tuple]:
-    """Return a user's function as one over tuples; it gets named rows."""
+    """Return a function over tuples that calls the user's function with named rows."""
     row_type = row_type_of(schema.names)
     return lambda values: function(tuple.__new__(row_type, values))

@@ -1,7 +1,7 @@
-"""Removes expired entries and deleted states, a stretch of the stored keys in each epoch.
+"""Removes expired entries and deleted states, in a range of the stored keys per epoch.
 
-The stretch grows with what the epoch wrote, so the sweep keeps up with a growing state, and no
-epoch ever reads all of it. Flink's heap backend cleans up incrementally in the same way.
+The range grows with the writes of the epoch. So the sweep keeps up with a growing state, and no
+epoch reads all state. Flink's heap backend cleans up incrementally in the same way.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LEAST_ENTRIES = 1_000
 ENTRIES_PER_WRITE = 2
 
 _SWEEPS_UNTIL_FREE = 2
-"""The first pass may have begun before the state was deleted; the second has seen everything."""
+"""The first pass may have begun before the state was deleted; the second pass sees all keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Where the next epoch's stretch begins, and the states as they are after this one.
+    """Where the next epoch's sweep begins, and the states after this epoch.
 
-    `removed` counts the entries that went.
+    `removed` counts the removed entries.
     """
 
     sweep_from: bytes
@@ -60,7 +60,7 @@ def sweep(
     aging: Mapping[int, TimeToLive],
     sweep_from: bytes,
 ) -> Sweep:
-    """Remove what has expired in the next stretch of stored keys.
+    """Remove expired entries and those of deleted states from the next range of stored keys.
 
     Called at the barrier, on an executor; the removals are writes of the epoch.
 
@@ -69,11 +69,11 @@ def sweep(
     table
         The epoch's state, after all of its writes.
     states
-        The subtask's states; their place is their id.
+        The subtask's states in the order of their ids.
     aging
         How entries of a state age, by the state's id.
     sweep_from
-        Where the last epoch's stretch ended.
+        Where the last epoch's sweep ended.
     """
     deleted = {state_id for state_id, state in enumerate(states) if is_deleted(state)}
     if not deleted and not aging:
@@ -86,7 +86,7 @@ def sweep(
     }
     budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
     removals = _Removals(table)
-    head = b""  # an expired list's first entry, which goes when all that is below it has gone
+    head = b""  # the first entry of an expired list, which is removed after the entries below it
     for key, value in table.scan_stored(sweep_from):
         if head and not key.startswith(head):
             removals.delete(head)

@@ -1,4 +1,4 @@
-"""Timers: many per key, kept with the key and once more in the order of time."""
+"""Timers: many per key, stored with the key and a second time in the order of time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class DueTimer:
 class Timers:
     """The timers of a subtask in one epoch.
 
-    A timer that is registered while timers fire, and is due already, fires in the next epoch.
+    A timer that is registered while timers fire, and is already due, fires in the next epoch.
 
     Parameters
     ----------
     table
         The epoch's state.
     clock
-        Its times; the time mode tells which one timers follow.
+        The epoch's times; the time mode decides which time the timers follow.
     where
         The operator and subtask, for errors.
     """
@@ -78,19 +78,20 @@ class Timers:
         if self._has_no_clock:
             self._refuse("listTimers")
         prefix = self._table.stored_key(TIMERS_ID)
-        # Read at once: the processor may delete timers while it goes through them.
+        # Read at once, because the processor may delete timers while it iterates.
         return iter([decode_time(key[len(prefix) :]) for key, _ in self._table.scan(prefix)])
 
     def take_due(self, now_ms: int, most: int) -> list[DueTimer]:
         """Return the next due timers in the order of time; each is deleted when it has fired.
 
-        Called until it returns none; what was registered in between waits for the next epoch. As
-        in PySpark, a timer that was taken fires, also if an earlier one of its key deletes it.
+        The caller repeats the call until the list is empty. Timers that are registered meanwhile
+        wait for the next epoch. As in PySpark, a returned timer fires even if an earlier timer of
+        its key deletes it.
 
         Raises
         ------
         StateError
-            If a timer that was taken before is still there: it would fire for ever.
+            If a timer that was returned before is still stored: it would fire for ever.
         """
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []
@@ -111,18 +112,18 @@ class Timers:
         return None if first is None else _timer(first).time_ms
 
     def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes, bytes]:
-        """Return what the key's timers begin with, the timer's place by time, and its time."""
+        """Return the prefix of the key's timers, the timer's key by time, and its encoded time."""
         of_key = self._table.stored_key(TIMERS_ID)
         current = self._table.current
-        assert current.key_group is not None  # stored_key has checked it
+        assert current.key_group is not None  # stored_key checks it
         time = encode_time(int(time_ms))
         return of_key, TIME_INDEX + time + current.key_group + current.key, time
 
     def _refuse_to_fire_again(self, timer: DueTimer) -> NoReturn:
         raise StateError(
             f"{self._where}: the timer of {timer.time_ms} ms of the key with the stored bytes "
-            f"{timer.encoded_key.hex()} is due for the second time in one epoch; nothing of this "
-            "epoch was committed. This is a fault of the library: report it"
+            f"{timer.encoded_key.hex()} is due for the second time in one epoch. Nothing of this "
+            "epoch was committed. This is a bug of the library: report it"
         )
 
     def _refuse(self, method: str) -> NoReturn:
@@ -134,7 +135,7 @@ class Timers:
 
 
 def _after(time_ms: int) -> bytes:
-    """Return what lies behind all timers of a time, and before those of the next."""
+    """Return a stored key behind all timers of a time and before all later timers."""
     return TIME_INDEX + encode_time(time_ms) + b"\xff" * KEY_GROUP_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The states of a subtask by name: their ids for good, and how each came to be what it is now."""
+"""The states of a subtask by name: their lasting ids, and the history of their schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FREE = "free"
 FREE_PLACE = StateDescriptor(
     name="", kind=FREE, value_schema='{"fields":[],"type":"struct"}', sweeps=0
 )
-"""Takes the place of a deleted state without entries; stored schemas are checked, so it has one."""
+"""Replaces a deleted state without entries; it has a schema because stored schemas are checked."""
 
 
 def is_deleted(state: StateDescriptor) -> bool:
@@ -32,12 +32,12 @@ def is_deleted(state: StateDescriptor) -> bool:
 
 
 class StateCatalog:
-    """What a subtask's handle knows of its states, brought up to what a processor asks for.
+    """The states of a subtask's handle, changed to what the processor asks for.
 
     Parameters
     ----------
     stored
-        The states of the handle; their order gives the ids.
+        The states of the handle in the order of their ids.
     where
         The operator and subtask, for errors.
     """
@@ -53,35 +53,35 @@ class StateCatalog:
         return tuple(self._states)
 
     def claim(self, name: str) -> None:
-        """Note that the processor asks for a state.
+        """Note that the processor asks for a state of this name.
 
         Raises
         ------
         StateUseError
-            If it did so before.
+            If it asked for the name before.
         """
         if name in self._given:
             raise StateUseError(f"{self._where}: init asks for the state {name!r} twice")
         self._given.add(name)
 
     def find(self, name: str) -> int | None:
-        """Return the id of a stored state, ``None`` if there is none or it was deleted."""
+        """Return the id of a stored state, ``None`` if it does not exist or was deleted."""
         for state_id, state in enumerate(self._states):
             if state.name == name and state.sweeps is None:
                 return state_id
         return None
 
     def descriptor(self, state_id: int) -> StateDescriptor:
-        """Return a state by its id."""
+        """Return the state with an id."""
         return self._states[state_id]
 
     def add(self, wanted: StateDescriptor) -> int:
-        """Give a new state an id.
+        """Add a new state and return its id.
 
         Raises
         ------
         StateUseError
-            If there are too many.
+            If there are too many states.
         """
         for state_id, state in enumerate(self._states):
             if state.kind == FREE:
@@ -93,27 +93,27 @@ class StateCatalog:
         return len(self._states) - 1
 
     def evolve(self, state_id: int, wanted: StateDescriptor) -> None:
-        """Bring a stored state to what the processor asks for.
+        """Change a stored state to what the processor asks for.
 
         Raises
         ------
         IncompatibleStateError
-            If its entries cannot be read as what is asked for.
+            If its entries cannot be read with the wanted schema.
         """
         self._states[state_id] = evolved(self._states[state_id], wanted, self._where)
 
     def delete(self, state_id: int) -> None:
-        """Forget a state; its entries are removed bit by bit."""
+        """Mark a state as deleted; sweeps remove its entries epoch by epoch."""
         self._states[state_id] = msgspec.structs.replace(self._states[state_id], sweeps=0)
 
 
 def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> StateDescriptor:
-    """Return a stored state in the form that is wanted, with its history.
+    """Return the wanted state with the history of the stored state.
 
     Raises
     ------
     IncompatibleStateError
-        If the kind or the map key differ, or the schema cannot be reached.
+        If kind or map keys differ, or the stored schema cannot evolve into the wanted one.
     """
     if stored.kind != wanted.kind or not _same_keys(stored.map_key_schema, wanted.map_key_schema):
         raise _incompatible(stored, wanted, where, "kind and map keys cannot change")
@@ -134,7 +134,7 @@ def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> Sta
 
 
 def codec_of(state: StateDescriptor, what: str) -> Codec:
-    """Return the codec of a state's entries, of whatever schema in its history they are."""
+    """Return the codec of a state's entries, which may have any schema of its history."""
     schemas = [struct_type(schema) for schema in (*state.earlier_schemas, state.value_schema)]
     newest = TupleCodec(schemas[-1], what)
     if len(schemas) == 1:
@@ -144,7 +144,7 @@ def codec_of(state: StateDescriptor, what: str) -> Codec:
 
 
 def _reader(schemas: list[T.StructType], what: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return what reads an entry of the first schema and takes it through all that followed."""
+    """Return a function that reads an entry of the first schema and converts it to the last."""
     decode = TupleCodec(schemas[0], what).decode
     steps = [step for step in map(converter, schemas[:-1], schemas[1:]) if step is not None]
 
@@ -160,8 +160,8 @@ def _reader(schemas: list[T.StructType], what: str) -> Callable[[bytes], tuple[A
 def ttl_descriptor(
     ttl: int | StateTtlConfig | None, clock: EpochClock, where: str
 ) -> TtlDescriptor | None:
-    """Return what is stored of a time to live that the processor asks for."""
-    if not ttl:  # 0 is none, as in PySpark
+    """Return a time to live that the processor asks for, in the form that is stored."""
+    if not ttl:  # 0 means no time to live, as in PySpark
         return None
     config = ttl if isinstance(ttl, StateTtlConfig) else StateTtlConfig(ttl)
     time = TtlTime(config.time)
@@ -175,7 +175,7 @@ def ttl_descriptor(
 
 
 def continued_ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlDescriptor | None:
-    """Return the wanted time to live, counting since when entries without a stamp age."""
+    """Return the wanted time to live; entries without a stamp keep the time that they age from."""
     if wanted is None or stored.ttl is None or stored.ttl.time != wanted.time:
         return wanted
     if stored.ttl.since_ms is None:
@@ -194,8 +194,8 @@ def struct_type(schema_json: str) -> T.StructType:
     Raises
     ------
     CorruptFileError
-        If it is none, or has a user-defined type: PySpark would import, and even unpickle, what
-        its JSON names.
+        If it is not a schema, or has a user-defined type: PySpark would import, and even unpickle,
+        what its JSON names.
     """
     fields = checked_schema(schema_json)
     try:

@@ -1,4 +1,4 @@
-"""The layout of stored keys: what lies where in a subtask's ordered byte store.
+"""The layout of the keys in a subtask's ordered byte store.
 
 ========================================  ======================================================
 ``key group (2) | state id (1) | key …``  keyed state; a key group is one range, below ``80 00``
@@ -9,8 +9,8 @@
 ``ff ff …``                               reserved by the backends
 ========================================  ======================================================
 
-Keys are MessagePack, whose values end where they say they end: no stored key is a prefix of another
-key's entries by accident.
+Keys are MessagePack, whose values say where they end. So no stored key is a prefix of another key's
+entries by accident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 
 MAX_STATES = 255
-"""States of one operator; the id after the last is that of the timers."""
+"""Most states of one operator; the timers have the next id."""
 
 TIMERS_ID = bytes([MAX_STATES])
 TIME_INDEX = b"\x80\x00"
@@ -38,18 +38,18 @@ def encode_key_group(key_group: int) -> bytes:
 
 
 def encode_time(time_ms: int) -> bytes:
-    """Return a time in milliseconds as bytes in the order of time; any 64-bit integer."""
+    """Return a time in milliseconds, any 64-bit integer, as bytes in the order of time."""
     return _TIME.pack(time_ms + _TIME_OFFSET)
 
 
 def decode_time(data: bytes) -> int:
-    """Return the time that :func:`encode_time` made `data` of."""
+    """Return the time that :func:`encode_time` encoded."""
     time: int = _TIME.unpack(data)[0] - _TIME_OFFSET
     return time
 
 
 def is_keyed(stored_key: bytes) -> bool:
-    """Tell whether an entry belongs to a key, as state or as one of its timers."""
+    """Tell whether an entry is a key's state or timer."""
     return stored_key < TIME_INDEX
 
 

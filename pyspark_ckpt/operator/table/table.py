@@ -1,6 +1,6 @@
 """One epoch's view of a subtask's state: the backend below, this epoch's writes on top.
 
-Where entries lie is told by :mod:`pyspark_ckpt.operator.table.stored_keys`.
+:mod:`pyspark_ckpt.operator.table.stored_keys` describes where entries lie.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CurrentKey:
     event_time_ms: int | None = None
 
     def leave(self) -> None:
-        """Be outside any key."""
+        """Leave the key: no key is current."""
         self.key_group, self.key, self.event_time_ms = None, b"", None
 
 
@@ -83,11 +83,11 @@ class StateTable:
 
     @property
     def cache_hits(self) -> int:
-        """How many of the reads the backend was not asked for."""
+        """Number of reads that did not ask the backend."""
         return self.reads - self._missed
 
     def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
-        """Go on with another part of the epoch's keys."""
+        """Continue with another part of the epoch's keys."""
         self._keys = keys
         self._ahead.clear()
 
@@ -143,7 +143,7 @@ class StateTable:
         """
         current = self.current
         if current.key_group is None:
-            return self.get(self.stored_key(state_id))  # which says what is wrong
+            return self.get(self.stored_key(state_id))  # raises the error
         self.reads += 1
         ahead = self._ahead.get(state_id + below)
         if ahead is None or not 0 <= current.position - ahead.start < len(ahead.keys):
@@ -166,11 +166,11 @@ class StateTable:
         return ahead
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Write an entry that no scan looks for."""
+        """Write an entry that no scan has to see."""
         self._writes.add(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Delete an entry that no scan looks for."""
+        """Delete an entry that no scan has to see."""
         self._writes.add(key, None)
 
     def write_below(self, prefix: bytes, key: bytes, value: bytes | None) -> None:
@@ -183,7 +183,7 @@ class StateTable:
 
     def has_any_below(self, prefix: bytes) -> bool:
         """Tell whether :meth:`scan` of `prefix` would yield an entry."""
-        # The newest write is the likeliest to be an entry, and found without sorting them all.
+        # The newest write is most likely an entry, and is found without sorting all writes.
         if self._writes.newest_below(prefix) is not None:
             return True
         return self.first_below(prefix) is not None
@@ -203,14 +203,14 @@ class StateTable:
     def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Yield the entries below a prefix in key order, this epoch's writes included.
 
-        What is written while the scan runs may or may not be seen.
+        Writes during the scan may or may not be yielded.
 
         Parameters
         ----------
         prefix
             What all of them begin with.
         end
-            The first key that is not wanted any more; by default there is none.
+            The key at which the scan ends, which is left out; by default the scan has no such end.
         """
         for key, value in overlaid(self._backend.scan(prefix), self._writes.scan(prefix, end)):
             if end is not None and key >= end:
@@ -223,11 +223,11 @@ class StateTable:
         return self._backend.scan(start=start)
 
     def before_barrier(self, write_pending: Callable[[], None]) -> None:
-        """Register what a state calls to hand over the writes it still holds back."""
+        """Register a callback by which a state hands over the writes that it holds back."""
         self._writes.before_spill(write_pending)
 
     def hold_back(self, size_bytes: int) -> None:
-        """Count what a state holds back towards the memory that writes may take."""
+        """Count the bytes that a state holds back towards the memory limit of the writes."""
         self._writes.hold_back(size_bytes)
 
     def written_entries(self) -> int:
@@ -239,5 +239,5 @@ class StateTable:
         return self._writes.all_in_order()
 
     def close(self) -> None:
-        """Give up what the epoch's writes took on disk."""
+        """Remove the epoch's writes from the disk."""
         self._writes.close()

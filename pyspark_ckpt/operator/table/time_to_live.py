@@ -133,10 +133,10 @@ class TimeToLive:
         self._hides_expired = descriptor.visibility == TtlVisibility.NEVER_RETURN_EXPIRED
 
     def stamp(self) -> bytes:
-        """Return what an entry that is written now begins with.
+        """Return the stamp of an entry that is written now.
 
-        That is nothing before the first watermark, where no row tells the time either, as in an
-        initial state: the entry counts from the first watermark on.
+        It is empty before the first watermark if the rows have no event time, as in an initial
+        state. Then the entry ages from the first watermark.
         """
         written_ms = self._written_ms()
         if self.is_in_event_time and written_ms <= 0:
@@ -144,26 +144,26 @@ class TimeToLive:
         return _STAMP.pack(self._mark, max(written_ms, 0))
 
     def stamp_over(self, data: bytes) -> bytes:
-        """Return :meth:`stamp`, or that of an entry if it is later: nothing becomes older."""
+        """Return the later of :meth:`stamp` and an entry's stamp: no entry becomes older."""
         stamp = self.stamp()
         return max(stamp, data[: _STAMP.size]) if data[0] == self._mark else stamp
 
     def shown(self, data: bytes) -> bytes | None:
-        """Return an entry without its stamp, ``None`` if it must not be shown any more."""
+        """Return an entry without its stamp, ``None`` if it is expired and hidden."""
         if self._hides_expired and self.is_expired(data):
             return None
         return without_stamp(data)
 
     def is_expired(self, data: bytes) -> bool:
-        """Tell whether an entry has outlived its time."""
+        """Tell whether an entry is expired."""
         written_ms = self._since_ms
         if data[0] == self._mark:
             written_ms = _STAMP.unpack_from(data)[1]
-        # An entry from before the time to live counts from when that was switched on.
+        # An entry without a stamp ages from when the time to live was switched on.
         return written_ms is not None and written_ms + self._duration_ms <= self._now_ms
 
     def renewed(self, data: bytes) -> bytes | None:
-        """Return a read entry made young again, ``None`` if it need not be."""
+        """Return a read entry with a new stamp, ``None`` if the stamp stays."""
         if not self._updates_on_read:
             return None
         fresh = self.stamp_over(data) + without_stamp(data)
@@ -176,14 +176,14 @@ class TimeToLive:
 
 
 class SwitchedOff:
-    """In place of :class:`TimeToLive` where a state had one before and has none now."""
+    """Replaces :class:`TimeToLive` for a state that no longer has a time to live."""
 
     def stamp(self) -> bytes:
-        """Return what an entry that is written now begins with: nothing."""
+        """Return the stamp of an entry that is written now: it is empty."""
         return b""
 
     def stamp_over(self, data: bytes) -> bytes:  # noqa: ARG002  # as in TimeToLive
-        """Return the same; there is no time to keep."""
+        """Return the empty stamp; there is no time to keep."""
         return b""
 
     def shown(self, data: bytes) -> bytes:
@@ -191,14 +191,14 @@ class SwitchedOff:
         return without_stamp(data)
 
     def renewed(self, data: bytes) -> None:
-        """Reading changes nothing."""
+        """Return ``None``: reading changes no entry."""
 
 
 Aging = TimeToLive | SwitchedOff
 
 
 def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
-    """Return the epoch's time that entries age in.
+    """Return the time of the epoch in which entries age.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
 
 
 def stamp_of(time: str, written_ms: int) -> bytes:
-    """Return what an entry begins with that was written at a time."""
+    """Return the stamp of an entry that was written at a time."""
     return _STAMP.pack(_MARKS[TtlTime(time)], max(written_ms, 0))
 
 

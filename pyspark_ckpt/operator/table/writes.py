@@ -1,4 +1,4 @@
-"""The writes of one epoch, held back until the barrier, in memory and beyond a limit on disk."""
+"""The writes of one epoch, held back until the barrier: in memory, above a limit on disk."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Write = bytes | None
 """A value, or ``None`` for a delete."""
 
 NOT_WRITTEN: Any = object()
-"""Answer for a key that the epoch has not written."""
+"""The result for a key that the epoch has not written."""
 
 DEFAULT_LIMIT_BYTES = 256 * 1024**2
 FRAME_ENTRIES = 10_000
 FRAME_BYTES = 8 << 20
-"""A frame ends where either is reached."""
+"""A frame ends when it reaches one of the two limits."""
 
 _MOVED_BYTES = 1 << 20
-"""What is moved to disk, or read from it, at once."""
+"""Bytes that are moved to disk, or read from it, at once."""
 
 _ENTRY_BYTES = 250
-"""What an entry takes in memory beside its bytes: two objects, two dictionary places."""
+"""Memory of an entry besides its bytes: two objects, two dictionary slots."""
 
 _DELETED = b"\x00"
 _PUT = b"\x01"
@@ -40,7 +40,7 @@ class EpochWrites:
     limit_bytes
         Memory above which the writes move to a temporary store on disk.
     directory
-        Where that store goes, on the executor's own disk; by default the system's.
+        The store's directory on the executor's disk; by default the system's temporary one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EpochWrites:
 
     @property
     def is_spilled(self) -> bool:
-        """Whether a part of the writes lies on disk."""
+        """Whether some writes lie on disk."""
         return self._spilled is not None
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class EpochWrites:
         return write
 
     def find_many(self, keys: Sequence[bytes]) -> list[Any]:
-        """Return :meth:`find` of several keys, with one look at what lies on disk."""
+        """Return :meth:`find` of several keys, with one read from disk."""
         writes: list[Any] = [self._memory.get(key, NOT_WRITTEN) for key in keys]
         if self._spilled is None:
             return writes
@@ -87,7 +87,7 @@ class EpochWrites:
         return writes
 
     def add(self, key: bytes, value: Write) -> None:
-        """Write one entry that no scan looks for."""
+        """Write one entry that no scan has to see."""
         self._memory[key] = value
         self._bytes += _ENTRY_BYTES + len(key) + (len(value) if value is not None else 0)
         if self._bytes + self._held_back_bytes > self._limit_bytes:
@@ -100,14 +100,14 @@ class EpochWrites:
             self._below[prefix] = {key: value}
         else:
             below[key] = value
-        # As in `add`, which would be another call for each of many writes.
+        # As in `add`; calling it would cost another call for each write.
         self._memory[key] = value
         self._bytes += _ENTRY_BYTES + len(key) + (len(value) if value is not None else 0)
         if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
     def newest_below(self, prefix: bytes) -> Write:
-        """Return the newest write below a prefix that is in memory, ``None`` also for none."""
+        """Return the newest write in memory below a prefix, ``None`` for a delete or no write."""
         written = self._below.get(prefix)
         return next(reversed(written.values())) if written else None
 
@@ -119,7 +119,7 @@ class EpochWrites:
     def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, Write]]:
         """Yield the writes below a prefix in key order, deletes included, at least up to `end`."""
         written: Iterable[tuple[bytes, Write]] = self._below.get(prefix, {}).items()
-        if end is not None:  # the few that are wanted need not be sorted among all
+        if end is not None:  # only the wanted writes are sorted
             written = [write for write in written if write[0] < end]
         in_memory = iter(sorted(written))
         if self._spilled is None:
@@ -128,24 +128,24 @@ class EpochWrites:
         return overlaid(spilled, in_memory)
 
     def before_spill(self, write_pending: Callable[[], None]) -> None:
-        """Register what a state calls to hand over writes that it still holds back."""
+        """Register a callback by which a state hands over the writes that it holds back."""
         self._before_spill.append(write_pending)
 
     def hold_back(self, size_bytes: int) -> None:
-        """Count what a state holds back, until it hands it over."""
+        """Count the bytes of writes that a state holds back until it hands them over."""
         self._held_back_bytes += size_bytes
         if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
     def hand_over_pending(self) -> None:
-        """Have the states hand over what they hold back."""
+        """Make the states hand over the writes that they hold back."""
         self._held_back_bytes = 0
         for write_pending in self._before_spill:
             write_pending()
 
     def spill(self) -> None:
         """Move all writes in memory to disk."""
-        self._bytes = 0  # what is handed over now must not spill again
+        self._bytes = 0  # the writes that are handed over now must not spill again
         self.hand_over_pending()
         if self._spilled is None:
             self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
@@ -157,7 +157,7 @@ class EpochWrites:
     def _taken_in_order(self) -> Iterator[Changes]:
         """Take the writes out of memory in key order, encoded for the store on disk.
 
-        In small parts, because memory is full: all of them encoded would take as much again.
+        In small parts, because memory is full: encoding all writes at once would double it.
         """
         memory = self._memory
         encoded = ((key, _encode(memory.pop(key))) for key in sorted(memory))
@@ -184,7 +184,7 @@ class EpochWrites:
                 yield from in_frames(zip(frame_keys, values, strict=True))
 
     def close(self) -> None:
-        """Remove what lies on disk; safe to call twice."""
+        """Remove the writes from disk; safe to call twice."""
         if self._spilled is not None and self._spill_place is not None:
             self._spilled.close()
             shutil.rmtree(self._spill_place, ignore_errors=True)
@@ -194,7 +194,7 @@ class EpochWrites:
 def overlaid(
     lower: Iterator[tuple[bytes, Write]], upper: Iterator[tuple[bytes, Write]]
 ) -> Iterator[tuple[bytes, Write]]:
-    """Merge two streams in key order; where both have a key, the upper one counts."""
+    """Merge two streams in key order; if both have a key, the upper stream's value is yielded."""
     pending = next(upper, None)
     for key, value in lower:
         while pending is not None and pending[0] < key:
@@ -216,12 +216,12 @@ def in_frames(entries: Iterator[tuple[bytes, Write]]) -> Iterator[Changes]:
 
 
 def frames_of(backend: StateBackend) -> Iterator[Changes]:
-    """Yield all state of a backend in such frames."""
+    """Yield all state of a backend in frames."""
     return backend.scan_in_parts(FRAME_ENTRIES, FRAME_BYTES)
 
 
 def _read_once(spilled: StateBackend) -> Iterator[tuple[bytes, Write]]:
-    """Yield all that lies on disk, past the cache for what is read again."""
+    """Yield all writes on disk without filling the cache, because they are read once."""
     for part in spilled.scan_in_parts(FRAME_ENTRIES, _MOVED_BYTES):
         for key, stored in zip(part.keys, part.values, strict=True):
             assert stored is not None  # a delete is encoded, too
