@@ -13,8 +13,9 @@ from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.requests import (
-    BY_REQUESTER,
+    Action,
     Answer,
+    Claimant,
     Request,
     RequestFiles,
 )
@@ -25,15 +26,15 @@ _POLL_SECONDS = 0.2
 
 def savepoint(arguments: Namespace) -> Result:
     """Request a savepoint."""
-    return _request(arguments, "savepoint", drain=False)
+    return _request(arguments, Action.SAVEPOINT, drain=False)
 
 
 def stop(arguments: Namespace) -> Result:
     """Request a stop with a savepoint."""
-    return _request(arguments, "stop", drain=arguments.drain)
+    return _request(arguments, Action.STOP, drain=arguments.drain)
 
 
-def _request(arguments: Namespace, action: str, *, drain: bool) -> Result:
+def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
     files = RequestFiles(find_checkpoints_directory(arguments.location))
     now = now_ms()
     request = Request(
@@ -50,7 +51,7 @@ def _request(arguments: Namespace, action: str, *, drain: bool) -> Result:
         _wait_until_taken(files, request_id, min(arguments.pick_up_timeout, arguments.timeout))
         answer = _wait(files, request_id, arguments.timeout)
     except KeyboardInterrupt:
-        files.claim(request_id, BY_REQUESTER)
+        files.claim(request_id, Claimant.REQUESTER)
         raise
     if answer.error is not None:
         raise CheckpointAbortedError(f"request {request_id} was refused or failed: {answer.error}")
@@ -71,7 +72,7 @@ def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) ->
     """
     deadline = time.monotonic() + pick_up_s
     while files.claim_of(request_id) is None:
-        if time.monotonic() > deadline and files.claim(request_id, BY_REQUESTER):
+        if time.monotonic() > deadline and files.claim(request_id, Claimant.REQUESTER):
             raise CheckpointAbortedError(
                 f"no query took request {request_id} within {pick_up_s:g} s, so it is withdrawn. "
                 "No query runs with this checkpoints directory, or the query is busy with a "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from enum import Enum
 from typing import TypeVar
 
 import msgspec
@@ -31,11 +32,25 @@ LOOKED_AT = 1000
 """Requests that are looked at, the newest."""
 
 MAX_BYTES = 16 << 10
-ACTIONS = ("savepoint", "stop")
-BY_QUERY, BY_REQUESTER = "query", "requester"
 
 _REQUEST = re.compile(r"([0-9]{15}-[0-9a-f]{16})\.request\.json")
 _T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Action(str, Enum):
+    """The actions that can be requested of a query."""
+
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+
+    __str__ = str.__str__
+
+
+class Claimant(str, Enum):
+    """The side that claims a request: the query to answer it, the requester to withdraw it."""
+
+    QUERY = "query"
+    REQUESTER = "requester"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     `directory` is as given by the requester; the query decides whether it may go there.
     """
 
-    action: str
+    action: Action
     requested_at_ms: int
     expires_at_ms: int
     requested_by: str
@@ -54,9 +69,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who deals with a request: ``query``, or ``requester`` if it was withdrawn."""
+    """The note on who has a request."""
 
-    by: str
+    by: Claimant
     at_ms: int
 
 
@@ -90,7 +105,7 @@ class RequestFiles:
         return request_id
 
     def open_ids(self) -> list[str]:
-        """Return the ids of the requests that nobody deals with yet, oldest first."""
+        """Return the ids of the requests that are not claimed yet, oldest first."""
         names = self._names()
         return [each for each in _ids(names) if f"{each}.claim.json" not in names]
 
@@ -112,12 +127,14 @@ class RequestFiles:
             If :meth:`post` could not have written it.
         """
         request = self._read(request_id, "request", Request)
-        if request.action not in ACTIONS or request.requested_at_ms > request.expires_at_ms:
-            raise CorruptFileError(f"request {request_id}: no such action, or it never was valid")
+        if request.requested_at_ms > request.expires_at_ms:
+            raise CorruptFileError(
+                f"request {request_id} never was valid: it expires before it was made"
+            )
         return request
 
-    def claim(self, request_id: str, by: str) -> bool:
-        """Take a request; return whether it was free. Durable on return."""
+    def claim(self, request_id: str, by: Claimant) -> bool:
+        """Claim a request, durably; return whether it was free."""
         try:
             self._write(request_id, "claim", Claim(by=by, at_ms=now_ms()))
         except FileExistsError:
@@ -125,7 +142,7 @@ class RequestFiles:
         return True
 
     def claim_of(self, request_id: str) -> Claim | None:
-        """Return who deals with a request, ``None`` if nobody does yet."""
+        """Return the claim of a request, ``None`` if it is not claimed yet."""
         if not self._storage.exists(_path(request_id, "claim")):
             return None
         return self._read(request_id, "claim", Claim)
@@ -141,7 +158,7 @@ class RequestFiles:
         return self._read(request_id, "answer", Answer)
 
     def trim(self) -> None:
-        """Remove the oldest requests that nobody waits for, with all that belongs to them."""
+        """Remove the oldest requests that nobody waits for, with their claims and answers."""
         names = self._names()
         waiting = {*self.open_ids(), *self.unanswered_ids()}
         old = [each for each in _ids(names, most=None)[:-KEPT] if each not in waiting]

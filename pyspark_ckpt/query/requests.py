@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import (
     ConfigurationError,
     UnsafePathError,
 )
-from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles
+from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -154,7 +154,7 @@ class RequestDesk:
             if request_id in self._taken:
                 continue
             claim = self._files.claim_of(request_id)
-            if claim is not None and claim.by == BY_QUERY:
+            if claim is not None and claim.by is Claimant.QUERY:
                 self._refuse(request_id, "the driver ended before it was done")
 
     def poll(self) -> None:
@@ -179,13 +179,13 @@ class RequestDesk:
         """Refuse what nobody deals with any more, since the query has ended."""
         with _logged():
             for request_id in self._files.open_ids():
-                if self._files.claim(request_id, BY_QUERY):
+                if self._files.claim(request_id, Claimant.QUERY):
                     self._refuse(request_id, "the query has ended")
 
     def _begin(self, request_id: str) -> bool:
         """Take a request; return whether a thread deals with it now."""
         self._taken.add(request_id)
-        if not self._files.claim(request_id, BY_QUERY):
+        if not self._files.claim(request_id, Claimant.QUERY):
             return False
         try:
             request = self._files.read(request_id)
@@ -218,7 +218,7 @@ class RequestDesk:
 
     def _answer(self, request: Request, target: str, savepoint_format: SavepointFormat) -> Answer:
         try:
-            if request.action == "stop":
+            if request.action is Action.STOP:
                 made = self._actions.stop(target, savepoint_format, request.drain)
             else:
                 made = self._actions.savepoint(target, savepoint_format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -42,7 +43,15 @@ from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
 from pyspark_ckpt.operator.time import TimeMode
 
-_OUTPUT_MODES = {"append": "append", "update": "update"}
+
+class OutputMode(str, Enum):
+    """The output modes that an operator can have; the values are what Spark takes."""
+
+    APPEND = "append"
+    UPDATE = "update"
+
+
+_OUTPUT_MODES = {mode.value: mode for mode in OutputMode}
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
@@ -52,7 +61,7 @@ class OperatorArguments:
 
     processor: StatefulProcessor
     output_schema: T.StructType
-    output_mode: str
+    output_mode: OutputMode
     time_mode: TimeMode
     uid: str
     migrations: Mapping[str, Migration]
@@ -285,7 +294,7 @@ class OperatorPlan:
                 _named(SubtaskFunction(function), descriptor.uid),
                 output.sent_schema,
                 STATE_SCHEMA,
-                self.arguments.output_mode,
+                self.arguments.output_mode.value,
                 TIMEOUTS[self.arguments.time_mode],
             )
         )

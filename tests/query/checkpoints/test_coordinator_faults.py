@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.formats.requests import BY_QUERY, Answer, Request, RequestFiles
+from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.restore.location import StartLocation
@@ -109,7 +109,7 @@ class Life:
         self.storage = LocalStorage(job.checkpoint_path)
         self.requests = RequestFiles(self.storage)
         self.left = self._ask()
-        assert self.requests.claim(self.left, BY_QUERY)
+        assert self.requests.claim(self.left, Claimant.QUERY)
         self.begun = NewSavepoint("the query", str(job.base / "savepoints"), "the run before").path
         HistoryLog(self.storage).note_begun(self.begun, now_ms(), "the run before")
         self.asked: str | None = None
@@ -124,7 +124,7 @@ class Life:
         at_ms = now_ms()
         return self.requests.post(
             Request(
-                action="savepoint",
+                action=Action.SAVEPOINT,
                 directory=str(self.job.base / "savepoints"),
                 format="NATIVE",
                 drain=False,

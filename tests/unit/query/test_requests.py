@@ -19,8 +19,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats import requests as request_files
 from pyspark_ckpt.formats.requests import (
-    BY_QUERY,
-    BY_REQUESTER,
+    Claimant,
     Request,
     RequestFiles,
 )
@@ -150,7 +149,7 @@ def test_a_failure_is_answered(query: Query, files: RequestFiles) -> None:
         ({"directory": "../elsewhere"}, "give a directory below it"),
         ({"directory": "/etc"}, "not inside"),
         ({"directory": "x/../../y"}, "give a directory below it"),
-        ({"action": "format"}, "no such action"),
+        ({"action": "format"}, "Invalid enum value 'format'"),
         ({"expires_at_ms": 0}, "never was valid"),
     ],
 )
@@ -228,8 +227,8 @@ def test_at_most_two_at_once(query: Query, files: RequestFiles) -> None:
 
 def test_what_a_driver_that_died_had_taken_is_answered(query: Query, files: RequestFiles) -> None:
     taken, withdrawn, waiting = (files.post(request()) for _ in range(3))
-    assert files.claim(taken, BY_QUERY)
-    assert files.claim(withdrawn, BY_REQUESTER)
+    assert files.claim(taken, Claimant.QUERY)
+    assert files.claim(withdrawn, Claimant.REQUESTER)
     query.desk.open()
     answer = files.answer_to(taken)
     assert answer is not None
