@@ -1,4 +1,4 @@
-"""Spark conf that a query is started with, beside what the user's session has.
+"""Spark conf that a query starts with, in addition to the conf of the user's session.
 
 :mod:`pyspark_ckpt.spark.own_session` gives it to the query alone.
 """
@@ -20,7 +20,7 @@ _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
 READ_BY_PLAN_CHECK = frozenset(
     {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
 )
-"""Of these Spark's check of a plan takes notice, before the query has a session."""
+"""Settings that Spark's check of a plan reads, before the query has a session."""
 
 
 def conf_of_start(
@@ -30,20 +30,20 @@ def conf_of_start(
     one_watermark: bool = False,
     passed_watermarks: bool = False,
 ) -> dict[str, str]:
-    """Return the conf that a query with these operators is started with.
+    """Return the conf that a query with these operators starts with.
 
     Parameters
     ----------
     operators
         Its operators.
     ends_by_itself
-        Whether its trigger ends the query once all data is read.
+        Whether its trigger ends the query when all data is read.
     one_watermark
-        Whether operators of Spark's own come after one of these, and all have one watermark.
+        Whether Spark's own operators follow one of these, and all have one watermark.
     passed_watermarks
-        Whether they do, and each operator has a watermark of its own.
+        Whether Spark's own operators follow, and each operator has a watermark of its own.
     """
-    # Spark's own operators would take Avro, which a session may ask for; this one cannot.
+    # A session may ask for Avro, which Spark's own operators support and this one does not.
     conf = {_ENCODING: "unsaferow"}
     if operators:
         conf[_PARTITIONS] = str(operators[0].parallelism)
@@ -51,8 +51,8 @@ def conf_of_start(
         # Spark does not know that these operators pass their watermark on.
         conf[_CORRECTNESS_CHECK] = "false"
     if one_watermark:
-        # Spark gives no watermark to what comes after applyInPandasWithState: windows there would
-        # never close. That rows may be late by a common one was checked with the plan.
+        # Spark gives no watermark to an operator after applyInPandasWithState: windows there would
+        # never close. The check of the plan made sure that rows may be late by a common watermark.
         conf[WATERMARK_PER_OPERATOR] = "false"
         conf[_CORRECTNESS_CHECK] = "false"
     if len(operators) > 1:

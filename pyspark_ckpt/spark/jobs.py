@@ -1,8 +1,7 @@
-"""The Spark jobs of one checkpoint or savepoint: named for Spark's pages, cancelled together.
+"""The Spark jobs of one checkpoint or savepoint, and the errors that they raise on the driver.
 
-They may run in a thread of the user's, whose own description, pool and tags come back afterwards.
-
-Errors of tasks and of the JVM, as the driver's caller should see them.
+The jobs are named for Spark's pages and cancelled together. They may run in a thread of the user,
+whose own description, pool and tags are restored afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOCAL_PROPERTIES = (
 )
 
 _AGAIN_S = 0.5
-"""How long after a cancellation the jobs are cancelled again that were started meanwhile."""
+"""Jobs that were started meanwhile are cancelled this long after a cancellation."""
 
 
 class SparkJobs:
@@ -39,7 +38,7 @@ class SparkJobs:
     context
         The application that they run in.
     what
-        What they are for, as Spark's job page and errors say it.
+        Their purpose, as Spark's job page and errors show it.
     """
 
     def __init__(self, context: SparkContext, what: str) -> None:
@@ -52,17 +51,17 @@ class SparkJobs:
 
     @contextmanager
     def running(self, pool: str | None = None) -> Iterator[None]:
-        """Have the jobs that this thread starts be of these; none is left if it is interrupted.
+        """Make this thread's new jobs part of these; if it is interrupted, no job remains.
 
         Parameters
         ----------
         pool
-            Of Spark's fair scheduler; by default the thread's own.
+            A pool of Spark's fair scheduler; by default the thread's own.
 
         Raises
         ------
         CheckpointAbortedError
-            If they were cancelled before.
+            If the jobs were cancelled before.
         """
         if self._is_cancelled:
             raise self._expired()
@@ -70,14 +69,14 @@ class SparkJobs:
         before = {name: context.getLocalProperty(name) for name in _LOCAL_PROPERTIES}
         context.addJobTag(self._tag)
         context.setJobDescription(f"pyspark_ckpt: {self._what}")
-        context.setInterruptOnCancel(True)  # a task that hangs hears of nothing else
+        context.setInterruptOnCancel(True)  # nothing else ends a task that hangs
         if pool is not None:
             context.setLocalProperty("spark.scheduler.pool", pool)
         self._count(1)
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # an application that has ended runs none
+            with suppress(Exception):  # an application that has ended runs no jobs
                 context.cancelJobsWithTag(self._tag)
             raise
         finally:
@@ -87,13 +86,13 @@ class SparkJobs:
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
 
     def cancel(self) -> None:
-        """Cancel those that run, from any thread, and those that a thread still starts."""
+        """Cancel the running jobs, from any thread, and the jobs that a thread starts later."""
         self._is_cancelled = True
         self._context.cancelJobsWithTag(self._tag)
         self._cancel_again_later()
 
     def _cancel_again_later(self) -> None:
-        """Cancel again while a thread is inside: between two jobs it does not hear of it."""
+        """Cancel again while a thread is inside: a cancellation between two jobs is lost."""
         with self._guard:
             if not self._inside:
                 return
@@ -102,7 +101,7 @@ class SparkJobs:
         timer.start()
 
     def _cancel_again(self) -> None:
-        with suppress(Exception):  # an application that has ended runs none
+        with suppress(Exception):  # an application that has ended runs no jobs
             self._context.cancelJobsWithTag(self._tag)
             self._cancel_again_later()
 
@@ -112,12 +111,12 @@ class SparkJobs:
 
     @contextmanager
     def expiring(self, timeout_ms: int) -> Iterator[None]:
-        """Cancel them when the context has lasted too long.
+        """Cancel the jobs when the context has lasted too long.
 
         Raises
         ------
         CheckpointAbortedError
-            If it ended with an error after that.
+            If the context then ended with an error.
         """
         timer = threading.Timer(timeout_ms / 1000, self.cancel)
         timer.daemon = True
@@ -183,7 +182,7 @@ _JAVA_FRAME = "\tat "
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's kind and message, without the stack that one of the JVM's has in it."""
+    """Return an error's class and message, without the stack in the message of a JVM's error."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return "\n".join(line for line in lines if not line.startswith(_JAVA_FRAME))
 

@@ -1,7 +1,7 @@
-"""Spark's own files in a ``checkpointLocation``: which epochs are committed, and from where.
+"""Spark's own files in a ``checkpointLocation``: committed epochs and source offsets.
 
-Layout and texts are Spark's (HDFSMetadataLog, OffsetSeqLog, CommitLog, FileStreamSourceLog); read
-as they are, and written only while a restore fills a fresh location.
+Layout and texts are Spark's (HDFSMetadataLog, OffsetSeqLog, CommitLog, FileStreamSourceLog). They
+are read as they are, and written only while a restore fills a fresh location.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_OFFSET = "-"
 
 @dataclass(frozen=True, slots=True)
 class OffsetsEntry:
-    """One entry of ``offsets/``: what Spark had read of each source by the end of an epoch."""
+    """One entry of ``offsets/``: how far Spark had read each source by the end of an epoch."""
 
     metadata: dict[str, Any]
     source_offsets: tuple[str, ...]
@@ -40,7 +40,7 @@ class OffsetsEntry:
 
     @property
     def watermark_policy(self) -> str | None:
-        """Which of several watermarks is the query's, ``min`` or ``max``."""
+        """Which of several watermarks the query uses, ``min`` or ``max``."""
         policy = self.metadata.get("conf", {}).get("spark.sql.streaming.multipleWatermarkPolicy")
         return None if policy is None else str(policy).lower()
 
@@ -51,7 +51,7 @@ class OffsetsEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceLogFile:
-    """A file in ``sources/<id of the source>/`` that a source needs to go on from an offset."""
+    """A file in ``sources/<id of the source>/`` that a source needs to continue from an offset."""
 
     source_index: int
     log_name: str
@@ -69,11 +69,11 @@ class SparkLog:
         return max(_numbers(self.storage.list("commits")), default=None)
 
     def begun_epoch(self) -> int | None:
-        """Return the newest epoch that has offsets, committed or not."""
+        """Return the newest epoch that has offsets, committed or not; ``None`` if there is none."""
         return max(_numbers(self.storage.list("offsets")), default=None)
 
     def has_started(self) -> bool:
-        """Tell whether a query has begun an epoch here, committed or not."""
+        """Return whether a query has started an epoch here, committed or not."""
         return bool(_numbers(self.storage.list("offsets")))
 
     def query_id(self) -> str | None:
@@ -92,9 +92,9 @@ class SparkLog:
         Raises
         ------
         CorruptFileError
-            If Spark wrote none or one that is cut short.
+            If the entry is missing or cut short.
         NotBuiltYetError
-            If it is of a version that this library does not know.
+            If its version is unknown to this library.
         """
         path = f"offsets/{epoch}"
         lines = self._entry(path, epoch).split("\n")
@@ -104,7 +104,7 @@ class SparkLog:
         return OffsetsEntry(self._json(path, lines[1]), offsets)
 
     def operator_ids(self) -> list[int]:
-        """Return the ids of the stateful operators that the location has state of."""
+        """Return the ids of the stateful operators whose state is in the location."""
         return sorted(_numbers(self.storage.list("state")))
 
     def commits_entry(self, epoch: int) -> str:
@@ -120,22 +120,22 @@ class SparkLog:
     def source_log_files(
         self, offsets: OffsetsEntry, source_ids: Sequence[int]
     ) -> list[SourceLogFile]:
-        """Return what the sources must find to go on from `offsets`, and nothing after it.
+        """Return the files that sources need to continue from `offsets`, and no later ones.
 
-        A file source takes every file in its log for read, so entries beyond the offset are left
-        out; other sources keep what they need from their first start only.
+        A file source regards every file in its log as read, so entries beyond the offset are left
+        out. Other sources only keep what they need from their first start.
 
         Parameters
         ----------
         offsets
-            Where the sources are.
+            The positions of the sources.
         source_ids
-            Which source each of the offsets is of.
+            Which source each offset belongs to.
 
         Raises
         ------
         CheckpointAbortedError
-            If Spark has already cleaned away an entry, or has another number of offsets.
+            If Spark has already removed an entry, or has another number of offsets.
         """
         if len(source_ids) != len(offsets.source_offsets):
             raise CheckpointAbortedError(
@@ -154,7 +154,7 @@ class SparkLog:
         return files
 
     def replace(self, path: str, text: str) -> None:
-        """Put `text` in the place of one of Spark's files; used while a location is seeded."""
+        """Replace one of Spark's files with `text`; used while a location is seeded."""
         directory, _, name = path.rpartition("/")
         # Hadoop's local file system keeps a checksum beside each file and would refuse the new one.
         self.storage.delete([path, f"{directory}/.{name}.crc".lstrip("/")])
@@ -207,7 +207,7 @@ def _numbers(names: list[str]) -> list[int]:
 
 
 def is_offset(line: str) -> bool:
-    """Tell whether a line of an entry is a source's offset, or says that there is none yet."""
+    """Return whether a line of an entry is a source's offset, or says that there is none yet."""
     if line == NO_OFFSET:
         return True
     try:

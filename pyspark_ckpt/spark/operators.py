@@ -1,4 +1,4 @@
-"""The stateful operators of a query: those of this library, and Spark's own beside them."""
+"""The stateful operators of a query: those of this library and Spark's own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 @dataclass(frozen=True, slots=True)
 class SparkOperator:
-    """A stateful operator of Spark's own, by the name that Spark's state metadata has for it."""
+    """A stateful operator of Spark's own, by its name in Spark's state metadata."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class StatefulOperators:
-    """All stateful operators of a query; the place in `in_order` is Spark's id of the operator."""
+    """All stateful operators of a query; the position in `in_order` is Spark's id."""
 
     in_order: tuple[OperatorDescriptor | SparkOperator, ...]
 
@@ -28,7 +28,7 @@ class StatefulOperators:
 
     @property
     def ours(self) -> dict[int, OperatorDescriptor]:
-        """Those of this library, by id."""
+        """The operators of this library, by id."""
         return {
             operator_id: operator
             for operator_id, operator in enumerate(self.in_order)
@@ -37,7 +37,7 @@ class StatefulOperators:
 
     @property
     def spark_operators(self) -> dict[int, SparkOperator]:
-        """Spark's own, by id."""
+        """Spark's own operators, by id."""
         return {
             operator_id: operator
             for operator_id, operator in enumerate(self.in_order)
@@ -46,14 +46,17 @@ class StatefulOperators:
 
     @property
     def have_one_watermark(self) -> bool:
-        """Whether all operators share one: Spark gives none to what comes after one of ours."""
+        """Whether all operators share one watermark.
+
+        Spark gives no watermark to an operator that follows one of this library.
+        """
         return self._has_followed and not self.each_has_its_watermark
 
     @property
     def each_has_its_watermark(self) -> bool:
-        """Whether Spark's own operators come after ours, and Spark works out the watermark of each.
+        """Whether Spark's own operators follow, and Spark computes a watermark for each operator.
 
-        All of ours that others follow then pass theirs on.
+        All operators of this library that have a follower then pass their watermark on.
         """
         followed = [operator for number, operator in self.ours.items() if number > 0]
         return self._spark_follows and all(operator.passes_watermark for operator in followed)
@@ -64,10 +67,10 @@ class StatefulOperators:
 
     @property
     def _spark_follows(self) -> bool:
-        """Whether one of Spark's own operators comes after one of ours."""
+        """Whether an operator of Spark's own follows an operator of this library."""
         return min(self.spark_operators, default=len(self.in_order)) < max(self.ours, default=0)
 
     @property
     def descriptors(self) -> tuple[OperatorDescriptor, ...]:
-        """Those of this library, in the order of their ids."""
+        """The operators of this library, in the order of their ids."""
         return tuple(self.ours.values())

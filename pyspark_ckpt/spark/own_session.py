@@ -1,21 +1,22 @@
-"""Conf that one query needs, in sessions of its own; the user's session never has it.
+"""Conf for one query, in sessions of its own; the user's session never has it.
 
-The one module that reaches into how Spark starts a query. Beyond its API it relies on this
+This module alone depends on how Spark starts a query. Beyond Spark's API it relies on this
 (PySpark 4.0 to 4.3, classic session):
 
 * ``SparkSession.cloneSession()`` copies conf, temporary views and functions.
-* A query clones its session when it is made. Of that clone, ``sparkSessionForStream``, it reads
-  no conf before all listeners of the session have returned from ``QueryStartedEvent``. Spark posts
-  that event in the query's own thread, with the query in ``streams``, before ``start()`` returns.
+* A query clones its session when it is made. It reads no conf from this clone,
+  ``sparkSessionForStream``, before all listeners of the session have returned from
+  ``QueryStartedEvent``. Spark posts that event in the query's own thread, with the query in
+  ``streams``, before ``start()`` returns.
 * ``StreamExecution.resolvedCheckpointRoot()`` is the query's location.
-* ``MicroBatchExecution.watermarkPropagator``, which tells each operator its watermark, is made with
+* ``MicroBatchExecution.watermarkPropagator`` gives each operator its watermark. It is made with
   the query, by the conf of the user's session, and is not used before that event is over. Its
   companion makes another one by the query's own conf.
-* ``SQLConf.withExistingConf`` has the calling thread, and no other, check a plan by another conf.
-  It needs Py4J's pinned threads, PySpark's default.
+* ``SQLConf.withExistingConf`` makes the calling thread, and no other, check a plan by another conf.
+  It requires Py4J's pinned threads, PySpark's default.
 
-Where a version of Spark does otherwise, the start fails with an error that says so, and the query
-is stopped (docs/design/0019-a-session-of-its-own.md).
+If a version of Spark differs, the start fails with an error that says so, and the query is stopped
+(docs/design/0019-a-session-of-its-own.md).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def start_with_conf(
     location
         The query's ``checkpointLocation``.
     conf
-        What the query has beside, or in place of, the session's conf.
+        Settings that the query has in addition to the session's conf, or instead of it.
     start
         Calls Spark's start.
 
@@ -79,7 +80,7 @@ def start_with_conf(
     NotBuiltYetError
         If this version of Spark starts queries in another way; the query was stopped.
     ConfigurationError
-        If the conf has to reach Spark's check of the plan, and cannot.
+        If the conf must reach Spark's check of the plan, and cannot.
     """
     check_conf = {
         key: value
@@ -115,7 +116,7 @@ class _ConfAtStart(StreamingQueryListener):
         self.error: Exception | None = None
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Called in the thread of the query that starts, whichever query of the session it is."""
+        """Set the conf; called in the thread of each query of the session that starts."""
         try:
             query = self._spark.streams.get(str(event.id))
             if query is not None and self._is_at_location(query):
@@ -127,7 +128,7 @@ class _ConfAtStart(StreamingQueryListener):
         root = str(_execution(query).resolvedCheckpointRoot())
         try:
             return open_local_storage(root).root.samefile(self._location.root)
-        except (NotBuiltYetError, FileNotFoundError):  # another query's, on another file system
+        except (NotBuiltYetError, FileNotFoundError):  # of another query, on another file system
             return False
 
     def _set_conf(self, query: StreamingQuery) -> None:
@@ -157,10 +158,10 @@ def _execution(query: StreamingQuery) -> Any:
 
 
 def _propagate_watermarks(spark: SparkSession, execution: Any, conf: Any) -> None:
-    """Have a query that was just made propagate watermarks as its own conf says."""
+    """Make a new query propagate watermarks as its own conf says."""
     java: Any = spark._jvm
     owner = execution.getClass()
-    while owner.getSimpleName() != _MICRO_BATCHES:  # a kind of it keeps progress in background
+    while owner.getSimpleName() != _MICRO_BATCHES:  # a subclass tracks progress in the background
         owner = owner.getSuperclass()
     field = owner.getDeclaredField("watermarkPropagator")
     kind = field.getType()
@@ -196,14 +197,14 @@ class _Call:
         self._error: BaseException | None = None
 
     def apply(self) -> None:
-        """Call it, and keep what came of it: a Python error would not survive the way back."""
+        """Call the function and keep its outcome: a Python error would not survive the way back."""
         try:
             self._query = self._start()
         except BaseException as exc:  # raised again by `outcome`
             self._error = exc
 
     def outcome(self) -> StreamingQuery:
-        """Return or raise what the function did."""
+        """Return or raise what the function returned or raised."""
         if self._error is not None:
             raise self._error
         assert self._query is not None

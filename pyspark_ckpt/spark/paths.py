@@ -11,7 +11,7 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     """Return the URL that Spark makes of a path.
 
     A path without a scheme is on Hadoop's default file system, which may be HDFS and must not be
-    taken for a local disk; a relative one starts from the JVM's working directory.
+    taken for a local disk. A relative path starts from the JVM's working directory.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
         return path

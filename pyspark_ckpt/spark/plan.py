@@ -1,4 +1,7 @@
-"""What the plan of a DataFrame tells about its stateful operators. Driver only, classic session."""
+"""The stateful operators and sources of a query, read from its plan.
+
+Driver only, classic session.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _SPARK_NAMES = {
     "Join": "symmetricHashJoin",
     "TransformWithState": "transformWithStateExec",
 }
-"""What Spark's state metadata calls the operator that a node of a logical plan becomes."""
+"""The name in Spark's state metadata of the operator that a node of a logical plan becomes."""
 
 _SESSION_AGGREGATE = "sessionWindowStateStoreSaveExec"
 _SESSION_WINDOW = "spark.sessionWindow"
@@ -41,16 +44,16 @@ _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
 def operators_of(df: DataFrame) -> StatefulOperators:
-    """Return the stateful operators of a query, checked to be what this version can checkpoint.
+    """Return the stateful operators of a query, if this version can checkpoint them.
 
-    Spark's ids count from the sink towards the sources, left before right, in its physical plan;
-    the optimized plan has the same order. Before Spark goes on at a location, it compares the ids
+    Spark's ids count from the sink towards the sources, left before right, in its physical plan.
+    The optimized plan has the same order. Before Spark continues at a location, it compares the ids
     and names there with its own.
 
     Raises
     ------
     PlanError
-        If there is none of this library, or two have one uid.
+        If there is no operator of this library, or two have one uid.
     NotBuiltYetError
         If Spark's own stateful operators cannot be checkpointed with them.
     """
@@ -65,7 +68,7 @@ def operators_of(df: DataFrame) -> StatefulOperators:
 
 
 def source_ids(df: DataFrame) -> tuple[int, ...]:
-    """Return the id of the source at each place where a query reads one.
+    """Return the id of the source at each place where a query reads a source.
 
     In the order of Spark's source offsets. A DataFrame that the query uses twice is one source,
     with one log, and has its offset at two places.
@@ -74,9 +77,9 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
 
 
 def source_names(df: DataFrame) -> tuple[str, ...]:
-    """Return by their ids what Spark calls the sources that a query reads: ``kafka``, ``rate``.
+    """Return Spark's names of the sources that a query reads, by their ids: ``kafka``, ``rate``.
 
-    A file source is called ``FileSource[<path>]``.
+    A file source has the name ``FileSource[<path>]``.
     """
     return tuple(str(node.sourceName()) for node in _sources(df)[1])
 
@@ -96,7 +99,7 @@ def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:
 
 
 def is_active(spark: SparkSession, query_id: str) -> bool:
-    """Tell whether a query runs in this application, whichever session started it."""
+    """Return whether a query runs in this application, in any session."""
     jvm: Any = spark._jvm
     active = spark._jsparkSession.sharedState().activeStreamingQueries()
     return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))
@@ -116,7 +119,7 @@ def _stateful(plan: Any) -> Iterator[OperatorDescriptor | SparkOperator]:
 
 
 def _spark_name(node: Any, name: str) -> str | None:
-    """Return what Spark's metadata calls a node's operator, ``None`` if it has no state."""
+    """Return the name of a node's operator in Spark's metadata, ``None`` if it has no state."""
     if name == _TRANSFORM_WITH_STATE:
         is_pandas = node.userFacingDataType().toString().lower() == "pandas"
         return f"transformWithStateIn{'Pandas' if is_pandas else 'PySpark'}Exec"
@@ -170,7 +173,7 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
         _check_passed_watermarks(where, operators)
     if not operators.have_one_watermark:
         return
-    # What another operator emits can be late for the next one by the watermark of all.
+    # With one watermark for all, rows that an operator emits can be late for the next operator.
     last = max(operators.ours)
     before = [each for number, each in operators.spark_operators.items() if number > last]
     after = len(before) < len(operators.spark_operators)
@@ -185,7 +188,7 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
 
 
 def _check_passed_watermarks(where: str, operators: StatefulOperators) -> None:
-    """Refuse what lets watermarks pass otherwise than ours do: as the query's watermark is."""
+    """Refuse operators of Spark that do not pass the query's watermark on as it is."""
     last = max(operators.ours)
     for number, operator in operators.spark_operators.items():
         if number > last and operator.name in _DELAYING:

@@ -1,6 +1,6 @@
-"""Stopping a query between two epochs. Driver only, classic session.
+"""Stopping a query between two epochs, and how long it has been idle.
 
-How long a query has had nothing to do.
+Driver only, classic session.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def java_query(query: StreamingQuery) -> Any:
 
 
 def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:
-    """Stop a query when the epoch that is under way is committed; no other begins.
+    """Stop a query when the epoch in progress is committed; no other epoch starts.
 
-    ``StreamingQuery.stop`` interrupts an epoch wherever it is, perhaps after its output reached
-    the sink and before it was committed. Spark's loop looks at its state after each epoch, so
-    that state is set, and what is under way is left alone.
+    ``StreamingQuery.stop`` interrupts an epoch at any point, perhaps after its output reached the
+    sink and before it was committed. Spark's loop reads its state after each epoch. So this
+    function sets that state and does not interrupt the epoch.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
         try:
             end_after_epoch(spark, query)
         except Py4JError:
-            logger.warning("query %s: its last epoch is interrupted", query.id, exc_info=True)
+            logger.warning("query %s: its last epoch will be interrupted", query.id, exc_info=True)
         deadline = time.monotonic() + timeout_ms / 1000
         while query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -51,7 +51,7 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
 
 
 def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
-    """Have a query begin no other epoch; returns at once.
+    """Let a query start no other epoch; returns at once.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
 
 
 def _terminated(spark: SparkSession, state: Any) -> Any:
-    """Return Spark's object for a query that has ended, of the package that `state` is of."""
+    """Return Spark's object for the state of an ended query, from the package of `state`."""
     package = state.getClass().getName().rpartition(".")[0]
     java: Any = spark._jvm
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
@@ -72,10 +72,10 @@ def _terminated(spark: SparkSession, state: Any) -> Any:
 
 
 def idle_ms(query: StreamingQuery) -> float:
-    """Return for how long a query has been waiting for input: 0 while it has some.
+    """Return for how long a query has been waiting for input: 0 while it has input.
 
-    Called by the driver, while the query runs or after it was stopped. Infinite where Spark reports
-    that no input has come, as it does ten seconds after the last epoch by default.
+    Called by the driver, while the query runs or after it was stopped. Infinite if Spark reports
+    that there is no input, which it does ten seconds after the last epoch by default.
     """
     if not query.isActive:
         return math.inf

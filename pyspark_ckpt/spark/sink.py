@@ -1,15 +1,13 @@
-"""The log of Spark's file sink, ``_spark_metadata``: which epochs it has written.
+"""The sink of a query: what its writer chose, its table, and the log of Spark's file sink.
 
-A reader takes what the log lists, from the last compaction on, and wants every entry from there.
-The sink skips the epochs that the log has. So a query whose first epoch is not 0 needs a log with
-empty entries before it. Names and texts are Spark's (FileStreamSinkLog, version 1).
+The log, ``_spark_metadata``, lists the epochs that the file sink has written. A reader takes what
+the log lists from the last compaction on, and requires every entry from there. The sink skips the
+epochs that the log has. So a query whose first epoch is not 0 needs a log with empty entries before
+it. Names and texts are Spark's (FileStreamSinkLog, version 1).
 
-What a writer was told about its sink, and where Spark keeps the query because of it.
-
-The table that a query's file sink writes to, found or made before the query starts.
-
-Spark makes the table of ``toTable`` when the query starts, in an empty directory only. A restored
-query needs entries in the sink's log by then, so the table is made here, in the same way.
+Spark makes the table of ``toTable`` when the query starts, in an empty directory only. But a
+restored query needs entries in the sink's log by then. So the library makes the table first, in the
+same way.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class FileSinkLog:
     path
         The output path.
     compact_interval
-        Spark's: every so many epochs an entry holds all before it.
+        Spark's setting: after this number of epochs an entry holds all entries before it.
     """
 
     def __init__(self, path: str, compact_interval: int) -> None:
@@ -54,12 +52,12 @@ class FileSinkLog:
         return max((int(name) for name in names if name.isdecimal()), default=None)
 
     def check_fresh(self, epoch: int) -> None:
-        """Check that no query has written here but for what :meth:`fill` writes.
+        """Check that no query has written to the path, apart from what :meth:`fill` writes.
 
         Raises
         ------
         RestoreError
-            If one has: the sink skips epochs it has seen, so output would be lost.
+            If a query has. The sink skips epochs that it has seen, so output would be lost.
         """
         if not self.is_fresh(epoch):
             raise RestoreError(
@@ -68,7 +66,7 @@ class FileSinkLog:
             )
 
     def is_fresh(self, epoch: int) -> bool:
-        """Tell whether there is nothing but what :meth:`fill` writes, or a part of that."""
+        """Return whether the log has nothing but what :meth:`fill` writes, or a part of it."""
         wanted = self._entries(epoch)
         return all(
             name in wanted and self._log.read(name) == _EMPTY_ENTRY
@@ -77,13 +75,13 @@ class FileSinkLog:
         )
 
     def fill(self, epoch: int) -> None:
-        """Have the log say of all epochs up to this one that they wrote nothing; durable."""
+        """Write that all epochs up to this one wrote nothing; durable."""
         for name in self._entries(epoch):
             if not self._log.exists(name):
                 self._log.write(name, [_EMPTY_ENTRY])
 
     def _entries(self, epoch: int) -> list[str]:
-        """Return the names of the last compaction up to an epoch, and of what follows it."""
+        """Return the names of the last compaction up to an epoch, and of the entries after it."""
         first = (epoch + 1) // self._interval * self._interval - 1
         if first < 0:
             return [str(number) for number in range(epoch + 1)]
@@ -95,20 +93,20 @@ _DETAILS = "# Detailed Table Information"
 
 
 class TableSink:
-    """A table that a query is to write to.
+    """A table that a query writes to.
 
     Parameters
     ----------
     df
         The query.
     name
-        The table's, as ``toTable`` takes it.
+        The table's name, as ``toTable`` takes it.
     provider
         The format of a new table.
     partition_by
         The columns that a new table is partitioned by.
     path
-        Where the files of a new table go, by default into the warehouse.
+        The directory for the files of a new table, by default in the warehouse.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class TableSink:
 
     @property
     def location(self) -> str | None:
-        """The directory of the table's files, ``None`` if it has none that is known."""
+        """The directory of the table's files, ``None`` if it is unknown."""
         if not self._is_of_session:
             return None
         if self._exists:
@@ -143,7 +141,7 @@ class TableSink:
         return self._new_path or self._default_location()
 
     def make(self) -> None:
-        """Make the table if it is not there and Spark's own catalog has it."""
+        """Make the table if it does not exist and belongs to Spark's own catalog."""
         if not self._is_of_session or self._exists:
             return
         columns = self._df._jdf.schema().asNullable().toDDL()
@@ -205,12 +203,12 @@ _LOCATION = "checkpointLocation"
 
 @dataclass(slots=True)
 class SinkChoice:
-    """The sink of one writer, as far as it was chosen; PySpark's writer has no way to ask it.
+    """The sink of one writer, as far as it was chosen; PySpark's writer cannot be asked for it.
 
     Parameters
     ----------
     options
-        Of the sink, their names in lower case.
+        Options of the sink, their names in lower case.
     format, query_name, partition_by
         As given; by default Spark's.
     """
@@ -231,12 +229,12 @@ class SinkChoice:
         Returns
         -------
         LocalStorage or None
-            ``None`` if a temporary one is to be made, as Spark does for this sink.
+            ``None`` if the query gets a temporary location, as with Spark for this sink.
 
         Raises
         ------
         ConfigurationError
-            If there is none, and the sink needs one that stays.
+            If there is no location, and the sink requires a permanent one.
         """
         is_temporary = table is None and may_be_temporary(self.format)
         given = self.options.get(_LOCATION.lower())

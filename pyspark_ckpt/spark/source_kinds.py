@@ -1,7 +1,8 @@
-"""Which kind of source an offset is of, as far as Spark's log tells.
+"""The kind of source that an offset belongs to, as far as Spark's log shows it.
 
-Spark writes an offset without the name of its source. The forms of its own sources differ, and a
-source that is given another one's offset would start somewhere, or read what a stranger wrote.
+Spark writes an offset without the name of its source. The offsets of its own sources differ in
+form. A source that gets the offset of another one would start at a wrong position, or read the
+data of others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from pyspark_ckpt.spark.log import NO_OFFSET
 
 _FILE = "FileSource["
-"""How Spark calls a file source begins so; its path follows."""
+"""Spark's name of a file source begins with this text; its path follows."""
 
 
 def _is_file(offset: Any) -> bool:
@@ -48,9 +49,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def kind_of_offset(offset: str) -> str | None:
-    """Return which of Spark's sources writes such an offset, ``None`` if that does not show.
+    """Return which of Spark's sources writes such an offset, ``None`` if that cannot be seen.
 
-    A number may be of several sources.
+    A number may belong to several sources.
     """
     if offset == NO_OFFSET:
         return None
@@ -61,7 +62,7 @@ def kind_of_offset(offset: str) -> str | None:
 
 
 def fits(offset: str, name: str) -> bool:
-    """Tell whether an offset can be of the source that Spark calls `name`.
+    """Return whether an offset can belong to the source that Spark calls `name`.
 
     True also for sources of other libraries, unless the offset is a file source's.
     """

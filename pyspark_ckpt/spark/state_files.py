@@ -1,16 +1,14 @@
 """Spark's files in ``state/<operator id>/`` of a ``checkpointLocation``: names and versions.
 
-Epoch N ends with version N + 1 of every store. A store's directory is ``<partition>`` or, where an
-operator has several, ``<partition>/<name>``. In it each version has a file of its own:
+Epoch N ends with version N + 1 of every store. A store's directory is ``<partition>`` or, if an
+operator has several, ``<partition>/<name>``. Each version has a file of its own there:
 
-* HDFSBackedStateStoreProvider: ``<version>.delta``, now and then ``<version>.snapshot``, which
+* HDFSBackedStateStoreProvider: ``<version>.delta``, and sometimes ``<version>.snapshot``, which
   holds all state in the same format;
 * RocksDBStateStoreProvider: ``<version>.zip``, which names files in ``SSTs/`` and ``logs/``, or
-  ``<version>.changelog``, what changed since the version before.
+  ``<version>.changelog``, the changes after the version before.
 
 In the state store's checkpoint format 2 the version is followed by ``_<id>``.
-
-Which of Spark's files in ``state/<operator id>/`` one version of an operator's state needs.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ _SCHEMA_NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
 )
 _WHOLE = {"delta": "snapshot", "snapshot": "snapshot", "zip": "zip"}
-"""What a file that holds the whole first version is called as another version."""
+"""The ending, as another version, of a file that holds the whole first version."""
 
 
 def version_of(name: str) -> tuple[int, str] | None:
-    """Return version and kind of a store's file, ``None`` for others and for those with an id."""
+    """Return version and kind of a store's file; ``None`` for other files and with an id."""
     match = _VERSIONED.fullmatch(name)
     if match is None or match[2] or match[4]:
         return None
@@ -48,7 +46,7 @@ def version_of(name: str) -> tuple[int, str] | None:
 
 
 def operator_name(location: LocalStorage, operator_id: int) -> str | None:
-    """Return what Spark's metadata calls an operator, ``None`` if it has none."""
+    """Return the name of an operator in Spark's metadata, ``None`` if it has none."""
     directory = f"{STATE}/{operator_id}/_metadata"
     newest = max(
         (int(name) for name in location.list(f"{directory}/v2") if name.isdecimal()), default=None
@@ -67,7 +65,7 @@ def files_below(storage: LocalStorage, directory: str) -> Iterator[str]:
     """Yield the paths of the files below a directory, without hidden ones."""
     for name in storage.list(directory):
         if name.startswith("."):
-            continue  # Hadoop's checksums, and what was being written
+            continue  # Hadoop's checksums, and unfinished files
         path = f"{directory}/{name}"
         if storage.path(path).is_dir():
             yield from files_below(storage, path)
@@ -78,27 +76,27 @@ def files_below(storage: LocalStorage, directory: str) -> Iterator[str]:
 def copy_first_version(
     source: LocalStorage, target: LocalStorage, operator_ids: Mapping[int, int], version: int
 ) -> None:
-    """Copy state stores that have their first version only, as another version; durably.
+    """Copy state stores that only have their first version, as another version; durable.
 
     Parameters
     ----------
     source, target
-        The ``checkpointLocation`` that Spark wrote, and the one that is filled.
+        The ``checkpointLocation`` that Spark wrote, and the one to fill.
     operator_ids
         New ids of the operators by those in `source`.
     version
-        Which version the stores have in `target`.
+        The version of the stores in `target`.
 
     Raises
     ------
     RestoreError
-        If a file is of no state store that is known here.
+        If a file does not belong to a known state store.
     """
     for old, new in operator_ids.items():
         for path in files_below(source, f"{STATE}/{old}"):
             within = path.removeprefix(f"{STATE}/{old}/")
             if within == f"{OPERATOR_METADATA}.crc":
-                continue  # of the file that is changed
+                continue  # the checksum of the file that is changed
             content: Iterator[bytes]
             if within == OPERATOR_METADATA:
                 content = iter([with_operator_id(source.read(path), target, new)])
@@ -108,12 +106,12 @@ def copy_first_version(
 
 
 def is_operator_metadata(path: str) -> bool:
-    """Tell whether a path below ``state/<operator id>/`` is of Spark's metadata of the operator."""
+    """Return whether a path below ``state/<operator id>/`` belongs to Spark's operator metadata."""
     return path.startswith("_metadata/")
 
 
 def with_operator_id(metadata: bytes, location: LocalStorage, operator_id: int) -> bytes:
-    """Return Spark's metadata of an operator as it is at another location, with another id."""
+    """Return Spark's metadata of an operator for another location and another id."""
     version, fields = _decoded(metadata)
     fields["operatorInfo"]["operatorId"] = operator_id
     for store in fields["stateStoreInfo"]:
@@ -173,14 +171,14 @@ def needed_files(
 ) -> list[str]:
     """Return the paths, below ``state/<operator id>/``, that a version of all partitions needs.
 
-    Of each store: the newest file that holds a whole version up to this one, what that names, and
-    the changes after it. Spark keeps them for as many epochs as
-    ``spark.sql.streaming.minBatchesToRetain`` says.
+    Of each store these are the newest file that holds a whole version up to this one, the files
+    that it names, and the changes after it. Spark keeps them for
+    ``spark.sql.streaming.minBatchesToRetain`` epochs.
 
     Raises
     ------
     CheckpointAbortedError
-        If one is not there any more, or is none that is known here.
+        If a file is missing, or does not belong to a known state store.
     """
     root = f"{STATE}/{operator_id}"
     paths = [
@@ -203,7 +201,7 @@ def _stores(location: LocalStorage, partition: str) -> list[str]:
 
 
 def _version_files(location: LocalStorage, store: str, version: int) -> Iterator[str]:
-    """Yield what a version of one store consists of."""
+    """Yield the files of a version of one store."""
     found = {parsed for name in location.list(store) if (parsed := version_of(name))}
     for whole, changes in _WHOLE_AND_CHANGES:
         if not any(kind in (whole, changes) for _, kind in found):
@@ -222,7 +220,7 @@ def _version_files(location: LocalStorage, store: str, version: int) -> Iterator
 
 
 def _named_by(location: LocalStorage, store: str, version: int) -> Iterator[str]:
-    """Yield the files that a RocksDB snapshot consists of besides its own."""
+    """Yield the files that the ``zip`` of a RocksDB version names."""
     try:
         with zipfile.ZipFile(location.path(f"{store}/{version}.zip")) as archive:
             fields = json.loads(archive.read("metadata").decode().split("\n", 1)[1])
@@ -235,13 +233,13 @@ def _named_by(location: LocalStorage, store: str, version: int) -> Iterator[str]
 
 
 def _description_files(location: LocalStorage, root: str, version: int) -> Iterator[str]:
-    """Yield what tells the operator's name, its stores and their schemas."""
+    """Yield the files with the operator's name, its stores and their schemas."""
     for path in files_below(location, root):
         parts = path.removeprefix(f"{root}/").split("/")
         if not any(name in parts for name in _DESCRIPTIONS) or path.endswith(".crc"):
             continue
         if parts[:2] == ["_metadata", "v2"] and int(parts[2]) >= version:
-            continue  # of an epoch that has begun since
+            continue  # of a later epoch
         yield path
 
 

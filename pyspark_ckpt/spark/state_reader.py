@@ -1,13 +1,12 @@
-"""What Spark's state store holds for an operator of ours: one encoded handle per subtask.
+"""What Spark's state store holds for an operator of this library: one handle per subtask.
 
-Read with Spark's own data source for state. A few partitions are read by the driver itself: making
-a Spark job for them takes three times as long, most of it planning, and competes with the epoch
-that runs meanwhile (measured, design 29).
+It is read with Spark's own data source for state. The driver reads a few partitions itself. A Spark
+job for them takes three times as long, most of it planning, and competes with the epoch that runs
+meanwhile (measured, design 29).
 
-Reading Spark's state without its warning per partition that the state is not in memory.
-
-For what a checkpoint reads that is normal. Only lines of such a read are dropped: a filter of Log4j
-looks for a mark that the reading thread, and the tasks of its jobs in this JVM, carry.
+Spark warns for each partition whose state is not in memory, which is normal when a checkpoint
+reads. Only the lines of such a read are dropped: a filter of Log4j looks for a mark that the
+reading thread, and the tasks of its jobs in this JVM, carry.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def quiet_reading(spark: SparkSession) -> Iterator[None]:
-    """Drop that warning for what this thread reads; with another logger than Log4j, it stays."""
+    """Drop that warning for what this thread reads; with a logger other than Log4j it stays."""
     context = spark.sparkContext
     try:
         _install_filter(spark)
@@ -55,12 +54,12 @@ def quiet_reading(spark: SparkSession) -> Iterator[None]:
 
 
 def _install_filter(spark: SparkSession) -> None:
-    """Have the logger of Spark's state store drop what carries the mark; once in a JVM."""
+    """Let the logger of Spark's state store drop lines with the mark; once in a JVM."""
     loggers = _class(spark, f"{_LOG4J}.LogManager").getContext(False)  # noqa: FBT003
     configuration = loggers.getConfiguration()
     found = configuration.getLoggerConfig(_STORES)
     if found.getName() != _STORES:
-        # Without a level it has its parent's, also after `setLogLevel`.
+        # Without a level of its own it has its parent's, also after `setLogLevel`.
         found = _class(spark, f"{_LOG4J}.core.config.LoggerConfig")(_STORES, None, True)  # noqa: FBT003
         configuration.addLogger(_STORES, found)
     if found.hasFilter():
@@ -92,7 +91,7 @@ def _class(spark: SparkSession, name: str) -> Any:
 
 
 FEW_PARTITIONS = 8
-"""So many are read on the driver, one after the other."""
+"""The driver reads up to this many itself, one after the other."""
 
 STORES_WITH_CHANGES = frozenset(
     {"org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
@@ -111,7 +110,7 @@ _STRING_BUILDER = "java.lang.StringBuilder"
 _CHARSETS = "java.nio.charset.StandardCharsets"
 
 _PIECE_BYTES = 4000
-"""Of more than 8 KB Py4J writes a second piece, which Linux delays by 40 ms (measured)."""
+"""Above 8 KB Py4J writes a second piece, which Linux delays by 40 ms (measured)."""
 
 
 def encoded_handles(
@@ -140,7 +139,7 @@ def encoded_handles(
 def written_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[bytes]:
-    """Return those handles that an epoch itself wrote; none if Spark cannot tell.
+    """Return the handles that an epoch itself wrote; empty if Spark does not know them.
 
     As :func:`encoded_handles_written_in`.
     """
@@ -151,12 +150,13 @@ def written_handles(
 def encoded_handles_written_in(
     spark: SparkSession, checkpoint_location: str, epochs: range, operator_id: int
 ) -> list[bytes] | None:
-    """Return those handles that some epochs themselves wrote, in any order.
+    """Return the handles that some epochs themselves wrote, in any order.
 
-    A subtask without rows in an epoch writes none. ``None`` if Spark cannot tell. Called on the
-    driver, for epochs that ran with a state store of :data:`STORES_WITH_CHANGES`; with more than
-    :data:`FEW_PARTITIONS` it runs a Spark job. Spark reads the changes of those epochs alone, where
-    for :func:`encoded_handles` it reads those of every epoch since its own last snapshot.
+    A subtask without rows in an epoch writes no handle. ``None`` if Spark does not know the
+    handles. Called on the driver, for epochs that ran with a state store of
+    :data:`STORES_WITH_CHANGES`; with more than :data:`FEW_PARTITIONS` it runs a Spark job. Spark
+    reads only the changes of those epochs. For :func:`encoded_handles` it reads the changes of
+    every epoch after its own last snapshot.
     """
     options = {
         "operatorId": str(operator_id),
@@ -172,7 +172,7 @@ def encoded_handles_written_in(
             rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
             found = rows.select("value.groupState.handle").collect()
             handles = [_REMOVED if row[0] is None else bytes(row[0]) for row in found]
-    except (PySparkException, Py4JJavaError) as exc:  # what is wrong, the whole state tells
+    except (PySparkException, Py4JJavaError) as exc:  # reading the whole state shows what is wrong
         logger.debug("%s, epochs %s: no changes: %s", checkpoint_location, epochs, exc)
         return None
     return None if _REMOVED in handles else handles
@@ -220,7 +220,7 @@ def _read(spark: SparkSession, reader: Any, place: _Place) -> list[bytes]:
 
 
 def _bytes_of(spark: SparkSession, java_bytes: Any) -> bytes:
-    """Bring bytes over from Java piece by piece, each byte as the character of its number."""
+    """Return bytes of Java, fetched piece by piece, each byte as the character of its number."""
     latin_1 = _java(spark, _CHARSETS).ISO_8859_1
     text = _java(spark, _STRING_BUILDER)(latin_1.decode(java_bytes.getByteBuffer()))
     length = text.length()
@@ -244,13 +244,13 @@ def _options(spark: SparkSession, options: dict[str, str]) -> Any:
 
 
 def _java(spark: SparkSession, name: str) -> Any:
-    """Return a class of Java by its full name at once: a name part by part is a call per part."""
+    """Return a class of Java by its full name at once: part by part it is a call per part."""
     return getattr(spark._jvm, name)
 
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Have the source use this session, where it would take the thread's active one."""
+    """Let the source use this session instead of the thread's active one."""
     sessions = _java(spark, _SESSIONS)
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)

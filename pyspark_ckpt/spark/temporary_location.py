@@ -1,6 +1,6 @@
-"""A location for a query that was given none, deleted when the query ends; as Spark's own.
+"""A temporary location for a query without one, deleted when the query ends; as Spark's own.
 
-Spark does so for sinks that a query writes to once: memory, console, noop and functions.
+Spark makes one for sinks that a query writes to once: memory, console, noop and functions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def may_be_temporary(sink_format: str | None) -> bool:
-    """Tell whether Spark makes a temporary location for a query into this sink."""
+    """Return whether Spark makes a temporary location for a query into this sink."""
     return str(sink_format).lower() in _SINKS
 
 
 def make_temporary(spark: SparkSession) -> LocalStorage:
-    """Make a location on the driver's disk, which Spark deletes at the latest when it ends."""
+    """Make a location on the driver's disk; Spark deletes it when the application ends."""
     java: Any = spark._jvm
     root = java.java.lang.System.getProperty("java.io.tmpdir")
     made = java.org.apache.spark.util.Utils.createTempDir(root, "temporary")
@@ -47,7 +47,7 @@ def make_temporary(spark: SparkSession) -> LocalStorage:
 def delete_when_ended(
     storage: LocalStorage, wait: Callable[[], None], has_failed: Callable[[], bool]
 ) -> None:
-    """Delete a location once the query is over, in a thread of its own.
+    """Delete a location when the query has ended, in a thread of its own.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def delete_when_ended(
     wait
         Returns when the query has ended, with its last checkpoint and savepoint.
     has_failed
-        Whether the location is to stay.
+        Whether the location stays.
     """
 
     def delete() -> None:
@@ -69,5 +69,5 @@ def delete_when_ended(
 
 
 def delete_temporary(storage: LocalStorage) -> None:
-    """Delete a location that :func:`make_temporary` made; what cannot be deleted stays."""
+    """Delete a location that :func:`make_temporary` made; files that cannot be deleted stay."""
     shutil.rmtree(storage.root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether Spark's Python workers find this library, looked at before a query starts."""
+"""Check before a query starts that Spark's Python workers find this library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _IMPORT = "import pyspark_ckpt, msgspec, rocksdict, lmdb"
 def check_workers(spark: SparkSession) -> None:
     """Check that the Python workers of a local session can import the library.
 
-    Costs nothing where they run the driver's own Python. Executors elsewhere say it themselves.
+    It costs nothing if they run the driver's own Python. Executors on other machines report it
+    themselves.
 
     Raises
     ------
