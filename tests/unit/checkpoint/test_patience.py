@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from pyspark_ckpt.checkpoint.patience import Patience
+
+from pyspark_ckpt.checkpoint.tolerance import Patience
 
 
 class Clock:
