@@ -1,4 +1,4 @@
-"""What every store of completed checkpoints does: which there are, and who may make the next."""
+"""The base of the stores: which checkpoints are complete, and which driver may make the next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyspark_ckpt.storage.base import CoordinatorStorage
 class CompletedCheckpointStore(ABC):
     """The completed checkpoints of one query, whose ``_metadata`` lie in its directory.
 
-    Of all drivers that open a store, the last one to :meth:`claim` it may write; the others are
-    fenced. Used by the driver only.
+    Of all drivers that open a store, the last one to :meth:`claim` it may write, and the others are
+    fenced. Only drivers use a store.
 
     Parameters
     ----------
@@ -27,17 +27,17 @@ class CompletedCheckpointStore(ABC):
 
     @abstractmethod
     def claim(self) -> None:
-        """Become the one driver that writes; all that claimed before are fenced.
+        """Become the one driver that may write, and fence the drivers before.
 
         Raises
         ------
         OSError
-            If it is not known to have worked.
+            If it is not known whether it worked.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Check that this driver may still write; one that never claimed the store may.
+        """Check that this driver may still write; it may if it never claimed the store.
 
         Raises
         ------
@@ -47,7 +47,7 @@ class CompletedCheckpointStore(ABC):
 
     @abstractmethod
     def reserve(self, checkpoint_id: int) -> None:
-        """Take the id of a new checkpoint, durably, so that no one else ever has it.
+        """Take the id of a new checkpoint, durably, so that no other driver ever gets it.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class CompletedCheckpointStore(ABC):
 
     @abstractmethod
     def check_reserved(self, checkpoint_id: int) -> None:
-        """Check that this driver may complete a checkpoint, whose id it has reserved.
+        """Check that this driver may complete a checkpoint that it has reserved.
 
         Raises
         ------
@@ -74,9 +74,9 @@ class CompletedCheckpointStore(ABC):
         Raises
         ------
         FencedError
-            If another driver has given up its id since: it is not complete.
+            If another driver has given up its id since: the checkpoint is not complete.
         OSError
-            If it is not known to be complete.
+            If it is not known whether the checkpoint is complete.
         """
 
     @abstractmethod
@@ -87,20 +87,20 @@ class CompletedCheckpointStore(ABC):
     def used_ids(self) -> list[int]:
         """Return the ids of all directories, complete or not, oldest first.
 
-        What this driver has reserved is among them, whatever a listing says.
+        They include what this driver has reserved, also if a listing lacks it.
         """
 
     @abstractmethod
     def remove(self, checkpoint_id: int) -> None:
-        """Give up an id for ever and remove its directory: it is no checkpoint any more."""
+        """Give up an id for ever and remove its directory: the checkpoint is gone."""
 
     @abstractmethod
     def remove_all(self) -> None:
-        """Remove all checkpoints; the highest id is not forgotten."""
+        """Remove all checkpoints; the highest id stays known."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections; they are made again if they are needed."""
+        """Close connections; they are opened again if they are needed."""
 
     def ids(self) -> list[int]:
         """Return the ids of all complete checkpoints, oldest first."""
@@ -111,15 +111,15 @@ class CompletedCheckpointStore(ABC):
         return max(self.used_ids(), default=0)
 
     def read(self, checkpoint_id: int) -> CheckpointMetadata:
-        """Read one; raises as :func:`read_metadata`."""
+        """Return the metadata of a checkpoint; raises as :func:`read_metadata`."""
         return read_metadata(self._storage, checkpoint_name(checkpoint_id))
 
     def path(self, checkpoint_id: int) -> str:
-        """Return the full name of one's directory, to restore from."""
+        """Return the path of a checkpoint's directory, to restore from."""
         return self._storage.url_of(checkpoint_name(checkpoint_id))
 
     def revoke(self, checkpoint_id: int) -> None:
-        """Make it no checkpoint any more, whoever's it is; its directory stays, for its cleaner."""
+        """Make a checkpoint of any driver incomplete; its directory stays for its cleaner."""
         self._storage.delete([metadata_path(checkpoint_id)])
 
     def _write_metadata(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:

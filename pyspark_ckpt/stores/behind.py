@@ -1,4 +1,4 @@
-"""A location that was put back while its checkpoints directory went on."""
+"""Refuses a location that is older than its checkpoints, as after a restored backup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_ckpt.stores.open import find_store
 def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:
     """Check that no checkpoint is of an epoch that the location has not committed.
 
-    The next checkpoints would take the place of those, and their files would be removed.
+    The next checkpoints would replace such a checkpoint, and its files would be removed.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def check_not_behind(location: LocalStorage, committed: int | None, checkpoints:
     Raises
     ------
     RestoreError
-        If there is one.
+        If there is such a checkpoint.
     """
     newest = _newest(checkpoints)
     if newest is None or (committed is not None and newest[1] <= committed):

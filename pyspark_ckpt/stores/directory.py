@@ -1,15 +1,14 @@
 """The store of completed checkpoints that needs nothing but their directories.
 
-An id belongs to whoever created ``chk-N/_author`` exclusively. A checkpoint is complete while both
-``_author`` and ``_metadata`` are there. Removing ``_author`` gives the id up for ever, since ids
-only grow: a driver that was stopped before it wrote ``_metadata`` can write it later, but it makes
-no checkpoint any more.
+An id belongs to the driver that created ``chk-N/_author`` exclusively. A checkpoint is complete
+while both ``_author`` and ``_metadata`` exist. Removing ``_author`` gives the id up for ever,
+because ids only grow. A driver that was stopped before it wrote ``_metadata`` may write it later,
+but that makes no checkpoint.
 
-Which driver may write a query's checkpoints: the one with the highest term.
-
-A term is a file of a number that only grows, created exclusively, so no two drivers have one. It
-is found by its name, never by a listing, and stays for ever: there is one for each start. A driver
-whose successor's file is there is fenced, however long it was stopped; no clock is asked.
+The driver with the highest term may write. A term is a file whose number only grows; it is created
+exclusively, so no two drivers have the same term. It is found by its name, never by a listing, and
+stays for ever: there is one for each start. A driver is fenced as soon as the next term's file
+exists. No clock is involved.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 class DriverTerm:
     """The term of one driver.
 
-    `author` is a name that nothing else has.
+    `author` is a name that no other driver has.
 
     Parameters
     ----------
@@ -37,7 +36,7 @@ class DriverTerm:
     Raises
     ------
     OSError
-        If it cannot be claimed.
+        If the term cannot be claimed.
     """
 
     def __init__(self, storage: CoordinatorStorage) -> None:
@@ -46,12 +45,12 @@ class DriverTerm:
         self._term = self._claim(highest_number(storage, term_path) + 1)
 
     def check(self) -> None:
-        """Check that no driver has come after this one.
+        """Check that no driver has claimed a later term.
 
         Raises
         ------
         FencedError
-            If one has.
+            If a driver has.
         """
         if self._storage.exists(term_path(self._term + 1)):
             raise FencedError(
@@ -74,14 +73,14 @@ class DriverTerm:
 
 
 PROBED_IDS = 8
-"""How many ids beyond the highest one known are asked for by name when a store is claimed."""
+"""How many ids above the highest known one are looked for by name when a store is claimed."""
 
 
 class CompletedCheckpoints(CompletedCheckpointStore):
     """``chk-N`` directories below a checkpoints directory.
 
-    The newest directory stays even if its checkpoint was given up or discarded: it is what the
-    next start knows the highest id from.
+    The newest directory stays even if its checkpoint was aborted or discarded, because the next
+    start gets the highest id from it.
     """
 
     def __init__(self, storage: CoordinatorStorage) -> None:
@@ -104,7 +103,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.write(_author_path(checkpoint_id), [term.author.encode()])
         self._known_ids.add(checkpoint_id)
         self._reserved.add(checkpoint_id)
-        # Who claims after this finds the id in use; who claimed before it, meanwhile, is seen.
+        # A driver that claims after this finds the id in use; one that claimed before is seen here.
         term.check()
 
     def check_reserved(self, checkpoint_id: int) -> None:
@@ -116,7 +115,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
             self.reserve(checkpoint_id)
         self._write_metadata(checkpoint_id, metadata)
         self._reserved.discard(checkpoint_id)
-        # Were it given up before it was written, it would not be complete.
+        # If another driver gave it up before it was written, it is not complete.
         self._check_author(checkpoint_id)
 
     def is_complete(self, checkpoint_id: int) -> bool:
@@ -125,7 +124,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         )
 
     def used_ids(self) -> list[int]:
-        # A listing may forget what the one before it showed.
+        # A listing may lack what the listing before it had.
         self._known_ids |= self._listed_ids()
         return sorted(self._known_ids)
 
@@ -163,7 +162,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         return self._term
 
     def _probe(self) -> None:
-        """Find by name what a listing may not show yet."""
+        """Find ids by name that a listing may lack."""
         number = max(self.used_ids(), default=0)
         last = number + PROBED_IDS
         while number < last:

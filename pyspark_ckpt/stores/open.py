@@ -1,10 +1,8 @@
-"""The store of completed checkpoints: the one that settings ask for, or that was written down.
+"""Opens the store of a query's completed checkpoints: from the settings, or from a note.
 
-Which store keeps a query's completed checkpoints, written down beside them.
-
-Whoever looks at the checkpoints of a query without its settings, such as ``pyspark-ckpt list``,
-finds the store by this. Without a note it is the directory itself. A query that changes its store
-leaves one more note; the highest number counts, and is found by name.
+The note lies beside the checkpoints. A program that has no settings, such as ``pyspark-ckpt list``,
+finds the store by it. Without a note, the store is the directory itself. A query that changes its
+store writes one more note: the highest number counts, and is found by name.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.settings import ZOOKEEPER, Settings
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.pointed import PointedCheckpoints
+from pyspark_ckpt.stores.small_file import read_small_file
 from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
-
-_MAX_BYTES = 64 << 10
 
 
 class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A store: its type, and for ZooKeeper the servers and the query's node."""
+    """The note on a store: its type, and for ZooKeeper the servers and the query's node."""
 
     type: str = "none"
     quorum: str | None = None
@@ -55,13 +53,13 @@ def read_store_note(storage: CoordinatorStorage) -> StoreNote:
     CorruptFileError
         If its note cannot be read.
     """
-    return _read(storage, _highest(storage))
+    return _read(storage, highest_number(storage, store_note_path))
 
 
 def write_store_note(storage: CoordinatorStorage, note: StoreNote) -> None:
-    """Write the store down, unless that has been done; durable on return."""
+    """Write the note on a store unless it is there; durable on return."""
     while True:
-        number = _highest(storage)
+        number = highest_number(storage, store_note_path)
         with suppress(CorruptFileError):
             if _read(storage, number) == note:
                 return
@@ -69,24 +67,16 @@ def write_store_note(storage: CoordinatorStorage, note: StoreNote) -> None:
             storage.write(store_note_path(number + 1), [msgspec.json.encode(note)])
 
 
-def _highest(storage: CoordinatorStorage) -> int:
-    number = 0
-    while storage.exists(store_note_path(number + 1)):
-        number += 1
-    return number
-
-
 def _read(storage: CoordinatorStorage, number: int) -> StoreNote:
     if number == 0:
         return IN_THE_DIRECTORY
-    path = store_note_path(number)
-    try:
-        return msgspec.json.decode(storage.read(path)[:_MAX_BYTES], type=StoreNote)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{storage.url_of(path)}, which says where the completed checkpoints are kept, was "
-            f"changed ({exc}): restore from a chk-N by its path"
-        ) from exc
+    return read_small_file(
+        storage,
+        store_note_path(number),
+        StoreNote,
+        "the store of the completed checkpoints",
+        "restore from a chk-N by its path",
+    )
 
 
 def open_store(
@@ -97,7 +87,7 @@ def open_store(
     Raises
     ------
     ConfigurationError
-        If ZooKeeper is asked for without its servers or its library.
+        If ZooKeeper is configured without its servers or its library.
     OSError
         If ZooKeeper cannot be reached.
     """
@@ -113,14 +103,14 @@ def open_store(
 def claim_store(
     storage: CoordinatorStorage, settings: Settings, query_id: str
 ) -> CompletedCheckpointStore:
-    """Open the store of a query's checkpoints, become its one driver, and write down which it is.
+    """Open the store of a query's checkpoints, claim it for this driver, and write its note.
 
     Raises
     ------
     ConfigurationError
-        If ZooKeeper is asked for without its servers or its library.
+        If ZooKeeper is configured without its servers or its library.
     OSError
-        If it cannot be reached or written.
+        If the store cannot be reached or written.
     """
     store = open_store(storage, settings, query_id)
     store.claim()
@@ -129,16 +119,16 @@ def claim_store(
 
 
 def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:
-    """Open the store of the checkpoints in a directory, to look at them; close it afterwards.
+    """Open the store of the checkpoints in a directory, to read them; close it afterwards.
 
     Raises
     ------
     ConfigurationError
-        If they are kept through ZooKeeper, and its library is not installed.
+        If the store is ZooKeeper, and its library is not installed.
     CorruptFileError
-        If it cannot be told which store it is.
+        If the note on the store was changed.
     OSError
-        If it cannot be reached.
+        If the store cannot be reached.
     """
     return _open(storage, read_store_note(storage))
 

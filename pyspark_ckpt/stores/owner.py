@@ -1,11 +1,12 @@
 """Which ``checkpointLocation`` owns a checkpoints directory that does not lie in it.
 
-The directory is found by the query's id, and a copy of a location has the same id. So a location
-has a random token, and its directory says which token owns it. A copy has the same token too: the
-directory also says where the owner's token lies, by path and by file. One of the two may change,
-as it does when a location is moved, or put back at its path; then the next number says where it is
-now. No record is ever replaced, so of two starts at once one gets the number, and the other looks
-again (docs/design/0040-owner-of-a-checkpoints-directory.md).
+The directory is found by the query's id, and a copy of a location has the same id. Therefore a
+location has a random token, and its directory records the token of its owner. A copy has the same
+token too. Therefore the record also has the place of the owner's token, by path and by file.
+
+One of the two may change, as it does when a location is moved, or put back at its path. The next
+number then records the new place. No record is ever replaced: of two starts at once, one gets the
+number, and the other one looks again (docs/design/0040-owner-of-a-checkpoints-directory.md).
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from contextlib import suppress
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError, RestoreError
+from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import LocalStorage, Storage
-
-_MAX_BYTES = 64 << 10
+from pyspark_ckpt.stores.small_file import read_small_file
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +45,9 @@ def check_owner(
     Raises
     ------
     RestoreError
-        If another location owns the directory, such as the one that this is a copy of.
+        If another location owns the directory, such as the original of this copy.
     CorruptFileError
-        If a file that tells it was changed.
+        If the token or the record was changed.
     """
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     if owner is not None:
@@ -58,23 +58,23 @@ def check_owner(
 def claim_directory(
     location: LocalStorage, checkpoints: Storage, place: LocalStorage | None = None
 ) -> None:
-    """Make a location the owner of a checkpoints directory, unless it is; durable on return.
+    """Make a location the owner of a checkpoints directory; durable on return.
 
     Parameters
     ----------
     location
-        Where the token lies, or is put.
+        The location, which has the token or gets one.
     checkpoints
         The query's directory below ``spark.ckpt.execution.checkpointing.dir``.
     place
-        Where `location` will be moved to, if it is made elsewhere.
+        The place that `location` will be moved to, if it is made elsewhere.
 
     Raises
     ------
     RestoreError
         If another location owns the directory.
     CorruptFileError
-        If a file that tells it was changed.
+        If the token or the record was changed.
     """
     path = str((place or location).root.resolve())
     while True:
@@ -108,14 +108,13 @@ def _check(
 def _token(location: LocalStorage) -> str | None:
     if not location.exists(IDENTITY_NAME):
         return None
-    try:
-        content = location.read(IDENTITY_NAME)[:_MAX_BYTES]
-        return msgspec.json.decode(content, type=_Token).token
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{location.url_of(IDENTITY_NAME)}, by which the checkpoints know the location, was "
-            f"changed ({exc}): start the query at a fresh checkpointLocation with restoreFrom"
-        ) from exc
+    return read_small_file(
+        location,
+        IDENTITY_NAME,
+        _Token,
+        "the token by which the checkpoints know the location",
+        "start the query at a fresh checkpointLocation with restoreFrom",
+    ).token
 
 
 def _write_token(location: LocalStorage) -> str:
@@ -123,12 +122,12 @@ def _write_token(location: LocalStorage) -> str:
         token = _Token(token=secrets.token_hex(16))
         location.write(IDENTITY_NAME, [msgspec.json.encode(token)])
     written = _token(location)
-    assert written is not None  # it is there
+    assert written is not None  # it was written
     return written
 
 
 def _file(location: LocalStorage) -> str:
-    """Name the token's file as no copy of it is called, wherever it is moved to."""
+    """Return a name of the token's file that stays when it is moved, and that no copy has."""
     status = location.path(IDENTITY_NAME).stat()
     return f"{status.st_ino}-{status.st_mtime_ns}"
 
@@ -136,11 +135,10 @@ def _file(location: LocalStorage) -> str:
 def _owner(checkpoints: Storage, number: int) -> Owner | None:
     if number == 0:
         return None
-    path = owner_path(number)
-    try:
-        return msgspec.json.decode(checkpoints.read(path)[:_MAX_BYTES], type=Owner)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{checkpoints.url_of(path)}, which says which location owns the checkpoints, was "
-            f"changed ({exc}): delete it, if no other location uses them"
-        ) from exc
+    return read_small_file(
+        checkpoints,
+        owner_path(number),
+        Owner,
+        "the location that owns the checkpoints",
+        "delete it, if no other location uses them",
+    )

@@ -1,8 +1,8 @@
-"""The store of completed checkpoints that are pointed to from outside their directories.
+"""The store of completed checkpoints with pointers outside the checkpoints directory.
 
-As Flink's DefaultCompletedCheckpointStore: ``_metadata`` lies in the checkpoints directory, and a
-checkpoint is complete while there is a pointer to it. Ids, pointers and the one driver that may
-write are kept by :class:`Pointers`, each step of which is atomic.
+As in Flink's DefaultCompletedCheckpointStore, ``_metadata`` is in the checkpoints directory, and a
+checkpoint is complete while there is a pointer to it. :class:`Pointers` has the ids, the pointers
+and the one driver that may write; each of its steps is atomic.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 
 
 class Pointers(ABC):
-    """The ids and pointers of one query; every change is refused to a fenced driver.
+    """The ids and pointers of one query; a fenced driver can change nothing.
 
-    All methods raise ``OSError`` if it is not known whether they have worked, and those that
-    change something :class:`FencedError`.
+    All methods raise ``OSError`` if it is not known whether they have worked. Methods that change
+    something also raise :class:`FencedError`.
     """
 
     @abstractmethod
@@ -54,11 +54,11 @@ class Pointers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections; they are made again if they are needed."""
+        """Close connections; they are opened again if they are needed."""
 
 
 class PointedCheckpoints(CompletedCheckpointStore):
-    """``chk-N`` directories below a checkpoints directory, complete while pointed to.
+    """``chk-N`` directories below a checkpoints directory; one with a pointer is complete.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
             self.claim()
         self._pointers.check()
         if checkpoint_id in self._listed_ids():
-            # The pointers are younger than the directory.
+            # The pointers were made after the directory.
             raise FileExistsError(f"{self.path(checkpoint_id)} is in use")
         self._pointers.reserve(checkpoint_id)
         self._reserved.add(checkpoint_id)
@@ -104,11 +104,11 @@ class PointedCheckpoints(CompletedCheckpointStore):
         try:
             self._pointers.put(checkpoint_id, self.path(checkpoint_id))
         except FencedError:
-            # It is known that nothing points to it, and that nothing ever will.
+            # It is certain that there is no pointer to it, and never will be.
             with suppress(OSError):
                 self._storage.delete([metadata_path(checkpoint_id)])
             raise
-        # For the tasks, which see the directory only; without it they hear of a later checkpoint.
+        # For the tasks, which see only the directory; without it they see a later checkpoint.
         with suppress(OSError):
             self._storage.write(_pointed_path(checkpoint_id), [b""])
 

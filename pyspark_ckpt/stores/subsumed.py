@@ -1,4 +1,4 @@
-"""A ``chk-N`` that retention removed while somebody read it is not corrupt: it was subsumed."""
+"""Tells a subsumed checkpoint from a corrupt one: retention may remove it while it is read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pyspark_ckpt.stores.open import find_store
 
 @contextmanager
 def told_apart(directory: Storage) -> Iterator[None]:
-    """Raise for a ``chk-N`` that is gone by now that it was subsumed, not that it is corrupt.
+    """Replace the error of a missing file if the ``chk-N`` itself was subsumed meanwhile.
 
-    Retention removes ``_metadata`` before the files that only this checkpoint needs, so a file
-    that is missing while ``_metadata`` stands was not removed by it.
+    Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a
+    file that is missing while ``_metadata`` exists was not removed by retention.
 
     Parameters
     ----------
     directory
-        The checkpoint's or savepoint's, read before in vain or not.
+        The directory of the checkpoint or savepoint.
 
     Raises
     ------
     CheckpointNotFoundError
-        In the place of an error of a file, if the checkpoint is not there any more.
+        In place of the error of a file, if the checkpoint is gone.
     """
     try:
         yield
@@ -36,7 +36,7 @@ def told_apart(directory: Storage) -> Iterator[None]:
             raise
         raise CheckpointNotFoundError(
             f"{directory.url} was subsumed by newer checkpoints while it was read: its query runs "
-            f"and retains its newest ones only. {_advice(directory)}"
+            f"and retains only its newest checkpoints. {_advice(directory)}"
         ) from exc
 
 

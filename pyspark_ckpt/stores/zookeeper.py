@@ -3,12 +3,12 @@
 ::
 
     <path.root>/<query id>/
-      driver              its version says whose turn it is to write
+      driver              its version says which driver may write
       last_id             the highest id that was reserved
       completed/<id>      the directory of a completed checkpoint
 
-Each change is one transaction that also checks the version of ``driver``, so a fenced driver
-changes nothing, however late its request comes; no session or clock is asked.
+Each change is one transaction that also checks the version of ``driver``. Therefore a fenced driver
+changes nothing, even if its request comes late. No session or clock is involved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ANSWER_SECONDS = 30.0
 class ZooKeeperPointers(Pointers):
     """One driver's view of a query's pointers in ZooKeeper.
 
-    Nothing is made in ZooKeeper before it is claimed.
+    Nothing is created in ZooKeeper before :meth:`claim`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class ZooKeeperPointers(Pointers):
                 try:
                     self._version = self._ask("set", node, author, status.version).version
                 except BadVersionError:
-                    continue  # another one came first: it is fenced by the next turn
+                    continue  # another driver came first: the next round fences it
                 return
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class ZooKeeperPointers(Pointers):
             self._ask("sync", "/")
             try:
                 return sorted(map(int, self._ask("get_children", f"{self._path}/completed")))
-            except NoNodeError:  # nobody has claimed it yet
+            except NoNodeError:  # no driver has claimed it yet
                 return []
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class ZooKeeperPointers(Pointers):
             self._ask("sync", "/")
             try:
                 data, status = self._ask("get", f"{self._path}/last_id")
-            except NoNodeError:  # nobody has claimed it yet
+            except NoNodeError:  # no driver has claimed it yet
                 return 0, 0
         return int(data or 0), status.version
 
@@ -158,7 +158,7 @@ class ZooKeeperPointers(Pointers):
             ) from exc
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method that may be repeated; while no server is there, it would wait for ever."""
+        """Call a method of the client with a time limit; it may be repeated."""
 
         def ask() -> Any:
             answer = getattr(self._client, f"{method}_async")(*arguments)
@@ -193,7 +193,7 @@ def _client(quorum: str) -> Any:
             "high-availability.type zookeeper needs kazoo: install pyspark_ckpt[zookeeper] for "
             "the driver"
         ) from exc
-    # Servers that come back are found soon, and a session that has ended is followed by another.
+    # Servers that return are found soon, and a new session follows one that has ended.
     return KazooClient(
         hosts=quorum,
         connection_retry={"max_tries": -1, "max_delay": 1.0},

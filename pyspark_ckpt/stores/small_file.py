@@ -1,0 +1,45 @@
+"""Small JSON files of a checkpoints directory or a location, checked when they are read."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
+
+_MAX_BYTES = 64 << 10
+
+_Content = TypeVar("_Content")
+
+
+def read_small_file(
+    storage: CoordinatorStorage, path: str, kind: type[_Content], holds: str, to_do: str
+) -> _Content:
+    """Return the content of a small JSON file.
+
+    Parameters
+    ----------
+    storage, path
+        The file.
+    kind
+        The type of its content.
+    holds
+        What the file holds, for the error.
+    to_do
+        What the user can do if it was changed.
+
+    Raises
+    ------
+    CorruptFileError
+        If the file was changed.
+    FileNotFoundError
+        If there is none.
+    """
+    try:
+        return msgspec.json.decode(storage.read(path)[:_MAX_BYTES], type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise corrupt_file(
+            storage.url_of(path), f"it holds {holds}, and was changed ({exc})", to_do
+        ) from exc
