@@ -59,7 +59,7 @@ class CheckpointTaker:
         Raises
         ------
         CheckpointAbortedError
-            If it was given up. The query was stopped if this was one too many.
+            If it was aborted. The query was stopped if more failed than the settings tolerate.
         """
         return self._take(_FENCES_TAKEN_BACK, periodic=periodic, waits=waits_for_listeners)
 
@@ -71,7 +71,7 @@ class CheckpointTaker:
         try:
             self.take(periodic=True, waits_for_listeners=False)
         except Exception as exc:
-            logger.warning("checkpoint given up: %s", exc)
+            logger.warning("checkpoint aborted: %s", exc)
             logger.debug("where it happened", exc_info=True)
 
     def take_back_if_fenced(self) -> None:
@@ -80,7 +80,7 @@ class CheckpointTaker:
         Raises
         ------
         OSError
-            If it is not known to have worked.
+            If it is not known whether it worked.
         """
         try:
             self._runner.check_not_fenced()
@@ -103,6 +103,8 @@ class CheckpointTaker:
             if standing is not Standing.OURS or not fences:
                 raise
             self._take_over()
+        except KeyboardInterrupt:
+            raise  # the user's own wait was interrupted, and the query runs
         except BaseException as exc:
             self._query.cannot_continue(exc)
             raise

@@ -1,8 +1,8 @@
-"""The coordinator: takes a query's checkpoints and savepoints while the query runs on.
+"""The coordinator: takes a query's checkpoints and savepoints while the query runs.
 
-One thread per query on the driver, which says when; the runner takes the checkpoints. Each is made
-of an epoch that Spark has committed, after the fact; one that fails is given up with its reason
-and leaves those before it as they are.
+It is one thread per query on the driver and decides when; the runner takes the checkpoints. A
+checkpoint is made of an epoch after Spark has committed it. A checkpoint that fails is aborted with
+a reason, and the older checkpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.housekeeping import Housekeeping
 from pyspark_ckpt.query.recent_progress import RecentProgress
-from pyspark_ckpt.query.requests import POLL_MS, Actions, RequestDesk, WorkUnderWay
+from pyspark_ckpt.query.requests import POLL_MS, Actions, RequestHandler, WorkUnderWay
 from pyspark_ckpt.query.stopping_failure import (
     checkpoints_stay,
     ended_without_epoch,
@@ -66,6 +66,8 @@ logger = logging.getLogger(__name__)
 class CheckpointCoordinator:
     """Checkpoints one running query.
 
+    `listeners` are called on the driver. `progress` has the operators' progress.
+
     Parameters
     ----------
     spark
@@ -77,9 +79,7 @@ class CheckpointCoordinator:
     settings
         Interval, timeout, retention and savepoints directory.
     last_epochs
-        Runs what the query still needs after it was stopped.
-
-    `listeners` are called on the driver. `progress` is that of the operators.
+        Runs the epochs that a stopped query still needs.
 
     Raises
     ------
@@ -104,19 +104,7 @@ class CheckpointCoordinator:
         self._race = EpochRace(streaming_query, files.spark_log)
         self._watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
-        gathering = Gathering(self._spark, files.through(storage))
-        self._runner = CheckpointRunner(
-            files.query_id,
-            frozenset(
-                Subtask(operator.uid, number)
-                for operator in files.operators.descriptors
-                for number in range(operator.parallelism)
-            ),
-            storage,
-            settings,
-            gathering.gather,
-            gathering.cancel,
-        )
+        self._runner = _runner(self._spark, files, storage, settings)
         self.listeners = self._runner.listeners
         self._taker = CheckpointTaker(
             self._runner,
@@ -138,19 +126,12 @@ class CheckpointCoordinator:
             history,
             partial(idle_ms, streaming_query),
         )
-        self._desk = RequestDesk(
-            storage,
-            settings.savepoints_directory,
-            Actions(
-                self.trigger_savepoint,
-                lambda directory, kind, drain: self.stop_with_savepoint(
-                    directory, kind, drain=drain
-                ),
-            ),
-            self._stopping,
+        actions = Actions(self.trigger_savepoint, self.stop_with_savepoint)
+        self._requests = RequestHandler(
+            storage, settings.savepoints_directory, actions, self._stopping
         )
         self._housekeeping = Housekeeping(
-            self._desk, self._savepoints.remove_interrupted, settings, monotonic_ms
+            self._requests, self._savepoints.remove_interrupted, settings, monotonic_ms
         )
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
@@ -158,7 +139,7 @@ class CheckpointCoordinator:
 
     @property
     def failure(self) -> FailedCheckpointsError | None:
-        """Why the coordinator stopped the query, or what the query's end is missing."""
+        """Why the coordinator stopped the query, or what failed at the query's end."""
         return self._watched.failure
 
     def start(self) -> None:
@@ -173,13 +154,13 @@ class CheckpointCoordinator:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_seconds)
             self._stopping.wait(timeout_seconds)
-            self._runner.hold.wait(timeout_seconds)  # another start would clean behind it
+            self._runner.hold.wait(timeout_seconds)  # another start would clean its files
             self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
 
     def entries(self) -> list[HistoryEntry]:
-        """Return the retained checkpoints, then savepoints and what was given up since the start.
+        """Return the retained checkpoints, then savepoints, then aborted ones since the start.
 
-        Each oldest first.
+        Each of the three is in order, oldest first.
         """
         retained = ((n, self._runner.path(n), each) for n, each in self._runner.retained())
         return [
@@ -194,12 +175,12 @@ class CheckpointCoordinator:
         Returns
         -------
         CompletedCheckpoint
-            The newest one there is, if no epoch was committed since.
+            The newest checkpoint, if no epoch was committed after it.
 
         Raises
         ------
         CheckpointAbortedError
-            If there is none; its `reason` says why.
+            If it was aborted; its `reason` says why.
         """
         taken = self._taker.take(periodic=False)
         if taken is Refusal.NO_NEW_EPOCH and (newest := self._runner.newest()) is not None:
@@ -241,7 +222,7 @@ class CheckpointCoordinator:
         Raises
         ------
         NotBuiltYetError
-            If a query with stateful operators of Spark's own is to be drained.
+            If `drain` is asked of a query with Spark's own stateful operators.
         """
         if drain and self._files.operators.spark_operators:
             raise NotBuiltYetError(
@@ -258,8 +239,8 @@ class CheckpointCoordinator:
                 self._taker.take_back_if_fenced()
             stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
-            self._runner.check_not_fenced()  # it would be stopped for an epoch of ours
-            self._last_epochs.settle()
+            self._runner.check_not_fenced()  # no epoch of ours may begin beside another driver's
+            self._last_epochs.finish_begun()
             if drain:
                 self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
 
@@ -267,7 +248,7 @@ class CheckpointCoordinator:
             try:
                 return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
-                if was_active:  # who waits for the query would take its end for a success
+                if was_active:  # else the query's end would look like a success
                     self._watched.note(stop_failed(self._files.query_id, exc))
                 elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
                     raise self._ended_without_epoch() from exc
@@ -282,7 +263,7 @@ class CheckpointCoordinator:
         ]
 
     def _run(self) -> None:
-        """Checkpoint the query until it ends; whatever fails here ends it."""
+        """Checkpoint the query until it ends; any error here ends it."""
         has_failed = False
         try:
             while not self._query.awaitTermination(self._wait_seconds()):
@@ -294,7 +275,7 @@ class CheckpointCoordinator:
                 if self._runner.due_in_ms() <= 0:
                     self._taker.take_periodic()
         except StreamingQueryException:
-            has_failed = True  # the user hears of it from the query itself
+            has_failed = True  # the user gets it from the query itself
         except BaseException as exc:
             self._watched.cannot_continue(exc)
         self._end(has_failed=has_failed or self.failure is not None)
@@ -303,7 +284,7 @@ class CheckpointCoordinator:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
     def _end(self, *, has_failed: bool) -> None:
-        """Take the last checkpoint, or drop all, as the settings say."""
+        """Take the last checkpoint, or delete all, as the settings say."""
         retention = self._settings.retention
         retains = retention == RETAIN_ON_CANCELLATION or (
             retention == DELETE_ON_CANCELLATION and has_failed
@@ -311,7 +292,7 @@ class CheckpointCoordinator:
         if retains and not has_failed:
             self._take_last()
         self._try("closing the checkpoints", self._runner.close)
-        self._try("refusing requests", self._desk.close)
+        self._try("refusing requests", self._requests.close)
         if not retains:
             self._discard()
 
@@ -334,7 +315,7 @@ class CheckpointCoordinator:
             self._watched.note(checkpoints_stay(self._files.query_id, error))
 
     def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:
-        """Do a step of the end; return what it raised. The others follow all the same."""
+        """Do a step of the end and return its error; the other steps follow in any case."""
         try:
             in_time(what, self._settings.timeout_ms, step)
         except BaseException as exc:
@@ -354,3 +335,17 @@ class CheckpointCoordinator:
     @property
     def _name(self) -> str:
         return f"query {self._files.query_id}"
+
+
+def _runner(
+    spark: SparkSession, files: QueryFiles, storage: RetryingStorage, settings: Settings
+) -> CheckpointRunner:
+    gathering = Gathering(spark, files.through(storage))
+    subtasks = frozenset(
+        Subtask(operator.uid, number)
+        for operator in files.operators.descriptors
+        for number in range(operator.parallelism)
+    )
+    return CheckpointRunner(
+        files.query_id, subtasks, storage, settings, gathering.gather, gathering.cancel
+    )

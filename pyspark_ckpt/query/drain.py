@@ -2,11 +2,11 @@
 
 Spark runs an epoch whose offsets it finds written and not committed. So the offsets of one more
 epoch are written, with the sources where they are and a watermark beyond all timers, and the
-query is started for that epoch alone. Then the logs get the true watermark back, so that what goes
-on from here does not take its next rows for late. Timers set by timers take another epoch.
+query is started for that epoch alone. Then the logs get the true watermark back, so that the next
+rows of a query that continues from here are not late. Timers that timers set take another epoch.
 
-A marker says what is under way: a driver that dies in between must not leave the high watermark
-to the next start, which finishes the epoch first.
+A marker records the epoch that drains. If the driver dies meanwhile, the next start finishes that
+epoch first, so that the high watermark does not stay.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ DRAIN_MARKER = "_draining"
 """In the ``checkpointLocation`` while an epoch drains the query."""
 
 MAX_EPOCHS = 100
-"""Timers that set timers may go on for ever."""
+"""A limit, because timers that set timers may never end."""
 
 _LAST_ALONE_MS = ((1 << 63) - 1) // 1000
 _LAST_OF_SEVERAL_MS = NEVER_LATE // 1000 - 1
 """Rows between two operators travel with this event time at most, and may not be late."""
 
 RunEpoch = Callable[[int | None], None]
-"""Runs the query for the one epoch that is due and returns when it is over.
+"""Runs the query for the one epoch that is due, and returns when the epoch has ended.
 
-Given the true watermark in milliseconds if the epoch drains the query, else ``None``.
+Its argument is the true watermark in milliseconds if the epoch drains the query, else ``None``.
 """
 
 
 class _Draining(msgspec.Struct, frozen=True):
-    """The marker: the epoch that drains, the watermark it has and the true one."""
+    """The marker: the epoch that drains, its watermark, and the true watermark."""
 
     epoch: int
     drained_at_ms: int
@@ -67,17 +67,17 @@ class LastEpochs:
         self._run_epoch = run_epoch
 
     def finish_interrupted(self) -> None:
-        """Finish an epoch that a driver which died had begun; on the driver, before a start."""
+        """Finish the drain of a driver that died; on the driver, before a start."""
         if self._storage.exists(DRAIN_MARKER):
             content = self._storage.read(DRAIN_MARKER)
-            logger.warning("%s: an interrupted drain is finished", self._storage.url)
+            logger.warning("%s: finishing an interrupted drain", self._storage.url)
             self._finish(msgspec.json.decode(content, type=_Draining))
 
-    def settle(self) -> None:
+    def finish_begun(self) -> None:
         """Finish an epoch that was interrupted: its output may have reached the sink already."""
         begun = self._log.begun_epoch()
         if begun is not None and begun > self._committed():
-            logger.info("%s: epoch %s was interrupted, it is finished", self._storage.url, begun)
+            logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
             self._run_epoch(None)
             if self._committed() < begun:
                 raise CheckpointAbortedError(
@@ -86,7 +86,7 @@ class LastEpochs:
                 )
 
     def drain(self, handles_of: Callable[[int], Sequence[Handle]], operators: int) -> None:
-        """Have every event-time timer fire; what they emit has reached the sink on return.
+        """Let every event-time timer fire; their output has reached the sink on return.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class LastEpochs:
         Raises
         ------
         CheckpointAbortedError
-            If timers go on to set timers, or there is one beyond what Spark can reach.
+            If timers set timers again and again, or a timer is later than Spark's last watermark.
         """
         last_ms = _LAST_ALONE_MS if operators == 1 else _LAST_OF_SEVERAL_MS
         for _ in range(MAX_EPOCHS):

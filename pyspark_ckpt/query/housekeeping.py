@@ -1,4 +1,4 @@
-"""What a query's coordinator does beside checkpoints: requests, and what earlier drivers left."""
+"""The coordinator's work beside checkpoints: requests, and what earlier drivers left."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.query.requests import RequestDesk
+from pyspark_ckpt.query.requests import RequestHandler
 from pyspark_ckpt.settings import Settings
 
 
 class Housekeeping:
-    """Done between checkpoints, again and again.
+    """Does the work that is due between two checkpoints.
 
     Parameters
     ----------
-    desk
+    requests
         Answers requests.
     remove_interrupted
         Removes savepoints that earlier drivers did not complete.
@@ -28,7 +28,7 @@ class Housekeeping:
 
     def __init__(
         self,
-        desk: RequestDesk,
+        requests: RequestHandler,
         remove_interrupted: Callable[[], None],
         settings: Settings,
         clock: Callable[[], int],
@@ -36,21 +36,21 @@ class Housekeeping:
         self._timeout_ms = settings.timeout_ms
         limit_ms = patience_ms(settings)
         self._once = [
-            ("answering requests of an earlier driver", desk.open),
+            ("answering requests of an earlier driver", requests.refuse_interrupted),
             ("removing savepoints that were interrupted", remove_interrupted),
         ]
-        self._poll = ("looking for requests", desk.poll)
+        self._poll = ("looking for requests", requests.poll)
         self._patience = {
             what: Patience(what, limit_ms, clock) for what, _ in (*self._once, self._poll)
         }
 
     def do(self, *, has_won: bool) -> None:
-        """Do what is due.
+        """Do the steps that are due.
 
         Parameters
         ----------
         has_won
-            Whether this run has committed an epoch: only then earlier drivers are known to be over.
+            Whether this run has committed an epoch: only then earlier drivers have surely ended.
 
         Raises
         ------

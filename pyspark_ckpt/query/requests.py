@@ -1,9 +1,4 @@
-"""The request desk: a running query deals with what is asked of it from outside its driver.
-
-Where a savepoint that was asked for from outside may go.
-
-Work of other threads that one may have to wait for.
-"""
+"""Requests from outside the driver: a running query claims them, does them and answers."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import (
@@ -29,22 +25,22 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> str:
     """Return the directory for a savepoint that a request asks for.
 
-    Whoever may write a checkpoints directory can post a request, and must not have the driver
-    write elsewhere. So it goes into the directory that the query was configured with, or below.
+    Everybody who may write the checkpoints directory can post a request. Such a user must not make
+    the driver write elsewhere. Therefore the savepoint goes into the configured directory or below.
 
     Parameters
     ----------
     wanted
-        A path relative to that directory, or one inside of it; ``None`` for itself.
+        A path relative to that directory or inside it; ``None`` for the directory itself.
     savepoints_directory
         ``spark.ckpt.execution.checkpointing.savepoint-dir`` of the query.
 
     Raises
     ------
     ConfigurationError
-        If the query has none.
+        If the query has no such directory.
     UnsafePathError
-        If it is not inside, also through a symbolic link.
+        If the path leads outside, also through a symbolic link.
     """
     if savepoints_directory is None:
         raise ConfigurationError(
@@ -67,7 +63,7 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
 
 
 class WorkUnderWay:
-    """Counts who works, by thread; whoever works does not wait for itself."""
+    """Counts the threads at work; a thread at work does not wait for itself."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -75,7 +71,7 @@ class WorkUnderWay:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Be waited for, for the length of the context."""
+        """Count this thread as at work while the context lasts."""
         worker = threading.get_ident()
         with self._changed:
             self._workers.append(worker)
@@ -99,33 +95,41 @@ POLL_MS = 1000
 """How often requests are looked for."""
 
 AT_ONCE = 2
-"""Requests that are dealt with at the same time; others wait their turn."""
+"""Requests that are done at the same time; others wait."""
 
 _MAX_ERROR = 4000
 
 
+class StopAction(Protocol):
+    """Stops the query with a savepoint."""
+
+    def __call__(
+        self, directory: str, savepoint_format: SavepointFormat, /, *, drain: bool
+    ) -> Savepoint:
+        """Return the savepoint; `drain` lets all event-time timers fire first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What can be asked for: a savepoint in a directory, or a stop with one, drained or not."""
+    """What a request can ask for: a savepoint in a directory, or a stop with one."""
 
     savepoint: Callable[[str, SavepointFormat], Savepoint]
-    stop: Callable[[str, SavepointFormat, bool], Savepoint]
+    stop: StopAction
 
 
-class RequestDesk:
-    """Deals with the requests to one query.
+class RequestHandler:
+    """Claims, does and answers the requests to one query.
 
     Parameters
     ----------
     storage
         The query's checkpoints directory.
     savepoints_directory
-        The configured one: the only place, with all below it, where a request may have a savepoint
-        put.
+        The configured directory; a request may put a savepoint only into it or below it.
     actions
-        What is done; called in threads of the desk.
+        What requests ask for; called in the handler's threads.
     under_way
-        Counts those threads.
+        Counts the handler's threads.
     """
 
     def __init__(
@@ -142,8 +146,8 @@ class RequestDesk:
         self._free = threading.Semaphore(AT_ONCE)
         self._taken: set[str] = set()
 
-    def open(self) -> None:
-        """Answer what an earlier driver took and never answered: it ended before.
+    def refuse_interrupted(self) -> None:
+        """Refuse the requests that an earlier driver claimed and did not answer before it ended.
 
         Raises
         ------
@@ -158,7 +162,7 @@ class RequestDesk:
                 self._refuse(request_id, "the driver ended before it was done")
 
     def poll(self) -> None:
-        """Begin what is asked for and not expired; called by the coordinator's thread.
+        """Begin the requests that have not expired; called by the coordinator's thread.
 
         Raises
         ------
@@ -176,14 +180,14 @@ class RequestDesk:
                     self._free.release()
 
     def close(self) -> None:
-        """Refuse what nobody deals with any more, since the query has ended."""
+        """Refuse the open requests, because the query has ended."""
         with _logged():
             for request_id in self._files.open_ids():
                 if self._files.claim(request_id, Claimant.QUERY):
                     self._refuse(request_id, "the query has ended")
 
     def _begin(self, request_id: str) -> bool:
-        """Take a request; return whether a thread deals with it now."""
+        """Claim a request; return whether a thread does it now."""
         self._taken.add(request_id)
         if not self._files.claim(request_id, Claimant.QUERY):
             return False
@@ -198,14 +202,14 @@ class RequestDesk:
             return False
         logger.info("request %s by %s: %s", request_id, request.requested_by, request.action)
         threading.Thread(
-            target=self._deal_with,
+            target=self._do,
             args=(request_id, request, target, savepoint_format),
             name=f"pyspark_ckpt request {request_id}",
             daemon=True,
         ).start()
         return True
 
-    def _deal_with(
+    def _do(
         self, request_id: str, request: Request, target: str, savepoint_format: SavepointFormat
     ) -> None:
         try:
@@ -219,7 +223,7 @@ class RequestDesk:
     def _answer(self, request: Request, target: str, savepoint_format: SavepointFormat) -> Answer:
         try:
             if request.action is Action.STOP:
-                made = self._actions.stop(target, savepoint_format, request.drain)
+                made = self._actions.stop(target, savepoint_format, drain=request.drain)
             else:
                 made = self._actions.savepoint(target, savepoint_format)
         except Exception as exc:
@@ -239,7 +243,7 @@ class RequestDesk:
 
 
 class _logged:  # noqa: N801  # reads as the statement it is
-    """Requests never harm the query: what fails is logged, and the requester waits in vain."""
+    """Logs an error of a request, which never harms the query; the requester gets no answer."""
 
     def __enter__(self) -> None:
         """Begin."""
@@ -247,5 +251,5 @@ class _logged:  # noqa: N801  # reads as the statement it is
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        logger.warning("requests could not be dealt with: %s: %s", type(error).__name__, error)
+        logger.warning("a request failed: %s: %s", type(error).__name__, error)
         return True

@@ -143,7 +143,7 @@ class SavepointTaker:
         Parameters
         ----------
         stop
-            Stops the query and settles its epochs; not called if there is no place for a
+            Stops the query and finishes its epochs; not called if there is no place for a
             savepoint.
         directory, savepoint_format
             As for :meth:`take`.

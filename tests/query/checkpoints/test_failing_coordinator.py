@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.query.requests import RequestDesk
+from pyspark_ckpt.query.requests import RequestHandler
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.savepoint.taker import SavepointTaker
 from pyspark_ckpt.storage import retrying as retrying_storage
@@ -133,9 +133,9 @@ def fail(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("part", "step"),
     [
-        (RequestDesk, "open"),
+        (RequestHandler, "refuse_interrupted"),
         (SavepointTaker, "remove_interrupted"),
-        (RequestDesk, "poll"),
+        (RequestHandler, "poll"),
         (CheckpointRunner, "due_in_ms"),
         (CheckpointRunner, "take"),
     ],

@@ -159,9 +159,9 @@ def test_whatever_it_is_interrupted_by_the_next_start_finishes_it(query: Query, 
 def test_an_epoch_that_was_cut_is_finished(query: Query) -> None:
     (query.storage.root / "commits" / "4").rename(query.storage.root / "commits" / "3")
     (query.storage.root / "offsets" / "3").write_text("v1\n{}\n-")
-    query.last_epochs().settle()
+    query.last_epochs().finish_begun()
     assert [epoch for epoch, _, _ in query.epochs] == [4]
-    query.last_epochs().settle()
+    query.last_epochs().finish_begun()
     assert query.log.committed_epoch() == 4
     assert len(query.epochs) == 1
 

@@ -24,7 +24,7 @@ from pyspark_ckpt.formats.requests import (
     RequestFiles,
 )
 from pyspark_ckpt.history.records import Savepoint, SavepointFormat
-from pyspark_ckpt.query.requests import Actions, RequestDesk, WorkUnderWay, savepoint_target
+from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay, savepoint_target
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 REQUEST = (
@@ -43,7 +43,7 @@ def request(**changes: Any) -> Request:
 
 
 class Query:
-    """What a desk asks of its query; keeps the calls."""
+    """What the handler asks of its query; keeps the calls."""
 
     def __init__(self, storage: Storage, savepoints: Path | None) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -51,7 +51,7 @@ class Query:
         self.may_go_on.set()
         self.error: Exception | None = None
         self.under_way = WorkUnderWay()
-        self.desk = RequestDesk(
+        self.requests = RequestHandler(
             storage,
             None if savepoints is None else str(savepoints),
             Actions(self.savepoint, self.stop),
@@ -92,7 +92,7 @@ def answered(query: Query, files: RequestFiles, request_id: str) -> Any:
     """Poll until a request is answered."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        query.desk.poll()
+        query.requests.poll()
         query.under_way.wait(60)
         answer = files.answer_to(request_id)
         if answer is not None:
@@ -109,8 +109,8 @@ def test_a_request_is_dealt_with_once_and_stays(
     target = str(savepoints / "before" / "upgrade")
     assert query.calls == [("savepoint", target, SavepointFormat.NATIVE)]
     assert (answer.path, answer.epoch, answer.error) == (f"{target}/savepoint-1", 5, None)
-    query.desk.poll()
-    Query(storage, savepoints).desk.open()
+    query.requests.poll()
+    Query(storage, savepoints).requests.refuse_interrupted()
     assert len(query.calls) == 1
     assert sorted(path.name for path in (storage.root / "requests").iterdir()) == [
         f"{request_id}.{what}.json" for what in ("answer", "claim", "request")
@@ -216,8 +216,8 @@ def test_a_link_out_of_the_savepoint_directory_is_refused(tmp_path: Path) -> Non
 def test_at_most_two_at_once(query: Query, files: RequestFiles) -> None:
     query.may_go_on.clear()
     ids = [files.post(request()) for _ in range(4)]
-    query.desk.poll()
-    query.desk.poll()
+    query.requests.poll()
+    query.requests.poll()
     assert len(files.open_ids()) == 2
     query.may_go_on.set()
     for each in ids:
@@ -229,19 +229,19 @@ def test_what_a_driver_that_died_had_taken_is_answered(query: Query, files: Requ
     taken, withdrawn, waiting = (files.post(request()) for _ in range(3))
     assert files.claim(taken, Claimant.QUERY)
     assert files.claim(withdrawn, Claimant.REQUESTER)
-    query.desk.open()
+    query.requests.refuse_interrupted()
     answer = files.answer_to(taken)
     assert answer is not None
     assert "driver ended" in str(answer.error)
     assert files.answer_to(withdrawn) is None
-    query.desk.poll()
+    query.requests.poll()
     assert answered(query, files, waiting).error is None
     assert len(query.calls) == 1
 
 
 def test_a_query_that_ends_refuses_what_waits(query: Query, files: RequestFiles) -> None:
     request_id = files.post(request())
-    query.desk.close()
+    query.requests.close()
     answer = files.answer_to(request_id)
     assert answer is not None
     assert answer.error == "the query has ended"
@@ -264,9 +264,9 @@ def test_a_directory_that_cannot_be_used_harms_nobody(
 ) -> None:
     storage.root.mkdir(parents=True)
     (storage.root / "requests").write_text("in the way")
-    query.desk.open()
-    query.desk.poll()
-    query.desk.close()
+    query.requests.refuse_interrupted()
+    query.requests.poll()
+    query.requests.close()
     with pytest.raises((OSError, CkptError)):
         files.post(request())
 
@@ -274,7 +274,7 @@ def test_a_directory_that_cannot_be_used_harms_nobody(
 def serve(query: Query, until: threading.Event) -> threading.Thread:
     def poll() -> None:
         while not until.wait(0.02):
-            query.desk.poll()
+            query.requests.poll()
 
     thread = threading.Thread(target=poll)
     thread.start()
@@ -323,8 +323,8 @@ def test_the_command_line_gives_up_in_time(
     told = capsys.readouterr().err
     assert "withdrawn" in told
     assert "No query runs" in told
-    query.desk.poll()
-    query.desk.close()
+    query.requests.poll()
+    query.requests.close()
     assert query.calls == []
     query.may_go_on.clear()
     until = threading.Event()
