@@ -1,1 +1,1 @@
-"""The driver side: taking, keeping, cleaning and restoring checkpoints and savepoints."""
+"""Take the checkpoints of one query, retain them, and clean up behind them."""

@@ -1,19 +1,20 @@
-"""The files of a query's checkpoints: read, and cleaned up behind the newest one.
+"""The cleaner: deletes the files of a query's checkpoints that are not needed any more.
 
-The cleaner: deletes the files that nobody needs any more.
+A file is needed if
 
-Needed is what a retained checkpoint refers to, what the handles of the newest one refer to, what
-belongs to a base snapshot that these handles name as pending, and whatever a later epoch may be
-writing: every task's file carries its epoch in its name. The rest of the files that this library
-wrote is garbage, leftovers of failed attempts included. Files of unknown names are not touched.
+* a retained checkpoint or a handle of the newest checkpoint refers to it,
+* it belongs to a base snapshot that such a handle names as pending,
+* an epoch after the newest checkpoint may have written it; the name of a file has its epoch.
 
-It is safe while epochs go on: a later handle refers to nothing but what the handle before it refers
-to, the files of the snapshot that was pending in it, and files of its own epoch. The handle before
-it may be another than the one that was read: Spark runs some epochs of a subtask twice, and the
-attempt that does not count leaves its handle in its executor's memory. So what the last two
-versions before a handle need stays too, and all that was written since the epoch of the last one.
+All other files that this library wrote are garbage, also leftovers of failed attempts. Files with
+unknown names stay.
 
-The hold on cleaning: while a savepoint is copied, no file of its query is deleted.
+Cleaning is safe while epochs run. A later handle refers only to files of the handle before it, to
+files of the base snapshot that was pending in it, and to files of its own epoch.
+
+The handle before it may be another one than the handle that was read. Spark runs some epochs of a
+subtask twice, and the losing attempt leaves its handle in its executor's memory. Therefore the
+files of the last two versions before a handle stay too, and all files since the older epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def garbage(
     pending: Collection[str] = (),
     kept_since: Mapping[tuple[str, int], int] | None = None,
 ) -> list[str]:
-    """Return the paths of all files that may go.
+    """Return the paths of all files that are not needed.
 
     Parameters
     ----------
@@ -58,8 +59,8 @@ def garbage(
     pending
         Ids of the base snapshots that are pending in those handles; their files stay.
     kept_since
-        The epoch from which on the files of a subtask stay, if that is not after `epoch`; by the
-        mark of its operator and its number.
+        The epoch since which all files of a subtask stay, by the mark of its operator and its
+        number.
     """
     kept = set(needed)
     since = kept_since or {}
@@ -74,14 +75,14 @@ def garbage(
 def garbage_of(
     storage: CoordinatorStorage, metadata: CheckpointMetadata, needed: Iterable[str]
 ) -> list[str]:
-    """Return the paths of all files that may go after a checkpoint.
+    """Return the paths of all files that are not needed after a checkpoint.
 
     Parameters
     ----------
     storage
         The query's checkpoints directory.
     metadata
-        The newest checkpoint; what its handles need is in `needed`.
+        The newest checkpoint; the files of its handles are in `needed`.
     needed
         Paths that must stay.
     """
@@ -99,8 +100,8 @@ def _may_go(
 ) -> bool:
     file = state_file(name)
     if file is None:
-        # They are written by the coordinator, which does not clean at the same time. What epoch 0
-        # starts from is not needed once there is a checkpoint.
+        # The coordinator writes them, and does not clean at the same time. The initial state of
+        # epoch 0 is not needed once there is a checkpoint.
         return (
             is_source_log(name)
             or is_spark_operator_state(name)
@@ -115,10 +116,10 @@ def _may_go(
 
 
 def _kept_since(file: StateFile, kept_since: Mapping[tuple[str, int], int]) -> int | None:
-    """Return the epoch from which on the files of the subtask stay that wrote a file."""
+    """Return the epoch since which all files of the subtask that wrote a file stay."""
     if file.operator is not None:
         return kept_since.get((file.operator, file.subtask))
-    # Any operator may have written it: the one that wants the most decides.
+    # Any operator may have written it, so the oldest epoch counts.
     epochs = (since for (_, subtask), since in kept_since.items() if subtask == file.subtask)
     return min(epochs, default=None)
 
@@ -127,14 +128,14 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointFiles:
-    """What a query's checkpoints consist of in its checkpoints directory.
+    """The files of a query's checkpoints in its checkpoints directory.
 
     Parameters
     ----------
     storage
         The checkpoints directory.
     store
-        Which of them are complete.
+        Knows which checkpoints are complete.
     """
 
     def __init__(self, storage: CoordinatorStorage, store: CompletedCheckpointStore) -> None:
@@ -143,11 +144,11 @@ class CheckpointFiles:
         self._metadata: dict[int, CheckpointMetadata] = {}
 
     def remember(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
-        """Know what a checkpoint needs from before its ``_metadata`` is written."""
+        """Remember what a checkpoint needs, before its ``_metadata`` is written."""
         self._metadata[checkpoint_id] = metadata
 
     def read(self, checkpoint_id: int) -> CheckpointMetadata | CkptError:
-        """Return a checkpoint's metadata, or why it cannot be read."""
+        """Return a checkpoint's metadata, or the error if it cannot be read."""
         if checkpoint_id not in self._metadata:
             try:
                 self._metadata[checkpoint_id] = self.store.read(checkpoint_id)
@@ -161,20 +162,20 @@ class CheckpointFiles:
         return metadata.epoch if isinstance(metadata, CheckpointMetadata) else None
 
     def clean(self, completed: Sequence[int], uncertain: Sequence[int], retained_from: int) -> None:
-        """Remove what is neither retained nor uncertain, then the files that nobody needs.
+        """Remove checkpoints that are neither retained nor uncertain, then unneeded files.
 
-        Called while no checkpoint is under way. Only directories older than the newest completed
-        checkpoint are removed, so that the highest id is never forgotten. What fails is done the
-        next time.
+        Call it while no checkpoint is under way. Only directories older than the newest completed
+        checkpoint are removed, so that the highest id is never lost. The next call repeats what
+        has failed.
 
         Parameters
         ----------
         completed
             The ids of the retained checkpoints, oldest first.
         uncertain
-            Those that may have been completed; what they need stays.
+            The ids of checkpoints that may be complete; their files stay.
         retained_from
-            Complete ones with lower ids are beyond retention, whoever made them.
+            Complete checkpoints with lower ids are not retained, whichever driver made them.
 
         Raises
         ------
@@ -190,7 +191,7 @@ class CheckpointFiles:
         self._delete_garbage(completed, uncertain)
 
     def discard_all(self) -> None:
-        """Remove all checkpoints and the files that only they need; not the state."""
+        """Remove all checkpoints and the files that only they need; the state stays."""
         self.store.check()
         newest = max(self.store.ids(), default=None)
         metadata = None if newest is None else self.read(newest)
@@ -203,7 +204,7 @@ class CheckpointFiles:
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
         for number in self.store.used_ids():
-            # One without _metadata is what a dead attempt left, or the crash of a removal.
+            # A directory without _metadata is left of a dead attempt or of an interrupted removal.
             first_to_stay = retained_from if self.store.is_complete(number) else newest
             if number < first_to_stay and number not in kept:
                 self.store.remove(number)
@@ -213,23 +214,26 @@ class CheckpointFiles:
     def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
         newest = self.read(completed[-1])
         needed: set[str] = set()
-        # Whatever a listing says, what is known to be retained is needed.
+        # A listing may lack checkpoints that are known to be retained.
         for number in {*self.store.ids(), *completed, *uncertain}:
             metadata = self.read(number)
             if isinstance(metadata, CkptError):
-                logger.warning("nothing is cleaned, its files are unknown: %s", metadata)
+                logger.warning(
+                    "nothing is cleaned, because the files of a checkpoint are unknown: %s",
+                    metadata,
+                )
                 return
             needed.update(reference.path for reference in metadata.files())
         if isinstance(newest, CheckpointMetadata):
             found = garbage_of(self._storage, newest, needed)
-            self.store.check()  # a driver that came meanwhile has written none of what was found
+            self.store.check()  # no newer driver has written what was found
             self._storage.delete(found)
 
 
 class CleaningHold:
-    """Keeps cleaning and copying apart, without either waiting for the other for long.
+    """Keeps cleaning and copying apart: while a savepoint is copied, no file is deleted.
 
-    Cleaning that meets a hold is left out, and is made up for after the next checkpoint.
+    Cleaning that meets a hold is skipped, and is done after the next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -239,7 +243,7 @@ class CleaningHold:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have no file deleted from now on; waits for a cleaning that is under way."""
+        """Keep all files while the context lasts; waits for a cleaning that is under way."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_cleaning)
             self._holds += 1
@@ -252,7 +256,7 @@ class CleaningHold:
 
     @contextmanager
     def cleaning(self) -> Iterator[bool]:
-        """Yield whether files may be deleted, for the length of the context."""
+        """Yield whether files may be deleted while the context lasts."""
         with self._changed:
             may_clean = self._is_cleaning = self._holds == 0
         try:
@@ -264,6 +268,6 @@ class CleaningHold:
                 self._changed.notify_all()
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait until nobody holds."""
+        """Wait until there is no hold."""
         with self._changed:
             self._changed.wait_for(lambda: self._holds == 0, timeout_seconds)

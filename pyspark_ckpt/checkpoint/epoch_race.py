@@ -1,7 +1,7 @@
 """Which of several drivers that run one query commits its epochs.
 
-Spark lets exactly one driver commit an epoch: the others fail when they try. So whoever has
-committed the newest epoch is the healthy one, whenever the others were started.
+Spark lets exactly one driver commit an epoch, and the others fail when they try. Therefore the
+driver that has committed the newest epoch is the healthy one, also if others were started later.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _POLL_SECONDS = 0.05
 
 
 class Standing(Enum):
-    """Who has committed the newest epoch."""
+    """Which driver has committed the newest epoch."""
 
     OURS = auto()
     ANOTHERS = auto()
     OPEN = auto()
-    """Nobody has committed one since this run began."""
+    """No driver has committed an epoch since this run began."""
 
 
 class EpochRace:
-    """Tells whether one run of a query commits the query's epochs.
+    """Knows whether one run of a query commits the query's epochs.
 
     Parameters
     ----------
     query
-        The run.
+        The run of the query.
     log
         Spark's files in the ``checkpointLocation``, which all runs share.
 
@@ -57,7 +57,7 @@ class EpochRace:
         return self._has_won
 
     def standing(self) -> Standing:
-        """Return who has committed the newest epoch; may wait for Spark's report of it.
+        """Return which driver has committed the newest epoch; may wait for Spark's report.
 
         Raises
         ------

@@ -1,7 +1,7 @@
-"""The look at a checkpoint's files: is each there, in its size?
+"""Checks that all files of a checkpoint exist with their sizes.
 
-Locally the driver asks the file system. In an object store each look is a request: a few are sent
-at once by the driver, many by the executors.
+In a local file system the driver checks them. In an object store each check is a request: the
+driver sends a few at once, and the executors send many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 ON_DRIVER = 16 * AT_ONCE
-"""So many files are looked at by the driver itself: a Spark job would take as long."""
+"""The driver itself checks up to this many files: a Spark job would take as long."""
 
 _RESULT = "damage string"
 
@@ -32,16 +32,16 @@ def check_files(
     Parameters
     ----------
     storage
-        What they lie in.
+        The storage of the files.
     references
-        The files; each path is looked at once.
+        The files; each path is checked once.
     spark
         The session whose executors may help, ``None`` if there is none.
 
     Raises
     ------
     CorruptFileError
-        If one is missing or has another size.
+        If a file is missing or has another size.
     """
     files = list({reference.path: reference for reference in references}.values())
     if spark is None or not storage.is_remote or not storage.is_shared or len(files) <= ON_DRIVER:
@@ -58,12 +58,12 @@ def _by_executors(
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // AT_ONCE))
     parts = tuple(msgspec.msgpack.encode(files[first::tasks]) for first in range(tasks))
     numbers = spark.range(tasks, numPartitions=tasks)
-    rows = numbers.mapInArrow(_LookAt(storage.url, parts), _RESULT).collect()
+    rows = numbers.mapInArrow(_CheckParts(storage.url, parts), _RESULT).collect()
     return sorted(row.damage for row in rows)
 
 
-class _LookAt:
-    """The function given to ``mapInArrow`` over the numbers of parts: yields what is damaged."""
+class _CheckParts:
+    """The function for ``mapInArrow`` over the numbers of parts: yields the damages."""
 
     def __init__(self, url: str, parts: tuple[bytes, ...]) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""Warns once in a run of attributes that an operator's processor changes outside of state."""
+"""Warns once per run of attributes that a processor changes outside of its state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LostAttributesNotice:
         self._warned: set[str] = set()
 
     def look_at(self, uid: str, handles: Iterable[Handle]) -> None:
-        """Warn of what the handles of an operator tell, unless it was warned of already."""
+        """Warn of the attributes in the handles of an operator, once per operator."""
         if uid in self._warned:
             return
         names = {

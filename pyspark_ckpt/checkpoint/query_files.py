@@ -1,7 +1,4 @@
-"""Where a running query keeps its files, and what it consists of.
-
-Copies of the files of Spark's own state, which checkpoints and savepoints share.
-"""
+"""The directories and operators of a running query, and its copies of Spark's state files."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 
-class NativeCopies:
-    """Copies of Spark's files in a query's checkpoints directory; each is copied once.
+class SparkStateCopies:
+    """Copies of the files of Spark's own state in a checkpoints directory, one per file.
 
-    Spark writes a file under another name and renames it, so what a path has is known by the
-    file's number, size and time. Used by checkpoints and savepoints at the same time.
+    Spark writes a file under another name and renames it. Therefore a file is identified by its
+    number, size and time. Checkpoints and savepoints use the copies at the same time.
 
     Parameters
     ----------
@@ -33,8 +30,8 @@ class NativeCopies:
     checkpoints
         The checkpoints directory.
     run
-        A name that no other start of the query has: a driver before this one, which may be about
-        to clean up, shares no copy with it.
+        A name that no other start of the query has. An earlier driver of the query, which may be
+        about to clean up, shares no copy with this one.
     """
 
     def __init__(self, location: LocalStorage, checkpoints: Storage, run: str) -> None:
@@ -45,7 +42,7 @@ class NativeCopies:
         self._copied: dict[str, FileReference] = {}
 
     def keep(self, operator_id: int, name: str) -> SparkOperatorFile:
-        """Return a copy of a file, durable.
+        """Return a durable copy of a file.
 
         Raises
         ------
@@ -60,8 +57,8 @@ class NativeCopies:
             return SparkOperatorFile(name, self._copy(source, path))
         except FileNotFoundError as exc:
             raise CheckpointAbortedError(
-                f"{self._location.url}/{source} is not there any more: Spark has cleaned it away; "
-                "the next checkpoint of a newer epoch will find its own, or raise "
+                f"{self._location.url}/{source} is gone, because Spark has deleted it. The next "
+                "checkpoint is of a newer epoch; if it fails too, raise "
                 "spark.sql.streaming.minBatchesToRetain"
             ) from exc
 
@@ -69,7 +66,7 @@ class NativeCopies:
         with self._lock:
             reference = self._copied.get(path)
             if reference is None or not self._checkpoints.exists(path):
-                self._checkpoints.delete([path])  # of a write that failed at its very end
+                self._checkpoints.delete([path])  # a write may have failed at its very end
                 reference = self._checkpoints.write(path, chunks_of(self._location, source))
                 self._copied[path] = reference
             return reference
@@ -77,11 +74,11 @@ class NativeCopies:
 
 @dataclass(frozen=True, slots=True)
 class QueryFiles:
-    """Where a running query keeps its files, and what it consists of.
+    """The directories and operators of a running query.
 
-    `source_ids` tells of each of Spark's source offsets which source it is of. `run` is a name that
-    no other start of the query has. `native_copies` are those of the
-    state of Spark's own operators.
+    `source_ids` has for each of Spark's source offsets the source that it belongs to. `run` is a
+    name that no other start of the query has. `spark_state_copies` has the copies of the state of
+    Spark's own operators.
     """
 
     checkpoint_location: str
@@ -93,14 +90,14 @@ class QueryFiles:
     operators: StatefulOperators
     source_ids: tuple[int, ...]
     run: str = field(default_factory=lambda: secrets.token_hex(8))
-    native_copies: NativeCopies = field(init=False)
+    spark_state_copies: SparkStateCopies = field(init=False)
 
     def __post_init__(self) -> None:
-        copies = NativeCopies(self.spark_log.storage, self.storage, self.run)
-        object.__setattr__(self, "native_copies", copies)
+        copies = SparkStateCopies(self.spark_log.storage, self.storage, self.run)
+        object.__setattr__(self, "spark_state_copies", copies)
 
     def through(self, storage: Storage) -> QueryFiles:
         """Return the same files of the same run, reached through another storage."""
         files = replace(self, storage=storage)
-        object.__setattr__(files, "native_copies", self.native_copies)
+        object.__setattr__(files, "spark_state_copies", self.spark_state_copies)
         return files

@@ -12,12 +12,12 @@ _OF_ONE_PARTITION = "globalLimit"
 
 
 def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMetadata, ...]:
-    """Copy the state of Spark's own operators at a committed epoch; durable on return.
+    """Return durable copies of the state of Spark's own operators at a committed epoch.
 
     Raises
     ------
     CheckpointAbortedError
-        If it cannot be had complete.
+        If a part of the state is missing.
     """
     location = query.spark_log.storage
     parallelism = query.operators.descriptors[0].parallelism
@@ -26,7 +26,7 @@ def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMe
             operator_id=operator_id,
             name=_checked_name(location, operator_id, operator.name),
             files=tuple(
-                query.native_copies.keep(operator_id, name)
+                query.spark_state_copies.keep(operator_id, name)
                 for name in needed_files(
                     location,
                     operator_id,

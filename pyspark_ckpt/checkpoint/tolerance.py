@@ -1,4 +1,4 @@
-"""How long work that is repeated may fail in a row before its query must be stopped."""
+"""How long repeated work may fail in a row before its query must be stopped."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ SHORTEST_MS = 60_000
 
 
 def patience_ms(settings: Settings) -> int:
-    """Return for how long cleaning or requests may fail: as long as checkpoints may."""
+    """Return how long cleaning or requests may fail: as long as checkpoints may fail."""
     tolerable = settings.tolerable_failed_checkpoints + 1
     return max(SHORTEST_MS, tolerable * settings.interval_ms)
 
 
 class Patience:
-    """Notes the failures of work that is repeated, and raises the one that is too much.
+    """Counts the time that repeated work fails, and raises the error after the limit.
 
-    The log has equal failures in a row once, and says when the work succeeds again.
+    The log has equal failures in a row once, and an entry when the work succeeds again.
 
     Parameters
     ----------
     what
         The work, for the log.
     limit_ms
-        For how long it may fail in a row.
+        How long the work may fail in a row.
     clock
         Milliseconds that never go back.
     """
@@ -41,7 +41,7 @@ class Patience:
         self._logged: str | None = None
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Note a success: the next failure is the first one."""
         if self._failing_since_ms is not None:
             seconds = (self._clock() - self._failing_since_ms) / 1000
             logger.warning("%s succeeds again after %.1f s", self._what, seconds)

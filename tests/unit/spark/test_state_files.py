@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.query_files import NativeCopies
+from pyspark_ckpt.checkpoint.query_files import SparkStateCopies
 from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
 from pyspark_ckpt.spark.state_files import (
     copy_first_version,
@@ -160,7 +160,7 @@ def test_a_file_is_copied_once_until_spark_replaces_it(
 ) -> None:
     """Or until its copy is cleaned away; one that is gone aborts the checkpoint."""
     checkpoints = LocalStorage(tmp_path / "copies")
-    copies = NativeCopies(location, checkpoints, "run")
+    copies = SparkStateCopies(location, checkpoints, "run")
     path = put_file("state/0/0/1.delta", b"first")
     first = copies.keep(0, "0/1.delta")
     assert checkpoints.read(first.file.path) == b"first"
