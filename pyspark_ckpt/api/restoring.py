@@ -119,7 +119,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     )
     contents = source.metadata.contents()
     contents = msgspec.structs.replace(contents, operators=operators, parent=parent)
-    # As they are: whatever format the files have.
+    # The files are copied as they are, in any format.
     return write_savepoint(
         contents,
         source.storage,

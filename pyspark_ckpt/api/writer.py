@@ -379,5 +379,5 @@ def _qualified(spark: SparkSession, path: str | None) -> str | None:
             f"{storage.url} is the memory of one process, which the tasks of a query do not see: "
             "use a local or mounted path, or s3://bucket/prefix"
         )
-    storage.list()  # what cannot be read at all is refused before anything has begun
+    storage.list()  # refuses an unreadable directory before anything starts
     return storage.url

@@ -1,4 +1,4 @@
-"""Where a test can have an epoch crash."""
+"""The steps at which a test can crash an epoch."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class PlannedCrash:
         self._step = step
 
     def reach(self, step: CrashStep) -> None:
-        """Say that an epoch is at a step.
+        """Note that an epoch reached a step.
 
         Raises
         ------
         CrashedError
-            If it was planned.
+            If a crash was planned there.
         """
         if step is not self._step:
             return

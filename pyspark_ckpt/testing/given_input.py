@@ -1,4 +1,4 @@
-"""Rows and frames that a test gives, in the form in which the library's input modes take them."""
+"""The rows and frames of a test, in the form that the library's input modes take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EventTime = Callable[[Any], int | None]
 
 
 class GivenColumns:
-    """Stands where a query has its InputColumns; columns and their types stay as they are given.
+    """Replaces the InputColumns of a query; columns and their types stay as they are given.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class GivenColumns:
 
     @property
     def decode_key(self) -> Callable[[bytes], Key]:
-        """What turns a stored key into the key that the processor sees."""
+        """The function that turns a stored key into the key that the processor sees."""
         return self._keys.decode
 
     def key_codes(self, frame: pd.DataFrame) -> Codes:
@@ -54,7 +54,10 @@ class GivenColumns:
         return codes_of_objects(self.sent_keys(frame))
 
     def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
-        """Return what gives the rows between two places of a frame of :func:`frame_of_rows`."""
+        """Return a function of two positions that returns the rows between them.
+
+        The frame is one of :func:`frame_of_rows`.
+        """
         rows = frame[_ROW].tolist()
         return lambda start, stop: iter(rows[start:stop])
 
@@ -80,7 +83,7 @@ class GivenColumns:
 
 
 def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:
-    """Return the rows of several keys as a frame that :class:`GivenColumns` takes apart."""
+    """Return the rows of several keys as one frame, for :class:`GivenColumns`."""
     pairs = [(key, row) for key, rows in given for row in rows]
     rows = np.empty(len(pairs), dtype=object)
     for place, (_, row) in enumerate(pairs):  # a list of tuples would become a matrix
@@ -89,7 +92,7 @@ def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFra
 
 
 def frame_of_frames(given: Sequence[tuple[GivenKey, pd.DataFrame]]) -> pd.DataFrame:
-    """Return the frames of several keys as one that :class:`GivenColumns` takes apart."""
+    """Return the frames of several keys as one frame, for :class:`GivenColumns`."""
     frames = [_with_keys(frame, [key] * len(frame)) for key, frame in given]
     return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
 
@@ -97,7 +100,7 @@ def frame_of_frames(given: Sequence[tuple[GivenKey, pd.DataFrame]]) -> pd.DataFr
 def frame_with_key_columns(
     keys: GivenKeys, frame: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
-    """Return a frame that has its keys in columns as one that :class:`GivenColumns` takes apart."""
+    """Return a frame with key columns as a frame with keys, for :class:`GivenColumns`."""
     columns = [frame[name].tolist() for name in names]
     return _with_keys(frame, [keys.of_columns(key) for key in zip(*columns, strict=True)])
 
@@ -139,7 +142,7 @@ class GivenInput:
         self._without_rows = without_rows
 
     def part(self, frames: list[pd.DataFrame]) -> Part:
-        """Return a part of an epoch's rows by their keys; without frames, of keys without rows."""
+        """Return a part of an epoch's rows by their keys; without frames, the keys without rows."""
         if not frames:
             return PartWithoutRows(self._without_rows)
         part = self._mode.part(frames)
@@ -151,12 +154,12 @@ class GivenInput:
 
 
 class GivenPart:
-    """A part whose event times the test tells.
+    """A part whose event times come from the test.
 
     Parameters
     ----------
     part
-        One of the library's.
+        One of the library's parts.
     event_time
         The test's ``eventTimeExtractor``.
     """
@@ -176,7 +179,7 @@ class GivenPart:
 
 
 class PartWithoutRows:
-    """Keys that a test gives no rows: the processor is called all the same, as by PySpark's tester.
+    """Keys without rows in a test: the processor is still called, as by PySpark's tester.
 
     Parameters
     ----------
@@ -203,7 +206,7 @@ class PartWithoutRows:
         return iter([rows] if isinstance(rows, pd.DataFrame) else ())
 
     def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
-        """Return that there is none."""
+        """Return ``None``: there are no rows."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Keys as a test gives them, and as they are stored."""
+"""Keys as a test gives them, and their stored form."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GivenKeys:
         return dict(self._known)
 
     def remember(self, known: Mapping[bytes, Key]) -> None:
-        """Take over the keys of another harness."""
+        """Add the keys of another harness."""
         self._known.update(known)
 
     def given(self, key: Any) -> GivenKey:

@@ -1,4 +1,4 @@
-"""The times of a harness: a test moves them, and they move back if the epoch fails."""
+"""The times of a harness: a test moves them forward, and a failed epoch moves them back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HarnessClock:
         return EpochClock(self.mode, self.processing_time_ms, self.watermark_ms)
 
     def in_time(self, rows: Any) -> Any:
-        """Return those of a list or frame of rows that are not late."""
+        """Return the rows of a list or frame that are not late."""
         if self.mode is not TimeMode.EVENT_TIME or self._event_time is None:
             return rows
         times = [self._event_time(row) for row in each_row(rows)]
@@ -61,7 +61,7 @@ class HarnessClock:
 
     @contextmanager
     def processing_time(self, new_ms: int) -> Iterator[None]:
-        """Move the processing time, for good if the context ends well."""
+        """Move the processing time; it stays so if the context ends without an error."""
         if self.mode is not TimeMode.PROCESSING_TIME and not self.ages:
             raise TimeModeError(
                 f"{self._where}: setProcessingTime changes nothing in timeMode="
@@ -75,7 +75,7 @@ class HarnessClock:
 
     @contextmanager
     def watermark(self, new_ms: int) -> Iterator[None]:
-        """Move the watermark, for good if the context ends well."""
+        """Move the watermark; it stays so if the context ends without an error."""
         if self.watermark_ms is None:
             raise TimeModeError(
                 f"{self._where}: there is no watermark for setWatermark: give the harness an "
@@ -88,14 +88,14 @@ class HarnessClock:
             yield
 
     def set_back(self, processing_time_ms: int, watermark_ms: int | None) -> None:
-        """Take over the times of a snapshot."""
+        """Set the times of a snapshot."""
         self.processing_time_ms = processing_time_ms
         if self.watermark_ms is not None:
             self.watermark_ms = watermark_ms or 0
 
     @contextmanager
     def kept_if_well(self) -> Iterator[None]:
-        """Undo what the context does to the times if it raises."""
+        """Undo changes of the times if the context raises."""
         before = self.processing_time_ms, self.watermark_ms
         try:
             yield

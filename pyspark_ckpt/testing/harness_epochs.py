@@ -1,4 +1,4 @@
-"""The epochs of a harness: given rows in, through the library's input modes, output back."""
+"""The epochs of a harness: rows go in through the library's input modes, output comes back."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HarnessEpochs:
         self._event_time = event_time
 
     def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
-        """Process the rows, or the frame, of each of some keys."""
+        """Process the rows or the frame of each key."""
         where = self._subtask.where
         if self._mode is BatchInput:
             raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches")
@@ -79,7 +79,7 @@ class HarnessEpochs:
         return self._epoch([frame(with_rows)] if with_rows else [], without_rows=without_rows)
 
     def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
-        """Process rows of any keys, which are in columns."""
+        """Process rows of any keys; the keys are columns."""
         where = self._subtask.where
         if self._mode is not BatchInput:
             raise PlanError(f"{where}: testInBatches needs a BatchProcessor")
@@ -95,7 +95,7 @@ class HarnessEpochs:
         return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
 
     def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
-        """Have the processor take its initial state, a row or frame of a key at a time."""
+        """Pass the initial state to the processor, one row or frame of a key at a time."""
         if not input:
             return
         clock = self._clock.now()
@@ -124,7 +124,7 @@ class HarnessEpochs:
         return self._epoch([], broadcast=iter(rows) if len(input) else None)
 
     def without_rows(self) -> Any:
-        """Fire what is due."""
+        """Fire the timers that are due."""
         return self._epoch([])
 
     def _epoch(

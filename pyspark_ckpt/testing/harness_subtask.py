@@ -1,6 +1,6 @@
 """The one subtask of a harness: opens its local copy, runs an epoch, ends it with a barrier.
 
-It does what a task of a query does, out of the same parts, without Spark around it.
+It does what a task of a query does, with the same parts, but without Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BEFORE_THE_FIRST_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """An epoch that is being worked on; nothing of it counts before its barrier."""
+    """An epoch in progress; nothing of it counts before its barrier."""
 
     handle: Handle
     table: StateTable
@@ -152,7 +152,7 @@ class HarnessSubtask:
         items: Iterable[tuple[GivenKey, Item]],
         work: Callable[[StatefulProcessor, NotedStates, GivenKey, Item], object],
     ) -> None:
-        """Have `work` change states key by key, in an epoch that no planned crash hits."""
+        """Change states key by key with `work`, in an epoch that no planned crash hits."""
         with self._attempt(clock) as attempt:
             states = self._states(attempt)
             with self._initialized(states) as processor:
@@ -170,7 +170,7 @@ class HarnessSubtask:
         work: Callable[[NotedStates], Result],
         key: GivenKey | None = None,
     ) -> Result:
-        """Return what `work` makes of the states; what it does to them is thrown away."""
+        """Return the result of `work` on the states; its changes to them are discarded."""
         with self._attempt(clock) as attempt:
             states = self._states(attempt)
             with self._initialized(states):
@@ -191,7 +191,7 @@ class HarnessSubtask:
         self.look(clock, lambda _: None)
 
     def first_init(self, clock: EpochClock) -> bool:
-        """Run ``init`` once on what the test gave, as ``TwsTester`` does; later ones have copies.
+        """Run ``init`` once on the given processor, as ``TwsTester`` does; later epochs use copies.
 
         Returns
         -------
@@ -215,7 +215,7 @@ class HarnessSubtask:
         return ages
 
     def lose_local_copy(self) -> None:
-        """Throw the backend's directory away; the next epoch builds it from durable files."""
+        """Delete the backend's directory; the next epoch rebuilds it from durable files."""
         shutil.rmtree(self._local, ignore_errors=True)
 
     @contextmanager

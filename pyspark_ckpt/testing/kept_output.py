@@ -1,4 +1,4 @@
-"""What a processor yields in an epoch: checked as in a query, kept as it was yielded."""
+"""The output of an epoch in a harness: checked as in a query, kept as it was yielded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KeptOutput:
     Parameters
     ----------
     checked
-        The library's own buffer, if the output's schema is known: refuses what does not fit.
+        The library's own buffer, if the output's schema is known; it refuses wrong values.
     in_frames
         Whether the processor yields frames.
     after_call
@@ -42,7 +42,7 @@ class KeptOutput:
 
     @property
     def rows(self) -> int:
-        """How many rows wait to be checked."""
+        """How many rows are not checked yet."""
         return 0 if self._checked is None else self._checked.rows
 
     def extend(self, output: Iterable[Any] | None) -> None:
@@ -61,7 +61,7 @@ class KeptOutput:
         self._after_call()
 
     def take(self) -> pd.DataFrame:
-        """Check what waits; what was yielded is in :meth:`result`."""
+        """Check the rows that are not checked yet; :meth:`result` returns what was yielded."""
         return pd.DataFrame() if self._checked is None else self._checked.take()
 
     def result(self) -> Any:

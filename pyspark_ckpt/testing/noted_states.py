@@ -1,4 +1,4 @@
-"""A processor's handle that a test may look into."""
+"""A processor's handle whose states a test can look up by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark_ckpt.operator.state.registry import GivenState
 
 
 class NotedStates(ProcessorHandle):
-    """The library's own handle; what it gave out is found again by name."""
+    """The library's own handle, with a look-up of the states that ``init`` asked for."""
 
     def noted(self, name: str, *classes: type) -> GivenState:
         """Return a state that ``init`` asked for.

@@ -1,4 +1,4 @@
-"""Schemas as DDL text, read without Spark, whose own parser runs in the JVM."""
+"""A parser of schemas as DDL text, because Spark's own parser runs in the JVM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END = ""
 
 
 class ParsedSchemas(dict[str, T.StructType]):
-    """Schemas of states by their text, each parsed at its first use; a bare type will do."""
+    """Schemas of states by their text, each parsed at its first use; bare types are allowed."""
 
     def __missing__(self, text: str) -> T.StructType:
         schema = self[text] = as_state_schema(_Parser(text).type_or_schema())

@@ -1,4 +1,4 @@
-"""A harness's state at the end of an epoch, with all it needs."""
+"""The state of a harness at the end of an epoch, with all files and keys."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snaps
 def put_back(
     snapshot: Snapshot, subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock
 ) -> None:
-    """Bring a harness to a snapshot.
+    """Return a harness to a snapshot.
 
     Raises
     ------
