@@ -1,4 +1,4 @@
-"""One savepoint that is being taken, in a thread that its caller can give up."""
+"""Runs one attempt to take a savepoint, in a thread that its caller can give up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pyspark.util import InheritableThread
 
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.checkpoint.time_limit import expired, in_time
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.spark.jobs import SparkJobs
 
@@ -18,19 +19,20 @@ _LONGEST_GRACE_MS = 30_000
 
 
 class SavepointAttempt:
-    """Takes one savepoint.
+    """One attempt to take a savepoint; `triggered_at_ms` is when it was made.
 
     Parameters
     ----------
     what
         The savepoint, for errors.
     hold
-        Keeps the cleaner away.
+        Keeps the cleaner away from the files that are copied.
     timeout_ms
-        How long it may take.
+        How long the attempt may take.
     """
 
     def __init__(self, what: str, hold: CleaningHold, timeout_ms: int) -> None:
+        self.triggered_at_ms = now_ms()
         self._what = what
         self._hold = hold
         self._timeout_ms = timeout_ms
@@ -41,12 +43,12 @@ class SavepointAttempt:
         self.jobs: SparkJobs | None = None
 
     def run(self, work: Callable[[], Savepoint]) -> Savepoint:
-        """Return what `work` returns, with the local properties and tags of this thread.
+        """Return what `work` returns; it has the local properties and tags of this thread.
 
         Raises
         ------
         CheckpointAbortedError
-            If it hangs: it cannot be cancelled, and cannot publish when it continues.
+            If `work` hangs. It cannot be cancelled, but it publishes nothing if it continues later.
         """
         grace_ms = min(self._timeout_ms, _LONGEST_GRACE_MS)
         try:
@@ -57,7 +59,7 @@ class SavepointAttempt:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Have nothing cleaned until the end, or until it is given up."""
+        """Keep the cleaner away until the context ends or the attempt is given up."""
         with ExitStack() as own:
             own.enter_context(self._hold.held())
             with self._lock:
@@ -74,13 +76,13 @@ class SavepointAttempt:
         Raises
         ------
         CheckpointAbortedError
-            If it was given up.
+            If the attempt was given up.
         """
         if self._is_given_up:
             raise expired(self._what, self._timeout_ms)
 
     def is_first_record(self) -> bool:
-        """Tell once that its failure is to be recorded."""
+        """Return true at the first call, so that a failure is recorded once."""
         with self._lock:
             is_first, self._is_recorded = not self._is_recorded, True
             return is_first
@@ -90,7 +92,7 @@ class SavepointAttempt:
             self._is_given_up = True
         self._let_go()
         if self.jobs is not None:
-            with suppress(Exception):  # an application that has ended runs none
+            with suppress(Exception):  # an application that has ended runs no jobs
                 self.jobs.cancel()
 
     def _let_go(self) -> None:

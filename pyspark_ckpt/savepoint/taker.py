@@ -1,4 +1,4 @@
-"""Takes a query's savepoints, while it runs on and after it was stopped."""
+"""Takes a query's savepoints, while the query runs and after it was stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
-from pyspark_ckpt.formats.metadata import EpochContents
+from pyspark_ckpt.formats.metadata import CheckpointKind
 from pyspark_ckpt.history.log import HistoryLog
-from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.history.records import (
+    AbortedCheckpoint,
+    Savepoint,
+    SavepointFormat,
+)
 from pyspark_ckpt.savepoint.attempt import SavepointAttempt
 from pyspark_ckpt.savepoint.dispose import remove_interrupted
 from pyspark_ckpt.savepoint.job import SavepointJob
@@ -29,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class SavepointTaker:
-    """Takes the savepoints of one query; any number of threads at once may ask for one.
+    """Takes the savepoints of one query; several threads may take one at once.
 
     Parameters
     ----------
@@ -42,11 +46,11 @@ class SavepointTaker:
     hold
         Keeps the cleaner away from the files that are being copied.
     record_abort
-        Is told of each that was given up.
+        Called with each savepoint that was aborted.
     history
         The log of the query's checkpoints directory.
     idle_ms
-        Tells for how long the query has had nothing to do.
+        Returns for how long the query has had nothing to do.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class SavepointTaker:
         return list(self._taken)
 
     def begin(self, directory: str | None) -> NewSavepoint:
-        """Make the directory of a savepoint, before anything else is done for it.
+        """Make the directory of a savepoint, before anything else is done for the savepoint.
 
         Raises
         ------
@@ -92,13 +96,13 @@ class SavepointTaker:
         return NewSavepoint(self._files.query_id, target, self._files.run)
 
     def remove_interrupted(self) -> None:
-        """Remove what earlier drivers of the query left of savepoints that they had begun."""
+        """Remove the savepoints that earlier drivers of the query began and did not complete."""
         remove_interrupted(self._history, self._files.query_id, self._files.run)
 
     @contextmanager
-    def _noted_as_begun(self, new: NewSavepoint, triggered_at_ms: int) -> Iterator[None]:
-        """Have the history tell of a savepoint, so that the next driver knows of it."""
-        name = self._history.note_begun(new.path, triggered_at_ms, self._files.run)
+    def _noted_as_begun(self, new: NewSavepoint, attempt: SavepointAttempt) -> Iterator[None]:
+        """Note a savepoint in the history while it is written, so that the next driver finds it."""
+        name = self._history.note_begun(new.path, attempt.triggered_at_ms, self._files.run)
         try:
             yield
         finally:
@@ -112,9 +116,8 @@ class SavepointTaker:
         ConfigurationError
             If there is no directory to put it in.
         CheckpointAbortedError, CorruptFileError
-            If it could not be made, or nothing is committed yet; its directory is removed.
+            If it could not be taken, or nothing is committed yet; its directory is removed.
         """
-        triggered_at_ms = now_ms()
         attempt = self._new_attempt()
 
         def take() -> Savepoint:
@@ -126,11 +129,11 @@ class SavepointTaker:
                         raise nothing_committed(self._files.query_id)
                     new = self.begin(directory)
                 except Exception as exc:
-                    self._give_up(attempt, epoch, triggered_at_ms, exc)
+                    self._record_failure(attempt, epoch, exc)
                     raise
-                return self._noted(attempt, new, epoch, triggered_at_ms, savepoint_format)
+                return self._complete(attempt, new, epoch, savepoint_format)
 
-        return self._run(attempt, take, triggered_at_ms)
+        return self._run(attempt, take)
 
     def take_of_stopped(
         self,
@@ -143,17 +146,16 @@ class SavepointTaker:
         Parameters
         ----------
         stop
-            Stops the query and finishes its epochs; not called if there is no place for a
-            savepoint.
+            Stops the query and completes its epochs; not called if the savepoint's directory
+            cannot be made.
         directory, savepoint_format
             As for :meth:`take`.
         """
-        triggered_at_ms = now_ms()
         attempt = self._new_attempt()
         what = "making the savepoint's directory"
         new = in_time(what, self._timeout_ms, lambda: self.begin(directory))
         try:
-            with self._noted_as_begun(new, triggered_at_ms):
+            with self._noted_as_begun(new, attempt):
                 stop()
             epoch = self._files.spark_log.committed_epoch()
             if epoch is None:
@@ -161,91 +163,86 @@ class SavepointTaker:
         except BaseException as exc:
             new.discard()
             if isinstance(exc, Exception):
-                self._give_up(attempt, None, triggered_at_ms, exc)
+                self._record_failure(attempt, None, exc)
             raise
 
         def complete() -> Savepoint:
-            return self._noted(attempt, new, epoch, triggered_at_ms, savepoint_format)
+            return self._complete(attempt, new, epoch, savepoint_format)
 
-        return self._run(attempt, complete, triggered_at_ms)
+        return self._run(attempt, complete)
 
     def _new_attempt(self) -> SavepointAttempt:
         what = f"savepoint of query {self._files.query_id}"
         return SavepointAttempt(what, self._hold, self._timeout_ms)
 
-    def _run(
-        self, attempt: SavepointAttempt, work: Callable[[], Savepoint], triggered_at_ms: int
-    ) -> Savepoint:
+    def _run(self, attempt: SavepointAttempt, work: Callable[[], Savepoint]) -> Savepoint:
         try:
             return attempt.run(work)
         except Exception as exc:
-            self._give_up(attempt, None, triggered_at_ms, exc)
+            self._record_failure(attempt, None, exc)
             raise
-
-    def _noted(
-        self,
-        attempt: SavepointAttempt,
-        new: NewSavepoint,
-        epoch: int,
-        triggered_at_ms: int,
-        savepoint_format: SavepointFormat,
-    ) -> Savepoint:
-        """Fill a savepoint that was begun; on failure its directory is removed.
-
-        One that takes longer than a checkpoint may is given up, and its Spark jobs are cancelled.
-        """
-        with self._noted_as_begun(new, triggered_at_ms):
-            return self._complete(attempt, new, epoch, triggered_at_ms, savepoint_format)
 
     def _complete(
         self,
         attempt: SavepointAttempt,
         new: NewSavepoint,
         epoch: int,
-        triggered_at_ms: int,
         savepoint_format: SavepointFormat,
     ) -> Savepoint:
+        """Write a savepoint into its directory; on failure the directory is removed.
+
+        A savepoint that takes longer than a checkpoint may is aborted, and its Spark jobs are
+        cancelled.
+        """
         query_id = self._files.query_id
         what = f"savepoint of epoch {epoch}, query {query_id}"
-        jobs = attempt.jobs = SparkJobs(self._spark.sparkContext, what)
-        try:
-            attempt.check()
-            with jobs.expiring(self._timeout_ms):
-                contents = self._gather(epoch, jobs)
-                job = SavepointJob(self._spark, what, jobs, self._idle_ms)
-                savepoint = new.write(
-                    contents,
-                    self._files.storage,
-                    savepoint_format,
-                    job,
-                    attempt.check,
-                    triggered_at_ms=triggered_at_ms,
-                )
-        except BaseException as exc:
-            new.discard()
-            if isinstance(exc, Exception):
-                self._give_up(attempt, epoch, triggered_at_ms, exc)
-            raise
-        self._taken.append(savepoint)
-        self._history.note_savepoint(savepoint)
+        with self._noted_as_begun(new, attempt):
+            try:
+                savepoint = self._write(attempt, new, epoch, savepoint_format, what)
+            except BaseException as exc:
+                new.discard()
+                if isinstance(exc, Exception):
+                    self._record_failure(attempt, epoch, exc)
+                raise
+            self._taken.append(savepoint)
+            self._history.note_savepoint(savepoint)
         logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
         return savepoint
 
-    def _gather(self, epoch: int, jobs: SparkJobs) -> EpochContents:
-        with jobs.running():
-            return gather_epoch(self._spark, self._files, epoch)
+    def _write(
+        self,
+        attempt: SavepointAttempt,
+        new: NewSavepoint,
+        epoch: int,
+        savepoint_format: SavepointFormat,
+        what: str,
+    ) -> Savepoint:
+        jobs = attempt.jobs = SparkJobs(self._spark.sparkContext, what)
+        attempt.check()
+        with jobs.expiring(self._timeout_ms):
+            with jobs.running():
+                contents = gather_epoch(self._spark, self._files, epoch)
+            return new.write(
+                contents,
+                self._files.storage,
+                savepoint_format,
+                SavepointJob(self._spark, what, jobs, self._idle_ms),
+                attempt.check,
+                triggered_at_ms=attempt.triggered_at_ms,
+            )
 
-    def _give_up(
-        self, attempt: SavepointAttempt, epoch: int | None, triggered_at_ms: int, error: Exception
+    def _record_failure(
+        self, attempt: SavepointAttempt, epoch: int | None, error: Exception
     ) -> None:
+        """Record that a savepoint was aborted; once for each attempt."""
         if not attempt.is_first_record():
             return
         aborted = AbortedCheckpoint(
-            kind="savepoint",
+            kind=CheckpointKind.SAVEPOINT.value,
             checkpoint_id=None,
             epoch=epoch,
-            triggered_at_ms=triggered_at_ms,
-            duration_ms=now_ms() - triggered_at_ms,
+            triggered_at_ms=attempt.triggered_at_ms,
+            duration_ms=now_ms() - attempt.triggered_at_ms,
             reason=reason_of(error),
             message=error_text(error),
         )
