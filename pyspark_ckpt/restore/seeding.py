@@ -62,7 +62,7 @@ def seed(
     """
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
-    with plan.source.told_apart():
+    with plan.source.reading():
         seeds = {
             operator.operator_id: Seed(
                 operator.wanted, _handles(spark, operator, plan, checkpoints, query_id)

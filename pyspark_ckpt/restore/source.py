@@ -56,7 +56,7 @@ class RestoreSource:
         for operator in self.metadata.operators:
             self._check_handles(operator)
         if check_files:
-            with self.told_apart():
+            with self.reading():
                 file_check.check_files(self.storage, self.metadata.files())
 
     @property
@@ -118,12 +118,12 @@ class RestoreSource:
         CorruptFileError
             If one is missing or changed.
         """
-        with self.told_apart():
+        with self.reading():
             for reference in {each.path: each for each in self.metadata.files()}.values():
                 with self.storage.open_verified(reference):
                     pass
 
-    def told_apart(self) -> AbstractContextManager[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Return a context in which an error of a file says if the checkpoint was subsumed."""
         return told_apart(open_storage(self.path))
 

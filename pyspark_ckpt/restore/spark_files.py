@@ -3,7 +3,7 @@
 Spark acts on what these files say, so a file from a stranger must not name more than it may:
 
 * A file source takes the files that its log names for files that it has found.
-* A RocksDB snapshot names the files that Spark copies, and where to.
+* A RocksDB archive names the files that Spark copies, and where to.
 * Spark makes an instance of any class that a schema calls a user-defined type.
 """
 
@@ -36,7 +36,7 @@ _SCHEMA = re.compile(r"(?:^|/)(?:_stateSchema/|_metadata/schema)")
 _USER_DEFINED = re.compile(rb'"(?:..)?u(?:..)?d(?:..)?t(?:..)?"', re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:..)?u", re.DOTALL)
 _NAMES = "metadata"
-"""The entry of a RocksDB snapshot that names the database's other files."""
+"""The entry of a RocksDB archive that names the database's other files."""
 
 
 def place_spark_files(
@@ -177,7 +177,7 @@ def checked_content(path: str, content: bytes, name: str) -> bytes:
 
 
 def _checked_archive(content: bytes, name: str) -> bytes:
-    """Write a RocksDB snapshot anew, so that every reader finds in it what was checked."""
+    """Write a RocksDB archive anew, so that every reader finds what was checked."""
     made = io.BytesIO()
     try:
         with (

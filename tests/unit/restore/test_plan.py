@@ -225,7 +225,7 @@ def mixed(
 ) -> RestoreSource:
     """Operator `count` beside some of Spark's own."""
     (stored,) = snapshot.operators
-    native = tuple(
+    spark_operators = tuple(
         SparkOperatorMetadata(
             n,
             name,
@@ -237,7 +237,7 @@ def mixed(
     whole = msgspec.structs.replace(
         snapshot,
         operators=(msgspec.structs.replace(stored, key_schema=KEY, handles=()),),
-        stored_spark_operators=native,
+        stored_spark_operators=spark_operators,
         offsets_entry=offsets,
     )
     return RestoreSource(
@@ -245,7 +245,7 @@ def mixed(
     )
 
 
-def native_plan(
+def spark_plan(
     source: RestoreSource, *operators: SparkOperator, allow: bool = False, parallelism: int = 4
 ) -> RestorePlan:
     wanted = StatefulOperators.of([operator(parallelism=parallelism), *operators])
@@ -256,7 +256,7 @@ def test_operators_of_spark_are_matched_by_name_and_number(
     storage: LocalStorage, snapshot: CheckpointMetadata, tmp_path: Path
 ) -> None:
     source = mixed(storage, snapshot, tmp_path / "sp", ("dedupe", "symmetricHashJoin", "dedupe"))
-    made = native_plan(source, JOIN, DEDUPE, DEDUPE)
+    made = spark_plan(source, JOIN, DEDUPE, DEDUPE)
     made.check()
     names = ("Spark's dedupe", "Spark's dedupe 2", "Spark's symmetricHashJoin")
     assert {outcomes(made)[name, "(operator)"] for name in names} == {"restored"}
@@ -267,14 +267,14 @@ def test_operators_of_spark_are_matched_by_name_and_number(
     ]
     assert len({file.file.path for file in files}) == 3
     for operators, allow in (((DEDUPE, DEDUPE), False), ((DEDUPE, JOIN), True), ((), False)):
-        made = native_plan(source, *operators, allow=allow)
+        made = spark_plan(source, *operators, allow=allow)
         with pytest.raises(RestoreError, match="no uid"):
             made.check()
-    made = native_plan(source, DEDUPE, DEDUPE, allow=True)
+    made = spark_plan(source, DEDUPE, DEDUPE, allow=True)
     made.check()
     assert outcomes(made)["Spark's symmetricHashJoin", "(operator)"] == "dropped"
     with pytest.raises(RestoreError, match="0 operators dedupe"):
-        native_plan(mixed(storage, snapshot, tmp_path / "none", ()), DEDUPE).check()
+        spark_plan(mixed(storage, snapshot, tmp_path / "none", ()), DEDUPE).check()
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_state_of_spark_that_does_not_fit_the_query(
 ) -> None:
     """Also names of classes, which Spark would load."""
     source = mixed(storage, snapshot, tmp_path / "sp", ("dedupe",), **conf)
-    made = native_plan(source, DEDUPE, parallelism=parallelism)
+    made = spark_plan(source, DEDUPE, parallelism=parallelism)
     assert [row.operator for row in made.refused] == ["Spark's dedupe"]
     with pytest.raises(RestoreError, match=words):
         made.check()

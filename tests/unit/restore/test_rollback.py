@@ -1,4 +1,4 @@
-"""What is in a location is exchanged, wherever it is cut off and gone on with."""
+"""The content of a location is exchanged, wherever the exchange is cut off and finished later."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_all_goes_out_and_in(location: Path) -> None:
 @pytest.mark.parametrize("does_last", [False, True])
 @pytest.mark.parametrize("operations", range(1, STEPS + 1))
 def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool) -> None:
-    """Before the marker nothing is changed; after it, it is gone on with, once or twice."""
+    """Before the marker nothing is changed; after it, the exchange is finished, once or twice."""
     before = content(location)
     with pytest.raises(CutOffError):
         exchange(CutOffStorage(location, operations, does_last=does_last), WANTED)

@@ -1,4 +1,4 @@
-"""What a query is restored from: the one it was told, or with the setting the one before."""
+"""A query is restored from the given checkpoint, or with the setting from the one before it."""
 
 from __future__ import annotations
 

@@ -124,20 +124,20 @@ def test_every_command_says_that_it_is_not_complete(
     directory = begin(SavepointFormat.CANONICAL)
     for command in ("verify", "show"):
         assert main([command, directory.url]) == 1
-        told = capsys.readouterr().err
-        assert "not complete" in told
-        assert f"query {QUERY}, epoch 6" in told
-        assert "dispose" in told
+        shown = capsys.readouterr().err
+        assert "not complete" in shown
+        assert f"query {QUERY}, epoch 6" in shown
+        assert "dispose" in shown
     assert main(["list", place]) == 0
     assert "not complete" in capsys.readouterr().out
     assert main(["list", place, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["savepoints"]
     assert (row["status"], row["path"]) == (BEGUN, directory.url)
     assert main(["dispose", directory.url]) == 0
-    assert "not complete" in capsys.readouterr().out
+    assert "an incomplete savepoint" in capsys.readouterr().out
 
 
-def test_a_disposal_that_was_interrupted_is_gone_on_with(
+def test_a_disposal_that_was_interrupted_is_finished_by_the_next(
     begin: Callable[[SavepointFormat], Storage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = begin(SavepointFormat.NATIVE)
@@ -216,11 +216,11 @@ def test_the_next_start_removes_what_the_run_before_left(
     log.note_begun(own.path, 9, "this run")
     assert set(history(str(storage.root)).status) == {BEGUN}
     remove_interrupted(log, QUERY, "this run")
-    told = history(str(storage.root))
-    assert sorted(zip(told.status, told.path.fillna(""), strict=True)) == [
+    shown = history(str(storage.root))
+    assert sorted(zip(shown.status, shown.path.fillna(""), strict=True)) == [
         ("aborted", ""), ("aborted", ""), (BEGUN, own.path), ("completed", completed.path),
     ]  # fmt: skip
-    assert all("interrupted" in why for why in told[told.status == "aborted"].reason)
+    assert all("interrupted" in why for why in shown[shown.status == "aborted"].reason)
     there = {open_storage(path).name for path in (of_another.path, own.path, done.path)}
     assert set(open_storage(place).list()) == there
     assert verify(done.path).files == completed.files
