@@ -210,7 +210,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
 
 
 def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yield the entries in batches of so many entries, or of about so many bytes."""
+    """Yield the entries in batches of limited entries and bytes."""
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
         entry_bytes = group.total_byte_size // max(group.num_rows, 1)
@@ -219,7 +219,7 @@ def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
 
 
 def _codec(column: pa.ChunkedArray) -> str:
-    """Return what to compress values of one state with: nothing where none of them gets smaller.
+    """Return the codec for the values of one state: ``none`` if no sample gets smaller.
 
     Compressing random values took half of the time of a whole file (measured).
     """
@@ -365,7 +365,9 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
         raise corrupt_file(name, f"it has {metadata.num_rows} entries, {entries} were written")
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
-            raise corrupt_file(name, f"its row group {number} is larger than this library writes")
+            raise corrupt_file(
+                name, f"its row group {number} is too large for a file of this library"
+            )
 
 
 def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
@@ -374,6 +376,6 @@ def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
         group = metadata.row_group(number)
         chunks = [group.column(_COLUMNS.get_field_index(column)) for column in _READ_COLUMNS]
         if sum(chunk.total_uncompressed_size for chunk in chunks) > MAX_GROUP_BYTES:
-            raise PageError(f"row group {number} is larger than this library writes")
+            raise PageError(f"row group {number} is too large for a file of this library")
         for chunk in chunks:
             check_pages(file, chunk, group.num_rows)

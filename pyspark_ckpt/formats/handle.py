@@ -166,8 +166,8 @@ class StateCount(msgspec.Struct, frozen=True, kw_only=True):
 class StateCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted of a subtask's keyed state at the end of `epoch`.
 
-    Counted were `groups` of the subtask's `of_groups` key groups: all, some, or none if they are
-    too large. `timers` are those of the counted groups. Bytes are those of keys and values.
+    Of the subtask's `of_groups` key groups, `groups` were counted: all, some, or 0 if they are too
+    large. `timers` are those of the counted groups. Bytes are those of keys and values.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""The handles that subtasks with an initial state start epoch 0 from: one file, whole or not there.
+"""The handles that subtasks with an initial state start epoch 0 from, in one file.
 
 The file is written before the query starts. It is garbage once epoch 0 has been committed, because
 each subtask then has a handle in Spark's state store.

@@ -46,7 +46,8 @@ def checked_schema(text: str) -> dict[str, Any]:
 def not_a_schema(text: str) -> CorruptFileError:
     """Return the error of a text that is no schema."""
     return CorruptFileError(
-        f"a stored schema is none ({text[:200]!r}); restore from another checkpoint or savepoint"
+        f"a stored schema cannot be read ({text[:200]!r}); restore from another checkpoint or "
+        "savepoint"
     )
 
 
@@ -140,7 +141,7 @@ def check_path(path: str, name: str) -> None:
     plain = len(path) <= _MAX_PATH and _SAFE_PATH.fullmatch(path)
     if not plain or {".", ".."} & set(path.split("/")):
         raise UnsafePathError(
-            f"{name}: the path {path[:200]!r} is none that this library writes, relative and of "
+            f"{name}: this library never writes the path {path[:200]!r}; paths are relative and of "
             "plain names: the file is damaged or hostile; do not use it"
         )
 

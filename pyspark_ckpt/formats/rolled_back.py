@@ -20,7 +20,7 @@ class RolledBack(msgspec.Struct, frozen=True):
     query_id : str
         The query that the location had. A rollback gives it another id.
     after : int
-        The last epoch that counts; -1 if none does.
+        The last epoch that counts; -1 if no epoch counts.
 
     Examples
     --------
@@ -54,7 +54,7 @@ def read_rolled_back(location: LocalStorage) -> tuple[RolledBack, ...]:
 
 
 def write_rolled_back(location: LocalStorage, void: tuple[RolledBack, ...]) -> None:
-    """Put the file in the place of one that is there; a crash may leave none."""
+    """Replace the file; after a crash there may be no file."""
     location.delete([ROLLED_BACK_NAME])
     location.write(ROLLED_BACK_NAME, [msgspec.json.encode(void)])
 

@@ -23,7 +23,7 @@ from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.file_reference import FileReference
 
 DEFAULT_UID = "operator"
-"""Uid of an operator that was given none, as the only one of a query may; states are stored so."""
+"""The uid of an operator that was built without one; its states are stored under it."""
 
 
 class MigrationDescriptor(msgspec.Struct, frozen=True):

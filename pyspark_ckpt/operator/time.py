@@ -18,7 +18,7 @@ NO_TIME_MS = -1
 """The time that PySpark's TimerValues show without a clock."""
 
 _NO_WATERMARK_MS = 0
-"""The watermark that they show if the stream has none."""
+"""The watermark that they show if the stream has no watermark."""
 
 
 DRAIN_TIME_MS = 7_258_118_400_000

@@ -129,7 +129,7 @@ class Storage(ABC):
 
     @abstractmethod
     def list(self, directory: str | None = None) -> list[str]:
-        """Return the names in a directory, by default the root; none if it does not exist.
+        """Return the names in a directory, by default the root; no names if it does not exist.
 
         A file that a killed process was writing has a name of its own, which starts with a dot and
         ends with ``.tmp``. Deleting it frees its bytes.

@@ -56,7 +56,7 @@ def make_base(
 def read_base(
     storage: WorkerStorage, base: BaseSnapshot, directory: Path | None = None
 ) -> Iterator[Changes]:
-    """Yield all state of a base snapshot, whichever backend it is for.
+    """Yield all state of a base snapshot of any backend.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def fetch_files(
 ) -> None:
     """Put the files of a backend's snapshot into a new directory.
 
-    Every file has the size and the digest that were written, wherever it was taken from.
+    Every file has the size and the digest that were written.
 
     Parameters
     ----------

@@ -254,7 +254,7 @@ class LocalSnapshots:
         return list(self._directory.glob(f"*/{_FILES}/*"))
 
     def is_any_damaged(self) -> bool:
-        """Tell whether one of them was found to be damaged, as then the local copy may be."""
+        """Return whether a snapshot is damaged; the local copy may be damaged then too."""
         return any(self._directory.glob(f"*/{_DAMAGED}"))
 
     def keep_only(self, snapshot_ids: Collection[str]) -> None:

@@ -42,7 +42,7 @@ from state_backends import (
 )
 
 _GROUP_BYTES = 64 << 20
-"""Segments of so many bytes are applied together: a kill loses one group's work at most."""
+"""Segments of about 64 MiB are applied together: a kill loses the work of one group at most."""
 
 
 def at_version(
@@ -128,7 +128,7 @@ def _complete_version(backend: StateBackend, lineage: Sequence[str]) -> str | No
     """Return the version of a lineage that a copy has, perhaps with a part of what follows.
 
     A part of what follows does no harm if all of that is applied once more: segments never change,
-    and whatever one of them has put or deleted, it puts or deletes again.
+    so each of them puts and deletes the same entries again.
     """
     version = backend.version()
     half = backend.half_applied()

@@ -17,16 +17,16 @@ from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes, find_snapshot_format
 
 _FEW = 4
-"""Writes to fewer than one in so many entries are put in one by one."""
+"""Writes to fewer than one in four entries are put in one by one."""
 
 _MEMORY_BYTES = 16 << 20
-"""For what the segments write; more of it goes to disk. A larger part in memory is no faster."""
+"""Memory for the writes of the segments; more go to disk. More memory is no faster."""
 
 
 def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Changes]:
     """Yield all state that a handle names, without deletes.
 
-    Called by a task on an executor. A base snapshot is in key order, whatever its format, so its
+    Called by a task on an executor. A base snapshot of any format is in key order, so its
     parts are passed on as they are where no segment wrote between their keys.
 
     Parameters

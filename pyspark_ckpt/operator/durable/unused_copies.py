@@ -2,8 +2,8 @@
 
 A task that has opened its own copy looks now and then for others to remove. A copy is in use while
 a lock in its directory is held. Tasks claim a copy while they hold the door open, and a copy is
-moved away while the door is shut, so none is moved away that is just being claimed. What is lost
-by a removal is time: the copy is a cache.
+moved away while the door is shut, so no copy is moved away that a task is claiming. A removal costs
+only time, because the copy is a cache.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
     Raises
     ------
     BackendCorruptError
-        If a file was changed on this disk since it was written. The snapshot is marked as damaged,
+        If a file was changed on this disk after it was written. The snapshot is marked as damaged,
         and the local copy beside it is rebuilt by the next epoch.
     OSError
         If a file cannot be read or written; what was uploaded is noted.
@@ -94,7 +94,7 @@ def upload_steps(
 class BackgroundUploads:
     """Uploads snapshots one after the other in a thread of this process.
 
-    The thread ends with the process, whatever it is doing: nothing depends on it.
+    The thread is a daemon: it ends with the process at any point, because nothing depends on it.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ background_uploads = BackgroundUploads()
 
 
 def outlives_tasks() -> bool:
-    """Tell whether this process is a worker that Spark keeps after its task.
+    """Return whether this process is a worker that Spark keeps after its task.
 
     Elsewhere an upload in the background would be cut short each time.
     """

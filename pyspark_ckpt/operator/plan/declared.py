@@ -51,31 +51,31 @@ def as_state_schema(data_type: T.DataType) -> T.StructType:
 
 
 class _NoState(StateBackend):
-    """The state of a subtask that has none yet; ``init`` may read operator state."""
+    """The empty state of a new subtask; ``init`` may read operator state."""
 
     def marker(self) -> None:
-        """There is none."""
+        """Do nothing."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Nothing is there."""
+        """Find nothing."""
         return [None] * len(keys)
 
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:  # noqa: ARG002
-        """Nothing is there."""
+        """Find nothing."""
         return iter(())
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def load(self, changes: Iterable[Changes], version: str) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def snapshot_files(self, directory: Path) -> list[str]:  # noqa: ARG002
-        """Nothing is put there."""
+        """Write nothing."""
         return []
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 def declare_states(

@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.table.time_to_live import stamp_of
 
 @dataclass(frozen=True, slots=True)
 class StateMove:
-    """What becomes of a state's entries: another id, another form, a time they did not carry."""
+    """The change of a state's entries: another id, another form, a time that they lacked."""
 
     target_id: int
     rewrite: StateRewrite | None
@@ -183,6 +183,6 @@ def _since_ms(state: StateDescriptor, merged: StateDescriptor) -> int | None:
 
 
 def _is_read_by(state: StateDescriptor, target: StateDescriptor) -> bool:
-    """Tell whether entries keep the place of their schema in the target's history."""
+    """Return whether entries keep the place of their schema in the target's history."""
     history = (*state.earlier_schemas, state.value_schema)
     return history == (*target.earlier_schemas, target.value_schema)[: len(history)]

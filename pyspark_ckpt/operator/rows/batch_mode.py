@@ -93,7 +93,7 @@ class BatchPart(PandasPart):
         position: int,  # noqa: ARG002
         timer_values: TimerValues,
     ) -> Iterable[Any] | None:
-        """Have the processor handle all keys of the part, whatever the position."""
+        """Have the processor handle all keys of the part; the position has no effect."""
         rows = self._frame
         rows.index = pd.Index(np.repeat(np.arange(len(self.keys)), np.diff(self._bounds)))
         output: Iterable[Any] | None
@@ -101,7 +101,7 @@ class BatchPart(PandasPart):
         return output
 
     def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
-        """Return all rows of the part, whatever the position."""
+        """Return all rows of the part; the position has no effect."""
         return self._frame
 
 

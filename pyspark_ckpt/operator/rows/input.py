@@ -1,4 +1,4 @@
-"""How input rows cross the shuffle: columns that survive pandas exactly.
+"""Input rows as they cross the shuffle: columns that survive pandas exactly.
 
 Spark hands the operator pandas frames, where a null turns an integer column into floats and a
 timestamp loses range. So null flags travel as bits of one mask column, and dates and timestamps as

@@ -34,7 +34,7 @@ def codes_of_numbers(values: np.ndarray[Any, Any], nulls: np.ndarray[Any, Any] |
     values
         Integers, floats or booleans.
     nulls
-        Which of them are null, whatever stands there; ``None`` for none.
+        The places of nulls; ``None`` if there are no nulls.
     """
     if values.dtype.kind == "f":
         values = values + 0.0  # -0.0 becomes 0.0

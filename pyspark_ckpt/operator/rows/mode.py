@@ -1,4 +1,4 @@
-"""The ways in which a processor receives its rows: one module each, one interface."""
+"""The interface of the ways in which a processor receives its rows; each is a module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Part(Protocol):
         """Return what ``handleInitialState`` gets for a key, one after the other."""
 
     def newest_event_time_ms(self, position: int) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        """Return the newest event time of a key's rows, ``None`` without one."""
 
 
 class InputMode(Protocol):

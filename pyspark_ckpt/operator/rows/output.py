@@ -1,4 +1,4 @@
-"""How output rows leave the operator: Rows to typed pandas frames, dates and times as integers."""
+"""Output rows as they leave the operator: typed pandas frames, dates and times as integers."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def _numbers(values: np.ndarray[Any, Any], arrow_type: pa.DataType) -> pa.Array:
 
 
 def _is_plain(data_type: T.DataType) -> bool:
-    """Tell whether a column leaves as Arrow's values; all others leave as JSON text."""
+    """Return whether a column leaves as Arrow's values; all others leave as JSON text."""
     return isinstance(data_type, T.DecimalType) or type(data_type) in _ARROW
 
 

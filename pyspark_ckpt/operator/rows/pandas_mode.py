@@ -200,7 +200,7 @@ class PandasPart:
         return _in_frames(self.rows(position), self._frame_rows)
 
     def newest_event_time_ms(self, position: int) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        """Return the newest event time of a key's rows, ``None`` without one."""
         return self._columns.newest_event_time_ms(self.rows(position))
 
     def rows(self, position: int) -> pd.DataFrame:

@@ -102,7 +102,7 @@ class InputParts:
         return iter(()) if first is None else chain([first], parts)
 
     def split(self, frames: Iterator[pd.DataFrame]) -> Iterator[Frames]:
-        """Yield the parts, in the order of their key groups; none if there are no rows."""
+        """Yield the parts, in the order of their key groups; no part without rows."""
         held: Frames = []
         held_bytes = 0
         for frame in frames:

@@ -44,7 +44,7 @@ class RowsPart:
         return self.rows(position)
 
     def newest_event_time_ms(self, position: int) -> int | None:
-        """Return the newest event time of a key's rows, ``None`` if they have none."""
+        """Return the newest event time of a key's rows, ``None`` without one."""
         index = self._event_time
         if index is None:
             return None

@@ -1,4 +1,4 @@
-"""Which calls of the processor the rows of an output buffer come from, for errors.
+"""The calls of the processor that the rows of an output buffer come from, for errors.
 
 A value that does not fit is found when many rows leave together. To note a number per call costs
 far less than to note the key with each row (0.03 against 0.3 us).
@@ -14,7 +14,7 @@ Key = tuple[Any, ...]
 
 
 class OutputOrigins:
-    """The calls of one method since the buffer was empty.
+    """The calls of one method after the buffer was empty.
 
     `step` is the method, `ends` has the number of rows in the buffer after each call.
     """

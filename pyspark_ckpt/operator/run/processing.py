@@ -323,7 +323,7 @@ class EpochProcessing:
             if self._step == _READING:
                 raise InputRowsError(
                     f"{self._where}: the library could not read the epoch's rows "
-                    f"({type(exc).__name__}: {exc}). The processor had no part in it. Check that "
+                    f"({type(exc).__name__}: {exc}), the processor had no part in it; check that "
                     f"PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
                     f"{pa.__version__}"
                 ) from exc

@@ -119,6 +119,6 @@ def _global_names(code: CodeType) -> Iterator[str]:
 
 
 def travels_by_value(module: str | None) -> bool:
-    """Tell whether Spark ships the code of a module, rather than have executors import it."""
+    """Return whether Spark ships the code of a module, rather than have executors import it."""
     registered = cloudpickle.list_registry_pickle_by_value()  # type: ignore[no-untyped-call]
     return module == "__main__" or module in registered
