@@ -1,7 +1,4 @@
-"""The history of a query's checkpoints and savepoints, read from its directory without Spark.
-
-What each subtask of a query put into its checkpoints, read from its directory without Spark.
-"""
+"""The history of a query and of its subtasks as DataFrames, read without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", 
 
 
 def history(path: str) -> pd.DataFrame:
-    """Return what became of a query's checkpoints and savepoints.
+    """Return the history of a query's checkpoints and savepoints.
 
     It needs no Spark and runs in the calling process.
 
@@ -40,7 +37,7 @@ def history(path: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Oldest first, by the ids of checkpoints and not by the wall clock, which may jump: kind,
+        Oldest first, by the ids of checkpoints, because the wall clock may jump: kind,
         status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
         triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
         before it), files, phases_ms (of gathering: handles, sources, verification), path, reason.
@@ -65,7 +62,7 @@ def history(path: str) -> pd.DataFrame:
 
 
 def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
-    """Describe the checkpoints that are there, damaged ones included."""
+    """Return an entry for each checkpoint of a store, also if it is damaged."""
     return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
 
 
@@ -94,7 +91,7 @@ SUBTASK_COLUMNS = (
 
 
 def subtask_history(path: str) -> pd.DataFrame:
-    """Return what the retained checkpoints of a query hold of each of its subtasks.
+    """Return the part of each subtask in the retained checkpoints of a query.
 
     It needs no Spark and runs in the calling process.
 
@@ -133,7 +130,7 @@ def subtask_history(path: str) -> pd.DataFrame:
 
 def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:
     for number in store.ids():
-        with suppress(CkptError):  # history() tells of it
+        with suppress(CkptError):  # history() has it
             yield store.read(number)
 
 

@@ -1,11 +1,7 @@
-"""Where a checkpoint or savepoint comes from: what its query was restored from, and so on back.
+"""The lineage of a checkpoint or savepoint, and the tree of all below a directory.
 
-The tree of checkpoints, savepoints and forks below a directory.
-
-A snapshot does not know what was restored from it; a restored query does. So all are gathered, and
-each query is put behind the snapshot that it was restored from.
-
-What is told of a checkpoint or savepoint in a lineage.
+A stored epoch does not know which queries were restored from it; a restored query knows its origin.
+Therefore all epochs are gathered, and each query follows the epoch that it was restored from.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ def as_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
-    """Describe one that is there."""
+    """Return the row of a checkpoint or savepoint that exists."""
     restored = () if metadata.parent is None else metadata.parent.operators
     return {
         "kind": metadata.kind,
@@ -64,7 +60,7 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
 
 
 def unfound_row(origin: Origin) -> dict[str, Any]:
-    """Describe one that is not there, as its child knows it."""
+    """Return the row of a missing checkpoint or savepoint, from what its child knows."""
     return {
         "kind": origin.kind,
         "path": origin.path,
@@ -83,7 +79,7 @@ def unfound_row(origin: Origin) -> dict[str, Any]:
 _LEVELS = 5
 """As in ``directory / a fork / its checkpointLocation / pyspark_ckpt / chk-N``."""
 
-_WITHOUT_SNAPSHOTS = frozenset(
+_WITHOUT_EPOCHS = frozenset(
     {SHARED, TASK_OWNED, HISTORY, REQUESTS, "state", "offsets", "commits", "sources"}
 )
 
@@ -91,7 +87,7 @@ _Identity = tuple[str, str, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
+class _StoredEpoch:
     metadata: CheckpointMetadata
     url: str
 
@@ -101,33 +97,33 @@ class _Snapshot:
         return metadata.query_id, metadata.kind, metadata.epoch, metadata.checkpoint_id
 
 
-def rows_of_family(root: Storage) -> list[dict[str, Any]]:
-    """Describe all checkpoints and savepoints below a directory in the order of the tree.
+def rows_of_tree(root: Storage) -> list[dict[str, Any]]:
+    """Return a row for each checkpoint and savepoint below a directory, in the order of the tree.
 
-    Behind each come the queries that were restored from it, oldest epochs first; those whose
-    origin is not below the directory come behind a row that tells what they know of it. Damaged
-    ones are left out.
+    After each come the queries that were restored from it, oldest epochs first. A query whose
+    origin is not below the directory comes after a row with what the query knows of its origin.
+    Damaged ones are left out.
     """
-    by_query: dict[str, list[_Snapshot]] = {}
-    for snapshot in _below(root, _LEVELS):
-        by_query.setdefault(snapshot.metadata.query_id, []).append(snapshot)
-    there = {snapshot.identity for of_one in by_query.values() for snapshot in of_one}
+    by_query: dict[str, list[_StoredEpoch]] = {}
+    for epoch in _below(root, _LEVELS):
+        by_query.setdefault(epoch.metadata.query_id, []).append(epoch)
+    there = {epoch.identity for of_one in by_query.values() for epoch in of_one}
     restored: dict[_Identity | None, list[str]] = {}
-    for query_id, snapshots in by_query.items():
-        snapshots.sort(key=lambda each: (each.metadata.epoch, each.metadata.completed_at_ms))
-        origin = snapshots[0].metadata.parent
+    for query_id, stored in by_query.items():
+        stored.sort(key=lambda each: (each.metadata.epoch, each.metadata.completed_at_ms))
+        origin = stored[0].metadata.parent
         place = None if origin is None else _identity_of(origin)
         restored.setdefault(place if place in there else None, []).append(query_id)
     return list(_tree(by_query, restored))
 
 
 def _tree(
-    by_query: dict[str, list[_Snapshot]], restored: dict[_Identity | None, list[str]]
+    by_query: dict[str, list[_StoredEpoch]], restored: dict[_Identity | None, list[str]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows depth first; what names itself as its origin is never come to."""
+    """Yield rows depth first; a query that names itself as its origin is never reached."""
     waiting = [(query_id, 0) for query_id in reversed(restored.get(None, []))]
     unfound: set[_Identity] = set()
-    stack: list[tuple[_Snapshot, int]] = []
+    stack: list[tuple[_StoredEpoch, int]] = []
     while waiting or stack:
         if not stack:
             query_id, generation = waiting.pop()
@@ -138,21 +134,21 @@ def _tree(
                     yield unfound_row(origin)
                 generation += 1
             stack = [(each, generation) for each in reversed(by_query[query_id])]
-        snapshot, generation = stack.pop()
-        yield {**found_row(snapshot.metadata, snapshot.url), "generation": generation}
-        for query_id in reversed(restored.get(snapshot.identity, [])):
+        epoch, generation = stack.pop()
+        yield {**found_row(epoch.metadata, epoch.url), "generation": generation}
+        for query_id in reversed(restored.get(epoch.identity, [])):
             stack += [(each, generation + 1) for each in reversed(by_query[query_id])]
 
 
-def _below(directory: Storage, levels: int) -> Iterator[_Snapshot]:
+def _below(directory: Storage, levels: int) -> Iterator[_StoredEpoch]:
     if directory.exists(METADATA_NAME):
         try:
-            yield _Snapshot(read_metadata(directory), directory.url)
+            yield _StoredEpoch(read_metadata(directory), directory.url)
         except CkptError:
             return
     elif levels:
         for name in sorted(directory.list()):
-            if name not in _WITHOUT_SNAPSHOTS and not name.startswith((".", "_")):
+            if name not in _WITHOUT_EPOCHS and not name.startswith((".", "_")):
                 yield from _below(directory.child(name), levels - 1)
 
 
@@ -161,7 +157,7 @@ def _identity_of(origin: Origin) -> _Identity:
 
 
 _MOST = 1000
-"""Generations that are followed; what names itself as its parent must not be followed for ever."""
+"""The most generations that are followed, because a path may name itself as its parent."""
 
 
 def lineage(path: str) -> pd.DataFrame:
@@ -200,14 +196,14 @@ def lineage(path: str) -> pd.DataFrame:
     [0]
     """
     root = open_storage(path)
-    if not root.exists(METADATA_NAME) and (family := rows_of_family(root)):
-        return as_frame(family)
+    if not root.exists(METADATA_NAME) and (tree := rows_of_tree(root)):
+        return as_frame(tree)
     metadata = read_metadata(root)
     return _chain([found_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
 
 
 def ancestors_of(origin: Origin | None) -> pd.DataFrame:
-    """Return what a query was restored from, and so on back; as :func:`lineage`."""
+    """Return the lineage of an origin, as :func:`lineage`."""
     return _chain(_ancestors(origin, ""))
 
 
@@ -218,7 +214,7 @@ def _chain(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
-    """Describe an origin and its ancestors; `place` is that of its child."""
+    """Return the rows of an origin and its ancestors; `place` is the path of its child."""
     rows: list[dict[str, Any]] = []
     seen = {place}
     while origin is not None and len(rows) < _MOST:

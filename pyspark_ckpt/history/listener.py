@@ -62,7 +62,7 @@ class CheckpointListener:
 class Listeners:
     """The listeners of one query, called in a thread of their own.
 
-    So a listener may stop the query, or wait for it: nothing of the query waits for the listener.
+    Nothing of the query waits for a listener, so a listener may stop the query or wait for it.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Listeners:
         self._caller: threading.Thread | None = None
 
     def add(self, listener: CheckpointListener) -> None:
-        """Have a listener hear of everything from now on."""
+        """Call a listener for everything from now on."""
         self._listeners.append(listener)
 
     def remove(self, listener: CheckpointListener) -> None:
-        """Have a listener hear of nothing more; harmless if it was never added."""
+        """Call a listener no more; it need not have been added."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -85,9 +85,9 @@ class Listeners:
         self._outcomes.append(outcome)
 
     def call(self) -> None:
-        """Have the listeners called for what was noted; does not wait for them.
+        """Begin to call the listeners for the noted outcomes, without waiting.
 
-        A listener may trigger a checkpoint: the calls that are under way then include it.
+        A listener may trigger a checkpoint; the calls under way then include it.
         """
         with self._changed:
             if self._outcomes and self._caller is None:
@@ -106,7 +106,7 @@ class Listeners:
     def _run(self) -> None:
         while (outcome := self._next()) is not None:
             for listener in list(self._listeners):
-                _tell(listener, outcome)
+                _call(listener, outcome)
 
     def _next(self) -> CompletedCheckpoint | AbortedCheckpoint | None:
         with self._changed:
@@ -117,11 +117,14 @@ class Listeners:
             return None
 
 
-def _tell(listener: CheckpointListener, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:
+def _call(listener: CheckpointListener, outcome: CompletedCheckpoint | AbortedCheckpoint) -> None:
     try:
         if isinstance(outcome, CompletedCheckpoint):
             listener.onCheckpointCompleted(outcome)
         else:
             listener.onCheckpointAborted(outcome)
     except Exception:
-        logger.exception("checkpoint listener %s raised: harmless", type(listener).__name__)
+        logger.exception(
+            "checkpoint listener %s raised an error, which has no other effect",
+            type(listener).__name__,
+        )

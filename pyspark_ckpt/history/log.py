@@ -1,11 +1,8 @@
-"""One line of a query's history: what a checkpoint or savepoint became.
+"""The history log of a query: its entries, their sizes, and their small files.
 
-The history log: what ended beside the checkpoints that are there, one small file each.
-
-It lies in the checkpoints directory, so that it outlives the driver and can be read without one.
-Nothing depends on it: what cannot be written or read is left out.
-
-How large a checkpoint and each of its subtasks are, and how much of that is new.
+The log has the savepoints and the aborted attempts, one file each. It is in the checkpoints
+directory, so it outlives the driver and can be read without one. Nothing depends on it: an entry
+that cannot be written or read is left out.
 """
 
 from __future__ import annotations
@@ -73,10 +70,10 @@ _MAX_REASON = 8 << 10
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint or savepoint that is there, or one that was begun or given up.
+    """A checkpoint or savepoint that exists, was begun, or was aborted.
 
-    `run` is of one that is only begun: the start of the query, as in its ``_in_progress``. `format`
-    is a savepoint's.
+    `run` is the start of the query, as in ``_in_progress``; only a begun savepoint has it. `format`
+    is the format of a savepoint.
     """
 
     kind: str
@@ -97,7 +94,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The highest id of a checkpoint when it was noted."""
 
     def order(self) -> tuple[int, bool, int, int]:
-        """Return what entries are sorted by: the wall clock is asked last, since it may jump."""
+        """Return the sort key of an entry: the wall clock counts last, because it may jump."""
         has_no_id = self.checkpoint_id is None
         place = self.last_id if self.checkpoint_id is None else self.checkpoint_id
         epoch = -1 if self.epoch is None else self.epoch
@@ -107,12 +104,12 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 def checkpoint_entries(
     checkpoints: Iterable[tuple[int, str, CheckpointMetadata | CkptError]],
 ) -> Iterator[HistoryEntry]:
-    """Describe the checkpoints that are there, oldest first.
+    """Yield an entry for each checkpoint that exists, oldest first.
 
     Parameters
     ----------
     checkpoints
-        Their ids and paths; in the place of one that cannot be read stands the reason.
+        Their ids, paths and metadata; the error in place of metadata that cannot be read.
     """
     before: CheckpointMetadata | None = None
     for number, path, metadata in checkpoints:
@@ -188,14 +185,14 @@ _REMOVED_AT_ONCE = 100
 
 
 class HistoryLog(CheckpointListener):
-    """The history log in a checkpoints directory; hears of checkpoints as a listener.
+    """The history log in a checkpoints directory; a listener of the query's checkpoints.
 
     Parameters
     ----------
     storage
         The directory.
     last_id
-        The highest id that a checkpoint has had so far; who only reads needs none.
+        The highest id of a checkpoint so far; a reader needs none.
     """
 
     def __init__(self, storage: Storage, last_id: int = 0) -> None:
@@ -203,16 +200,16 @@ class HistoryLog(CheckpointListener):
         self._last_id = last_id
 
     def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
-        """Know its id: it is in its directory."""
+        """Remember its id; the checkpoint itself is in its directory."""
         self._last_id = max(self._last_id, checkpoint.checkpoint_id)
 
     def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
-        """Note what was given up, savepoints too."""
+        """Write an entry for an aborted checkpoint or savepoint."""
         self._last_id = max(self._last_id, checkpoint.checkpoint_id or 0)
         self._note(aborted_entry(checkpoint, self._last_id))
 
     def note_begun(self, path: str, triggered_at_ms: int, run: str) -> str:
-        """Note a savepoint that is being taken, and return the entry's name."""
+        """Write an entry for a savepoint that is being taken; return the entry's name."""
         return self._note(
             HistoryEntry(
                 kind="savepoint",
@@ -227,7 +224,7 @@ class HistoryLog(CheckpointListener):
         )
 
     def forget(self, name: str) -> None:
-        """Remove an entry: something else was noted in its place."""
+        """Remove an entry that another one has replaced."""
         try:
             self._storage.delete([f"{HISTORY}/{name}"])
         except (OSError, CkptError) as exc:
@@ -238,11 +235,11 @@ class HistoryLog(CheckpointListener):
         return {name: entry for name, entry in self._named() if entry.status == BEGUN}
 
     def note_savepoint(self, savepoint: Savepoint) -> None:
-        """Note a savepoint that was completed."""
+        """Write an entry for a completed savepoint."""
         self._note(savepoint_entry(savepoint, self._last_id))
 
     def entries(self) -> list[HistoryEntry]:
-        """Return what was noted, oldest first unless the clock jumped between two checkpoints."""
+        """Return the entries, oldest first unless the clock jumped between two checkpoints."""
         return [entry for _, entry in self._named()]
 
     def _named(self) -> Iterator[tuple[str, HistoryEntry]]:

@@ -1,7 +1,4 @@
-"""From the path that a user gives to a query's checkpoints directory, without Spark.
-
-What a directory of savepoints has in it: whole ones, damaged ones, and begun ones.
-"""
+"""Finds a query's checkpoints directory and the savepoints in a directory, without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def find_checkpoints_directory(path: str) -> Storage:
     Raises
     ------
     CheckpointNotFoundError
-        If there is none, or those of several queries.
+        If there is no such directory, or there are several.
     """
     root = open_storage(path)
     if root.exists(CHECKPOINTS_DIRECTORY):
@@ -72,7 +69,7 @@ LEVELS = 3
 
 
 def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]:
-    """Describe the savepoints in a directory, oldest first; their files are not looked at.
+    """Return an entry for each savepoint in a directory, oldest first; reads only ``_metadata``.
 
     Parameters
     ----------

@@ -1,7 +1,4 @@
-"""What became of a checkpoint or savepoint, as users are told.
-
-A completed savepoint, and the two formats that it can have.
-"""
+"""Records that users see: completed and aborted checkpoints, savepoints and their formats."""
 
 from __future__ import annotations
 
@@ -112,7 +109,7 @@ class SavepointFormat(str, Enum):
         Raises
         ------
         ConfigurationError
-            If there is none of that name.
+            If there is no format of that name.
         """
         try:
             return cls(str(name).upper())

@@ -67,9 +67,9 @@ def verify(path: str) -> Verification:
     Raises
     ------
     CheckpointNotFoundError, UnsafePathError
-        If there is none, it was subsumed meanwhile, or it cannot be trusted.
+        If there is no such directory, it was subsumed meanwhile, or it is not safe.
     CorruptFileError
-        If files are missing or changed; names them.
+        If files are missing or changed; the error names them.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def verify(path: str) -> Verification:
     storage = directory if metadata.is_savepoint else directory.parent()
     files = {reference.path: reference for reference in metadata.files()}
     with told_apart(directory):
-        # A size costs nothing to check, and bounds what is read for the digests.
+        # Sizes are cheap to check, and bound what is read for the digests.
         damaged = _damages(storage.verify_size, files.values())
         damaged = damaged or _damages(lambda file: _read_through(storage, file), files.values())
         if damaged:
