@@ -14,18 +14,18 @@ VERSION_KEY = b"\xff\xffversion"
 FIRST_RESERVED_KEY = b"\xff\xff"
 
 STEP_BYTES = 8 << 20
-"""Changes of at least so many bytes, and at most one part more, are applied in one step."""
+"""A step of `apply` ends when its changes have so many bytes; the last part may exceed them."""
 
 _APPLYING = b"\x00applying\x00"
-"""Begins the marker of a copy to which only a part of some changes is applied."""
+"""Prefix of the marker of a copy to which only some of the changes are applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class HalfApplied:
-    """What was being applied to a copy when its process ended.
+    """The changes that were being applied to a copy when its process ended.
 
-    All changes that lead from the version `before` to `after`, applied once more in their order,
-    bring the copy to `after`: each of them sets an entry, whatever it was.
+    Apply all changes from the version `before` to `after` again, in their order, to bring the copy
+    to `after`. This is safe because each change sets an entry, whatever its value was.
     """
 
     before: str
@@ -46,7 +46,7 @@ class Changes:
 def in_parts(
     pairs: Iterator[tuple[bytes, bytes | None]], entries: int, size_bytes: int
 ) -> Iterator[Changes]:
-    """Gather keys and values into parts of so many entries, or of so many bytes at least."""
+    """Gather keys and values into parts of `entries` entries, or of at least `size_bytes` bytes."""
     keys: list[bytes] = []
     values: list[bytes | None] = []
     gathered_bytes = 0
@@ -64,21 +64,21 @@ def in_parts(
 class StateBackend(ABC):
     """An ordered byte store that holds one subtask's state at exactly one version.
 
-    Opened, used and closed by one task at a time, on an executor. A backend directory is a local
-    copy, never the truth: whoever opens it compares :meth:`version` with what it expects and
-    rebuilds the copy from durable files when they differ.
+    One task at a time opens, uses and closes it, on an executor. A backend directory is a local
+    copy and never the truth: a task that opens it compares :meth:`version` with the expected
+    version, and rebuilds the copy from durable files if they differ.
     """
 
     def version(self) -> str | None:
         """Return the version of the whole state.
 
-        ``None`` for a copy that was never completed, or to which a part of some changes is applied.
+        ``None`` for a copy that was never completed, or to which only some changes are applied.
         """
         marker = self.marker()
         return None if marker is None or marker.startswith(_APPLYING) else marker.decode()
 
     def half_applied(self) -> HalfApplied | None:
-        """Return which changes are applied in part, ``None`` if there is no trace of such."""
+        """Return which changes are applied in part, ``None`` if the copy is at a version."""
         marker = self.marker()
         if marker is None or not marker.startswith(_APPLYING):
             return None
@@ -87,12 +87,12 @@ class StateBackend(ABC):
 
     @abstractmethod
     def marker(self) -> bytes | None:
-        """Return what is stored under :data:`VERSION_KEY`."""
+        """Return the value under :data:`VERSION_KEY`."""
 
     def marker_applying(self, version: str) -> bytes | None:
-        """Return what to store while changes are applied that lead to a version.
+        """Return the marker to store while changes that lead to a version are applied.
 
-        ``None`` for a copy without a version, which has nothing that they could be added to.
+        ``None`` for a copy without a version: it has no earlier version to complete from.
         """
         half = self.half_applied()
         before = self.version() if half is None else half.before
@@ -107,26 +107,26 @@ class StateBackend(ABC):
         Raises
         ------
         BackendCorruptError
-            If a value cannot be read; never answered with ``None``.
+            If a value cannot be read; the result is never ``None`` then.
         """
 
     @abstractmethod
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield every key that starts with `prefix`, with its value, in byte order of the keys.
 
-        Keys below `start` are left out without being read. The version marker is not part of the
-        scan.
+        Keys below `start` are not read. The version marker is not part of the scan.
 
         Raises
         ------
         BackendCorruptError
-            If the scan cannot reach its end; a scan that ends quietly is complete.
+            If the scan cannot reach its end. A scan that ends without an error is complete.
         """
 
     def scan_in_parts(self, entries: int, size_bytes: int) -> Iterator[Changes]:
         """Yield all keys with their values, in byte order, several at once.
 
-        A part ends where it has so many entries or so many bytes. Nothing may be applied meanwhile.
+        A part ends when it has `entries` entries or `size_bytes` bytes. The caller applies no
+        changes during the scan.
 
         Raises
         ------
@@ -139,55 +139,55 @@ class StateBackend(ABC):
     def apply(self, changes: Iterable[Changes], version: str) -> None:
         """Apply `changes` in order and set the version, in bounded memory.
 
-        A process killed at any moment leaves the copy at the old version or at the new one. Changes
-        of more than :data:`STEP_BYTES` are applied in several steps. In between the copy has no
-        version, and :meth:`half_applied` tells how to complete it. The copy is not made durable
-        against a crash of the host.
+        If the process is killed, the copy is at the old or new version, or half applied. Changes of
+        more than :data:`STEP_BYTES` are applied in several steps. Between the steps the copy has
+        no version, and :meth:`half_applied` says how to complete it. The copy does not have to
+        survive a crash of the host.
 
         Parameters
         ----------
         changes
-            Are read once, and held in memory only for the length of a step.
+            The changes; they are read once and held in memory only for one step.
         version
-            The version of the state after them.
+            The version of the state after the changes.
 
         Raises
         ------
         BackendFullError
-            If there is no room; the copy stays at the old version, or half applied.
+            If the disk is full; the copy stays at the old version, or half applied.
         """
 
     @abstractmethod
     def load(self, changes: Iterable[Changes], version: str) -> None:
         """Fill an empty backend in bounded memory and set the version last.
 
-        A kill may leave part of the data behind, without a version and of no use.
+        A killed process may leave data without a version, which is of no use.
         """
 
     @abstractmethod
     def snapshot_files(self, directory: Path) -> list[str]:
-        """Put a consistent view of the whole state into a new local directory.
+        """Write a consistent view of the whole state into a new local directory.
 
-        What is done to this backend later does not show in it. Opened with ``create=False``, a
-        copy of the directory is a backend with the same content and version; the files themselves
-        may be shared with this backend and must not be changed.
+        Later changes of this backend do not change the view. A copy of the directory, opened with
+        ``create=False``, is a backend with the same content and version. The files may be shared
+        with this backend and must not be changed.
 
         Parameters
         ----------
         directory
-            Does not exist yet; its parent does, on the file system of the backend's directory.
+            The new directory. Its parent exists, on the file system of the backend's directory.
 
         Returns
         -------
         list of str
-            The names of the files that make up the snapshot; others in the directory do not matter.
+            The names of the snapshot's files; other files in the directory do not matter.
 
         Raises
         ------
         FileExistsError
-            If there is something at `directory`; it is left as it is.
+            If `directory` exists; it is left as it is.
         BackendFullError
-            If there is no room.
+            If the disk is full.
         """
 
     @abstractmethod

@@ -3,13 +3,13 @@
 StateBackendError
 ├── BackendCorruptError (OSError)   the files of a local copy cannot be read
 ├── BackendLockedError (OSError)    another process has the directory open
-├── BackendFullError (OSError)      no room left for the state
-└── BackendResourceError (OSError)  the process may open no more files, or has no memory left
+├── BackendFullError (OSError)      the disk is full
+└── BackendResourceError (OSError)  the process is out of file descriptors or memory
 """
 
 
 class StateBackendError(Exception):
-    """A backend could not do what was asked; the message names the directory."""
+    """A call of a backend failed; the message names the directory."""
 
 
 class BackendCorruptError(StateBackendError, OSError):
@@ -25,4 +25,4 @@ class BackendFullError(StateBackendError, OSError):
 
 
 class BackendResourceError(StateBackendError, OSError):
-    """The system gave no file descriptor or no memory; the files themselves may be good."""
+    """The process is out of file descriptors or memory; the files may be good."""

@@ -57,20 +57,20 @@ from state_backends.heap_files import (
 )
 
 MOST_MAP_BYTES = 1 << 42
-"""What a state may grow to, in address space."""
+"""Largest address space of a state."""
 
 ROOM_BYTES = 1 << 30
-"""Address space beyond the file, which grows before a transaction could use it up."""
+"""Address space beyond the file; it grows before a transaction could use it up."""
 
 _STEP_ENTRIES = 20_000
-"""Entries of a transaction at most, beside one part: each may change a page of 4 KiB, or two."""
+"""Most entries of a transaction, besides one part: each may change one or two pages of 4 KiB."""
 
 _SPARSE_BYTES = 64 << 20
 _SPARSE_TIMES = 4
-"""A file of so many bytes, and of so many times the pages in use, is written anew without gaps."""
+"""A file of so many bytes, and so many times its used pages, is rewritten without free pages."""
 
 _NEW = "new"
-"""A directory for a file that takes the place of the old one."""
+"""A directory for the file that replaces the old one."""
 
 _AFTER_ALL = b"\xff" * 512
 
@@ -80,8 +80,8 @@ _NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 class HeapBackend(StateBackend):
     """One subtask's state in a memory-mapped LMDB environment.
 
-    Each entry has a checksum of its own (:mod:`state_backends.heap_entries`), and a key that is not
-    found is looked for between its neighbours, because a changed byte may hide an entry.
+    Each entry has a checksum (:mod:`state_backends.heap_entries`). If a key is not found, its two
+    neighbours are checked, because a changed byte may hide an entry.
     """
 
     def __init__(self, directory: Path, *, create: bool) -> None:
@@ -99,7 +99,7 @@ class HeapBackend(StateBackend):
                 if create:
                     write_size(self._directory)
             except BaseException:
-                self.close()  # not only once nobody holds the error any more
+                self.close()  # now, not when the error is garbage-collected
                 raise
 
     def marker(self) -> bytes | None:
@@ -133,7 +133,7 @@ class HeapBackend(StateBackend):
         with self._translated("scan"), self._environment.begin() as transaction:
             cursor = transaction.cursor()
             if cursor.set_range(first[:HEAD_BYTES] or b"\x00"):
-                cursor.prev() or cursor.first()  # the one before is checked, too
+                cursor.prev() or cursor.first()  # the entry before is checked too
                 for key, value in in_key_order(cursor.iternext(keys=True, values=True)):
                     if key >= FIRST_RESERVED_KEY:
                         if not first and scanned + 1 != transaction.stat()["entries"]:
@@ -149,7 +149,7 @@ class HeapBackend(StateBackend):
                 raise DamagedEntryError("a scan ended before the last entry")
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
-        # A transaction holds the pages that it changes in memory, so many of them are needed.
+        # A transaction holds its changed pages in memory, so there are many small transactions.
         step = _Step()
         is_marked = False
         for part in changes:
@@ -187,14 +187,14 @@ class HeapBackend(StateBackend):
                     transaction.put(*sealed(VERSION_KEY, step.marker))
 
     def _make_room(self, size_bytes: int) -> None:
-        """Reserve more address space if a transaction may need it."""
+        """Reserve more address space if the next transaction may need it."""
         info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
         used = (info["last_pgno"] + 1) * page_bytes
         if used + _room_for(size_bytes) > info["map_size"] and not self._is_scanned:
             self._environment.set_mapsize(_map_bytes(used + 2 * _room_for(size_bytes)))
 
     def _write_without_gaps(self) -> None:
-        """Replace a file that consists of free pages mostly, because LMDB's files never shrink."""
+        """Replace a file of mostly free pages, because LMDB's files never shrink."""
         stat, size = self._environment.stat(), (self._directory / DATA_FILE).stat().st_size
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         if size < max(_SPARSE_BYTES, _SPARSE_TIMES * pages * stat["psize"]) or self._is_scanned:
@@ -206,11 +206,11 @@ class HeapBackend(StateBackend):
             with self._translated("copy"):
                 self._environment.copy(str(new), compact=True)
             self.close()
-            # A kill in between leaves a file that is larger than what is noted.
+            # A kill in between leaves a file that is larger than the noted size.
             write_size(self._directory, new / DATA_FILE)
             (new / DATA_FILE).replace(self._directory / DATA_FILE)
         except BackendFullError:
-            return  # the file is as good as it was
+            return  # the old file is still good
         finally:
             shutil.rmtree(new, ignore_errors=True)
         with self._translated("open"):
@@ -218,7 +218,7 @@ class HeapBackend(StateBackend):
 
     @property
     def _is_scanned(self) -> bool:
-        """Whether a scan may look at the map, which must stay where it is then."""
+        """Whether a scan may read the map, which must then not move."""
         return any(getgeneratorstate(scan) != GEN_CLOSED for scan in self._open_scans)
 
     def snapshot_files(self, directory: Path) -> list[str]:
@@ -258,7 +258,7 @@ class HeapBackend(StateBackend):
             if any(os.strerror(number) in str(exc) for number in _NO_RESOURCES):
                 raise _no_resources(self._directory, exc) from exc
             if os.strerror(errno.EIO) in str(exc) and is_full(self._directory):
-                raise _full(self._directory, exc) from exc  # LMDB's word for a short write
+                raise _full(self._directory, exc) from exc  # LMDB reports a short write this way
             raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
 
 
@@ -273,11 +273,11 @@ class _Step:
 
     @property
     def is_full(self) -> bool:
-        """Whether another part belongs into the next transaction."""
+        """Whether another part has to go into the next transaction."""
         return self.entries >= _STEP_ENTRIES or self.size_bytes >= STEP_BYTES
 
     def add(self, part: Changes) -> None:
-        """Take another part."""
+        """Add another part."""
         self.parts.append(part)
         self.entries += len(part)
         self.size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
@@ -299,7 +299,7 @@ def _open(directory: Path, *, create: bool) -> lmdb.Environment:
 
 
 def _room_for(size_bytes: int) -> int:
-    """Return what a transaction of so many bytes may need beyond what is used."""
+    """Return the address space that a transaction of so many bytes may need."""
     return ROOM_BYTES + 2 * size_bytes
 
 
@@ -317,7 +317,7 @@ def _present(
 def _check_missing(
     transaction: lmdb.Transaction[bytes], under: Sequence[bytes], found: Sequence[bytes | None]
 ) -> None:
-    """Check that what was not found lies between two good neighbours, so that nothing hides it."""
+    """Check that each missing key lies between two good neighbours, so that no damage hides it."""
     cursor = transaction.cursor()
     before, after = b"", b""
     for key, stored in zip(under, found, strict=True):

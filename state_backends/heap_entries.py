@@ -1,12 +1,12 @@
-"""How the heap backend stores an entry: LMDB has no checksums, so each entry has its own.
+"""How the heap backend stores an entry: with a checksum, because LMDB has no checksums.
 
 ::
 
     key of less than HEAD_BYTES:  key               -> value | CRC
     longer key:                   head | SHA-256    -> length of the key | key | value | CRC
 
-LMDB refuses keys over 511 bytes. The CRC is a CRC-32 over the stored key and all before it, in
-little-endian order: so the CRC of a whole good entry is always :data:`_GOOD`.
+LMDB refuses keys over 511 bytes. The CRC is a CRC-32 over the stored key and all bytes before it,
+in little-endian order. So the CRC of a whole good entry is always :data:`_GOOD`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CRC = struct.Struct("<I")
 CRC_BYTES = _CRC.size
 _without_crc = itemgetter(slice(None, -CRC_BYTES))
 _GOOD = 0x2144DF1C
-"""What CRC-32 gives for any bytes that are followed by their own CRC-32."""
+"""The CRC-32 of any bytes that are followed by their own CRC-32."""
 
 
 class DamagedEntryError(Exception):
-    """An entry does not match its checksum, or entries are not in order."""
+    """An entry does not match its checksum, or entries are out of order."""
 
 
 def stored_key(key: bytes) -> bytes:
@@ -64,37 +64,37 @@ def check(under: bytes, stored: bytes) -> None:
 def sealed_all(
     keys: Sequence[bytes], values: Sequence[bytes | None]
 ) -> Iterable[tuple[bytes, bytes]]:
-    """Yield what :func:`sealed` does of many short keys, none of which is deleted."""
-    # One pair after the other, made in C: a list of them takes 0.4 microseconds an entry more.
+    """Yield :func:`sealed` of many short keys; no value is a delete."""
+    # The pairs are made one by one in C; a list of them takes 0.4 microseconds more per entry.
     present = cast("Sequence[bytes]", values)
     crcs = map(crc32, present, map(crc32, keys))
     return zip(keys, map(add, present, map(_CRC.pack, crcs)), strict=True)
 
 
 def check_all(under: Sequence[bytes], stored: Sequence[bytes]) -> None:
-    """Check many entries, as :func:`check`."""
-    # Without a call of Python's for each, which would take longer than the checksum.
+    """Check many entries as :func:`check` does."""
+    # Without a Python call per entry, which would take longer than the checksum.
     if set(map(crc32, map(add, under, stored))) - {_GOOD}:
         for key, value in zip(under, stored, strict=True):
             check(key, value)
 
 
 def opened_all(stored: Sequence[bytes]) -> list[bytes]:
-    """Return what :func:`opened` does of many short keys."""
+    """Return :func:`opened` of many short keys."""
     return list(map(_without_crc, stored))
 
 
 def opened(key: bytes, stored: bytes) -> bytes:
-    """Return the value of an entry that was checked."""
+    """Return the value of a checked entry."""
     if len(key) < HEAD_BYTES:
         return stored[:-CRC_BYTES]
     return stored[_LENGTH.size + len(key) : -CRC_BYTES]
 
 
 def in_key_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Check entries in the order of their stored keys, and give long keys back whole and in order.
+    """Check entries in the order of their stored keys, and yield them in the order of whole keys.
 
-    Those that share a head are sorted in memory.
+    Entries whose long keys share a head are sorted in memory.
 
     Raises
     ------

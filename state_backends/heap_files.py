@@ -1,4 +1,4 @@
-"""The files of a heap backend beside what LMDB does with them; needs no LMDB."""
+"""The files of a heap backend; imports no LMDB."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from state_backends.errors import BackendCorruptError
 
 DATA_FILE = "data.mdb"
 SIZE_FILE = "size"
-"""Holds a size that the data file has at least."""
+"""A file with the smallest size that the data file may have."""
 
 MAX_READERS = 1024
 _LOCK_FILE = "lock.mdb"
 _LOCK_FILE_BYTES = MAX_READERS * 64 + 4096
-"""A cache line for each reader, and a head."""
+"""A cache line for each reader, and a header."""
 
 _ALMOST_FULL_BYTES = 1 << 20
 
 
 def allocate_lock_file(directory: Path) -> None:
-    """Take the room of the lock file now: LMDB writes it through its map, and a page for which a
-    full disk has no room would kill the process.
+    """Allocate the lock file now.
+
+    LMDB writes the file through its map, and on a full disk such a write would kill the process.
     """
     descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -31,13 +32,13 @@ def allocate_lock_file(directory: Path) -> None:
 
 
 def is_full(directory: Path) -> bool:
-    """Tell whether there is hardly any room on the disk."""
+    """Tell whether the disk is almost full."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize < _ALMOST_FULL_BYTES
 
 
 def write_size(directory: Path, file: Path | None = None) -> None:
-    """Note the size of a file, by default of the data file that is there."""
+    """Note the size of a file, by default of the directory's data file."""
     size = (file or directory / DATA_FILE).stat().st_size
     descriptor = os.open(directory / SIZE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -47,14 +48,14 @@ def write_size(directory: Path, file: Path | None = None) -> None:
 
 
 def check_size(directory: Path) -> None:
-    """Refuse a file that was cut: reading pages that it lacks would kill the process.
+    """Refuse a data file that was cut, because reading a missing page would kill the process.
 
-    LMDB's own page count is no measure of it, since pages may be counted and never written.
+    LMDB's page count does not help, because it counts pages that were never written.
 
     Raises
     ------
     BackendCorruptError
-        If the data file is missing or smaller than what is noted.
+        If the data file is missing or smaller than the noted size.
     """
     try:
         recorded = int((directory / SIZE_FILE).read_text())

@@ -1,8 +1,11 @@
-"""The RocksDB backend: state on the executor's local disk. The only module that imports rocksdict.
+"""The RocksDB backend: state on the executor's local disk. Only this module imports rocksdict.
 
-Measured facts shape it: a default open turns missing files into an empty database, so only
-`create` may create; iterators end quietly on a corrupt file, so every scan checks ``status()``;
-``Rdict`` without raw mode would unpickle values; a live iterator keeps the lock after ``close()``.
+Measured facts shape it:
+
+* A default open turns missing files into an empty database, so only `create` may create one.
+* Iterators end without an error on a corrupt file, so every scan checks ``status()``.
+* ``Rdict`` without raw mode would unpickle values.
+* A live iterator keeps the lock after ``close()``.
 """
 
 from __future__ import annotations
@@ -43,25 +46,25 @@ from state_backends.errors import (
 )
 from state_backends.rocksdb_files import is_snapshot_file
 
-# What RocksDB says of a lock held by another process, and by this one.
+# RocksDB's messages for a lock that another process holds, and for a lock of this process.
 _LOCKED = re.compile(r"While lock file|lock hold by current process")
 _NO_RESOURCES = re.compile(r"Too many open files|Cannot allocate memory")
 
 _FILTER_BITS_PER_KEY = 10
-"""One lookup in a hundred goes into a file that has not got the key."""
+"""One lookup in a hundred reads a file that does not have the key."""
 
 _WRITE_BUFFER_BYTES = 32 << 20
-"""What is written is sorted in memory, in one buffer while another one goes to disk."""
+"""Writes are sorted in a memory buffer while another buffer is written to disk."""
 
 _SMALL_RUNS = 4
 _LARGE_RUN_BYTES = 4 << 20
 _LARGEST_FILE_BYTES = 60 << 20
 _MOST_LARGE_RUNS = 8
 _MOST_TIMES_THE_LARGEST = 3
-"""RocksDB merges once there are four small sorted runs; so many large ones do not count.
+"""RocksDB merges when there are four small sorted runs; up to eight large runs do not count.
 
-Were they counted, each new run of a large state would be merged with the smallest of them, which
-takes longer than a short epoch, again and again (measured, design 27)."""
+Otherwise RocksDB would merge each new run of a large state with the smallest large run, which takes
+longer than a short epoch, again and again (measured, design 27)."""
 
 _Scanned = TypeVar("_Scanned")
 
@@ -81,8 +84,8 @@ class RocksDBBackend(StateBackend):
         options = _options(create=create)
         merged_from = _SMALL_RUNS + _large_runs(directory)
         options.set_level_zero_file_num_compaction_trigger(merged_from)
-        # Without them, a database that is there is opened with the options it was written with, as
-        # far as rocksdict can read them: without filters (measured).
+        # Without them, an existing database is opened with the options that rocksdict can read from
+        # its files: without filters (measured).
         families = None if create else {"default": options}
         with self._translated("open"):
             self._db: Rdict | None = Rdict(
@@ -96,7 +99,7 @@ class RocksDBBackend(StateBackend):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         wanted = keys if isinstance(keys, list) else list(keys)
-        try:  # a context manager would take as long as reading one key
+        try:  # a context manager takes as long as reading one key
             return cast("list[bytes | None]", self._database.get(wanted))
         except StateBackendError:
             raise
@@ -116,8 +119,8 @@ class RocksDBBackend(StateBackend):
             raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
 
     def _scan_in_parts(self, entries: int, size_bytes: int) -> Generator[Changes, None, None]:
-        # In one loop over rocksdict's own iterator: with `_scan` it took three times as long
-        # (measured). That one ends quietly at a corrupt file, so its end has to be checked.
+        # One loop over rocksdict's own iterator takes a third of the time of `_scan` (measured).
+        # The iterator ends without an error at a corrupt file, so its end is checked.
         read_options = _scan_options()
         items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=read_options))
         try:
@@ -139,7 +142,7 @@ class RocksDBBackend(StateBackend):
             del items, read_options
 
     def _check_end(self, last: bytes) -> None:
-        """Check that nothing follows the key at which a scan ended."""
+        """Check that no key follows the key at which a scan ended."""
         read_options = _scan_options()
         iterator = self._database.iter(read_options)
         try:
@@ -154,7 +157,7 @@ class RocksDBBackend(StateBackend):
             del iterator, read_options
 
     def _scan(self, prefix: bytes, start: bytes) -> Generator[tuple[bytes, bytes], None, None]:
-        # rocksdict's iterator points into its ReadOptions: they must outlive it (measured).
+        # rocksdict's iterator points into its ReadOptions, which must outlive it (measured).
         read_options = _read_options()
         iterator = self._database.iter(read_options)
         try:
@@ -171,7 +174,7 @@ class RocksDBBackend(StateBackend):
             del iterator, read_options
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
-        # Without a log a killed process leaves a prefix of the batches: the marker is in the first.
+        # A killed process leaves a prefix of the batches, so the first one has the marker.
         batch = WriteBatch(raw_mode=True)
         is_marked = False
         for part in changes:
@@ -197,7 +200,7 @@ class RocksDBBackend(StateBackend):
             try:
                 checkpoint.create_checkpoint(str(directory))
             finally:
-                del checkpoint  # it would keep the lock
+                del checkpoint  # else it keeps the lock
         return sorted(path.name for path in directory.iterdir() if is_snapshot_file(path.name))
 
     def close(self) -> None:
@@ -207,9 +210,9 @@ class RocksDBBackend(StateBackend):
             db, self._db = self._db, None
             try:
                 with self._translated("close"):
-                    db.close()  # writes what an `apply` could not, and may fail as it did
+                    db.close()  # writes what a failed `apply` left, and may fail as it did
             finally:
-                del db  # nothing else releases the lock then
+                del db  # only this releases the lock then
 
     @property
     def _database(self) -> Rdict:
@@ -241,8 +244,8 @@ class RocksDBBackend(StateBackend):
 
 def check_file(path: Path) -> None:
     """Check all of an SST file against its checksums; see :meth:`SnapshotFormat.check_file`."""
-    # A repair makes a database of the files that it finds and can read to their end, 84 ns an entry
-    # instead of 220 for a scan in Python (measured), and puts the others aside.
+    # A repair builds a database of the files that it can read to their end, and puts the others
+    # aside. It takes 84 ns per entry, and a scan in Python takes 220 (measured).
     with TemporaryDirectory(
         prefix="check-", dir=path.parent.parent, ignore_cleanup_errors=True
     ) as directory:
@@ -251,7 +254,7 @@ def check_file(path: Path) -> None:
         try:
             Rdict.repair(directory, _options(create=False))
         except Exception as exc:
-            path.stat()  # a snapshot may be given up, files and all, while it is checked
+            path.stat()  # raises if the snapshot was removed while it was checked
             raise _typed(path, "read", exc) from exc
         if not link.exists():
             path.stat()
@@ -261,7 +264,7 @@ def check_file(path: Path) -> None:
 def _typed(place: Path, action: str, exc: Exception) -> StateBackendError:
     text = str(exc)
     message = f"RocksDB could not {action} {place}: {text}"
-    # First: while it opens the lock file, both are told.
+    # First, because an error while opening the lock file has both texts.
     if _NO_RESOURCES.search(text):
         return BackendResourceError(f"{message}; raise the limit of open files or memory (ulimit)")
     if _LOCKED.search(text):
@@ -276,11 +279,11 @@ def _options(*, create: bool) -> Options:
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
     # Leveled compaction rewrites all SST files after a few epochs of scattered keys, and does not
-    # come to its end in short ones. Tiers leave the large files alone (measured, design 27).
+    # finish in short epochs. Universal compaction leaves large files alone (measured, design 27).
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_keep_log_file_num(1)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
-    # A key that is not there costs a look into each file otherwise: five times as long (measured).
+    # Without a filter, a missing key is looked up in each file: five times as long (measured).
     table = BlockBasedOptions()
     table.set_bloom_filter(_FILTER_BITS_PER_KEY, block_based=False)
     options.set_block_based_table_factory(table)
@@ -288,13 +291,13 @@ def _options(*, create: bool) -> Options:
 
 
 def _large_runs(directory: Path) -> int:
-    """Count the runs that are better left alone, by their files; a very large run has several.
+    """Count by their files the large runs that should not be merged; a very large run has several.
 
-    None are where all of them take more than RocksDB allows beside the oldest: most is overwritten.
+    If all files are much larger than the largest, most entries are overwritten and the count is 0.
     """
     sizes = []
     for path in directory.glob("*.sst"):
-        with suppress(OSError):  # of another process; this only tunes
+        with suppress(OSError):  # a file of another process is gone; the count only tunes
             sizes.append(path.stat().st_size)
     if sum(sizes) > _MOST_TIMES_THE_LARGEST * max(sizes, default=0):
         return 0
@@ -316,7 +319,7 @@ def _read_options() -> ReadOptions:
 
 
 def _scan_options() -> ReadOptions:
-    """Options to read all state once, which leaves the cache to what is read again."""
+    """Options to read all state once without filling the cache."""
     options = _read_options()
     options.fill_cache(False)  # type: ignore[call-arg]  # noqa: FBT003
     options.set_iterate_upper_bound(FIRST_RESERVED_KEY)

@@ -16,11 +16,11 @@ PREFETCH_KEYS = 16_384
 """Most keys that are read ahead at once."""
 
 PREFETCH_BYTES = 4 << 20
-"""What is read ahead of a state is as many entries as have so many bytes, by the last of them."""
+"""Bytes of a state that are read ahead, estimated by the size of the entries read before."""
 
 _FIRST_KEYS = 4
 _TIMES_AS_MANY = 16
-"""How many keys are read ahead first, and how many times as many next: none may be small."""
+"""Keys of the first read-ahead, and the factor by which the next may be larger."""
 
 
 @dataclass(slots=True)

@@ -1,12 +1,11 @@
-"""The typed codec: tuples to bytes and back, by a Spark schema. MessagePack, never pickle.
+"""The typed codec: encodes tuples by a Spark schema as MessagePack, never pickle.
 
-What is encoded is checked by decoding it with the types of the schema: at 0.1 us that is both the
-cheapest check and the strictest, since it proves that the value can be read again.
+Each encoded tuple is decoded with the types of the schema. In 0.1 us this is the cheapest check and
+the strictest, because it proves that the value can be read again.
 
-A codec over all schemas that a state has had: old entries are converted when they are read.
-
-An entry of the first schema is the bare tuple; one of a later schema begins with MessagePack uint8
-(``cc``) and the schema's place in the state's history.
+A state has one codec for all schemas of its history; old entries are converted when they are read.
+An entry of the first schema is the bare tuple. An entry of a later schema begins with MessagePack
+uint8 (``cc``) and the schema's place in the history.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ class TupleCodec:
     schema
         The Spark schema of the tuples.
     what
-        What they are, for errors: ``state 'count'``.
+        What the tuples are, for errors: ``state 'count'``.
     is_key
         Whether equal tuples must give equal bytes, as keys of a map must.
     style
-        The Python objects that decoded tuples hold; by default those of PySpark's state.
+        The Python objects in decoded tuples; by default the objects of PySpark's state.
 
     Raises
     ------
     NotBuiltYetError
         If the schema has a type that is not built yet.
     PlanError
-        If keys are to hold a variant: equal ones may have different bytes.
+        If keys hold a variant: equal variants may have different bytes.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class TupleCodec:
         Raises
         ------
         StateValueError
-            If it does not fit the schema.
+            If the tuple does not fit the schema.
         """
         try:
             values = tuple(values)
@@ -93,7 +92,7 @@ class TupleCodec:
             ) from e
         if not self._is_key:
             return data
-        # Decoded by type, 1 and 1.0 have become one.
+        # Decoding by type has made 1 and 1.0 the same value.
         return self._encoder.encode(
             checked if self._canonical is None else self._canonical(checked)
         )
@@ -117,12 +116,12 @@ class TupleCodec:
 
 
 def key_encoder() -> Callable[[Any], bytes]:
-    """Return the encoder of key tuples in their shuffle form; equal keys give equal bytes."""
+    """Return the encoder of key tuples in shuffle form; equal keys have equal bytes."""
     return msgspec.msgpack.Encoder().encode
 
 
 def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType], ...]) -> bool:
-    """Tell whether a type is, or has inside, one of these kinds."""
+    """Tell whether a type is or contains one of these types."""
     if isinstance(data_type, kinds):
         return True
     inner = {
@@ -167,14 +166,14 @@ class Codec(Protocol):
 
 
 class VersionedCodec:
-    """Writes the newest schema and reads every one.
+    """Writes the newest schema and reads every schema of a state's history.
 
     Parameters
     ----------
     newest
         The codec of the schema that the processor asks for.
     earlier
-        For each schema before it, oldest first, what turns its bytes into a tuple of the newest.
+        For each earlier schema, oldest first, a function from its bytes to a tuple of the newest.
     what
         The state, for errors.
     """
@@ -197,7 +196,7 @@ class VersionedCodec:
         Raises
         ------
         CorruptFileError
-            If it has a schema that the handle does not know.
+            If the entry has a schema that the handle does not know.
         """
         if data[0] != _VERSION_MARK:
             return self._readers[0](data)

@@ -1,11 +1,9 @@
-"""Columns that travel as JSON text, on the executor: read from rows, written to rows, as keys.
+"""The form of values in JSON: nested columns on their way between JVM and Python.
 
-Objects here are shipped to executors, and compile what they need once per schema and process.
-
-The form of values in JSON: what nested columns are on their way to and from the JVM.
-
-Spark's ``to_json`` writes it and its ``from_json`` reads it; see :mod:`json_expressions`. Variants
-have no JSON that keeps their types, so they travel beside the text, in the order of the text.
+Spark's ``to_json`` writes the text and ``from_json`` reads it (:mod:`json_in_spark`); this module
+does the same on the executor. JSON loses the types of variants, so variants travel beside the text,
+in the order of the text. Objects are shipped to executors, and compile their converters once per
+schema and process.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ _LEAF_TYPES: dict[type[T.DataType], Any] = {
     T.TimestampNTZType: datetime.datetime,
     **dict.fromkeys(TIME_OF_DAY, datetime.time),
     T.DayTimeIntervalType: Decimal,
-    T.VariantType: bool | int,  # read: there is one; written: its index
+    T.VariantType: bool | int,  # when read: whether there is one; when written: its index
 }
 _MAX_MICROSECONDS = 1 << 63
 
@@ -61,9 +59,9 @@ class JsonForm(WireForm):
     Attributes
     ----------
     variants
-        The variants of the value that is written, in order.
+        The variants of the value that is being written, in order.
     arriving
-        Those of the value that is read.
+        The variants of the value that is being read.
     """
 
     def __init__(self) -> None:
@@ -75,7 +73,7 @@ class JsonForm(WireForm):
         return _LEAF_TYPES[type(data_type)]
 
     def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a leaf into its plain value."""
+        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
         if isinstance(data_type, T.TimestampType):
@@ -85,7 +83,7 @@ class JsonForm(WireForm):
         return _WRITERS.get(type(data_type))
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a plain value back."""
+        """Return a function from a plain value to the leaf, ``None`` if they are the same."""
         if isinstance(data_type, T.FloatType | T.DoubleType):
             return float
         if isinstance(data_type, T.DayTimeIntervalType):
@@ -102,12 +100,12 @@ class JsonForm(WireForm):
         return list.__class_getitem__(self.struct_type([key_type, value_type]))
 
     def pack_struct(self, width: int) -> Converter:
-        """Return what makes a struct of its fields."""
+        """Return a function from fields to a struct."""
         pack = _fields_class(width)
         return lambda values: pack(*values)
 
     def unpack_struct(self, width: int) -> Converter:
-        """Return what gives the fields of a struct."""
+        """Return a function from a struct to its fields."""
         names = [f"c{index}" for index in range(width)]
         if width > 1:
             return attrgetter(*names)
@@ -206,14 +204,14 @@ class JsonReader:
 
 
 class JsonKey:
-    """A key column: equal values get the same bytes, which are its form in the shuffle's groups."""
+    """A key column: equal values have the same bytes, by which the shuffle groups rows."""
 
     def __init__(self, field: T.StructField, time_zone: str) -> None:
         self._arguments = (field, time_zone)
         self._read = JsonReader(field.dataType, time_zone)
         self._codec: TupleCodec | None = None
         self.canonical = lru_cache(_REMEMBERED_KEYS)(self._canonical)
-        """Return the bytes of a travelling value; many rows have the same."""
+        """Return the bytes of a travelling value; cached, because many rows have the same value."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonKey, self._arguments
@@ -222,7 +220,7 @@ class JsonKey:
         return self._compiled().encode((self._read(text),))
 
     def shown(self, canonical: bytes) -> Any:
-        """Return the key as the user's processor sees it."""
+        """Return the key as the processor sees it."""
         return self._compiled().decode(canonical)[0]
 
     def _compiled(self) -> TupleCodec:
@@ -232,10 +230,10 @@ class JsonKey:
 
 
 def json_writer(data_type: T.DataType) -> Converter:
-    """Return what writes the values of a column for ``from_travelling``.
+    """Return a function that writes the values of a column for ``from_travelling``.
 
-    It raises TypeError, ValueError, OverflowError or AttributeError if a value is not of the
-    column's type.
+    The function raises TypeError, ValueError, OverflowError or AttributeError if a value is not of
+    the column's type.
     """
     return _compiled_writer(data_type)
 
@@ -291,5 +289,5 @@ def _key_codec(field: T.StructField, time_zone: str) -> TupleCodec:
 
 
 def _column_type(form: JsonForm, data_type: T.DataType) -> Any:
-    """Return the type of the object that the text holds, one for every row, null or not."""
+    """Return the type of the object in the text; every row has one, also if it is null."""
     return form.struct_type([wire_type(form, data_type)])

@@ -1,7 +1,7 @@
 """Spark expressions that turn a column of any type into JSON text without loss, and back.
 
-A cast renames all fields by position and makes most leaves safe; only the leaves that no cast keeps
-(timestamps, variants) and maps are rebuilt one by one. Called on the driver.
+A cast renames all fields by position and makes most leaves safe. Only timestamps, variants and
+maps, which no cast keeps, are rebuilt one by one. The functions run on the driver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.values.codec import holds
 from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
 
 JSON, VARIANTS = "json", "variants"
-"""Fields of a column that travels with its variants beside it."""
+"""Fields of a column whose variants travel beside the text."""
 
 _ANY_SIZE = str(2**31 - 1)
 _VARIANTS = T.ArrayType(T.VariantType())
@@ -29,7 +29,7 @@ _TEXT_IN_JSON = (*TEXTS, T.DateType, T.TimestampNTZType, *TIME_OF_DAY, T.NullTyp
 
 
 def travelling_type(data_type: T.DataType) -> T.DataType:
-    """Return the type of a travelling column: text, or text and variants."""
+    """Return the type of a column as it travels: text, or text and variants."""
     if not holds(data_type, T.VariantType):
         return T.StringType()
     return T.StructType([T.StructField(JSON, T.StringType()), T.StructField(VARIANTS, _VARIANTS)])
@@ -46,7 +46,7 @@ def to_travelling(data_type: T.DataType, column: Column) -> Column:
 
 
 def from_travelling(data_type: T.DataType, column: Column) -> Column:
-    """Return the expression that gives a column back its type, from what Python sent."""
+    """Return the expression that restores a column's type from the text that Python sent."""
     has_variants = holds(data_type, T.VariantType)
     text = column[JSON] if has_variants else column
     schema = T.StructType([T.StructField("c0", _json_type(data_type))])
@@ -57,14 +57,14 @@ def from_travelling(data_type: T.DataType, column: Column) -> Column:
 
 
 def plain_type(data_type: T.DataType) -> T.DataType:
-    """Return the type with its own names, nullable all over, char and varchar as strings."""
+    """Return the type with everything nullable, and with strings for char and varchar."""
     return _mapped(data_type, _text_leaf, keep_names=True)
 
 
 def _mapped(
     data_type: T.DataType, leaf: Callable[[T.DataType], T.DataType], *, keep_names: bool = False
 ) -> T.DataType:
-    """Return a type with other leaves, and with fields named by position."""
+    """Return a type with other leaves, and by default with fields named by position."""
     inner = partial(_mapped, leaf=leaf, keep_names=keep_names)
     if isinstance(data_type, T.ArrayType):
         return T.ArrayType(inner(data_type.elementType))
@@ -109,7 +109,7 @@ def _safe_leaf(leaf: T.DataType) -> T.DataType:
 def _rebuilt(
     column: Column, data_type: T.DataType, leaf: Callable[[T.DataType, Column], Column]
 ) -> Column:
-    """Return the column with leaves and maps replaced; parts that need nothing stay whole."""
+    """Return the column with leaves and maps replaced; other parts stay as they are."""
     if not holds(data_type, _REBUILT):
         return column
     if isinstance(data_type, T.ArrayType):
@@ -160,7 +160,7 @@ def _restored_leaf(variants: Column | None, data_type: T.DataType, column: Colum
 
 
 def _json_type(data_type: T.DataType, *, as_units: bool = False) -> T.DataType:
-    """Return the type in which ``from_json`` reads a column, or the one it is then cast to."""
+    """Return the type in which ``from_json`` reads a column, or the type it is then cast to."""
     inner = partial(_json_type, as_units=as_units)
     if isinstance(data_type, T.ArrayType):
         return T.ArrayType(inner(data_type.elementType))
@@ -186,7 +186,7 @@ def _interval_unit_in_json(leaf: T.DataType) -> T.DataType:
 
 
 def _variants(column: Column, data_type: T.DataType) -> Column:
-    """Return the variants of a value that are not null, as an array in the order of the JSON."""
+    """Return a value's variants that are not null, as an array in the order of the JSON."""
     nothing = F.array().cast(_VARIANTS)
     if isinstance(data_type, T.VariantType):
         return F.when(column.isNotNull(), F.array(column)).otherwise(nothing)

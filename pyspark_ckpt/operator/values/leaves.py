@@ -1,4 +1,4 @@
-"""What leaves of all forms share: which Python values they take, and how they are narrowed."""
+"""Leaf values in all forms: the Python types they accept, and how they are narrowed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BITS: dict[type[T.DataType], int] = {
     T.ByteType: 8, T.ShortType: 16, T.IntegerType: 32, T.LongType: 64,
 }  # fmt: skip
 TEXTS = (T.StringType, T.CharType, T.VarcharType)
-"""Char and varchar are strings, as in Spark's own rows; Spark checks their length in tables."""
+"""Char and varchar are strings as in Spark's rows; Spark checks their length in tables only."""
 TIME_OF_DAY: tuple[type[T.DataType], ...] = (T.TimeType,) if hasattr(T, "TimeType") else ()
-"""The type of a time without a date, which PySpark has since 4.1."""
+"""The type of a time without a date; PySpark 4.1 added it."""
 
 
 def bounded(bits: int) -> Any:
-    """Return the msgspec type of integers of that size."""
+    """Return the msgspec type of integers of so many bits."""
     bound = 1 << (bits - 1)
     return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
 
@@ -38,16 +38,16 @@ PLAIN_TYPES: dict[type[T.DataType], Any] = {
     T.YearMonthIntervalType: bounded(32),
     T.NullType: type(None),
 }
-"""The leaves that all forms carry alike; year-month intervals are months, Python has no type."""
+"""Leaves that all forms encode alike; year-month intervals are months, as Python has no type."""
 
 
 def narrowed(value: Any) -> float:
-    """Return a number as Spark's 32-bit float; beyond its range it is infinite."""
+    """Return a number as a 32-bit float; a number beyond its range becomes infinite."""
     return c_float(number(value)).value
 
 
 def number(value: Any) -> Any:
-    """Return a number without numpy around it; refuse what is none."""
+    """Return a number as a plain Python number; raise TypeError for other values."""
     if isinstance(value, float):
         return value
     value = unwrapped(value) if hasattr(value, "item") else value
@@ -57,7 +57,7 @@ def number(value: Any) -> Any:
 
 
 def decimal_writer(data_type: T.DecimalType) -> Converter:
-    """Return what rounds decimals to the type's scale and refuses those without room."""
+    """Return a function that rounds decimals to the type's scale, or raises if they do not fit."""
     context = Context(prec=data_type.precision, rounding=ROUND_HALF_UP)
     return partial(_scaled, context, Decimal(1).scaleb(-data_type.scale), data_type)
 
@@ -85,7 +85,7 @@ def variant_parts(value: Any) -> tuple[bytes, bytes]:
 
 
 def unwrapped(value: Any) -> Any:
-    """Return what msgspec can encode of a scalar of numpy or of bytes of any kind."""
+    """Return a numpy value or bytes-like value as a type that msgspec encodes."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist()
     if hasattr(value, "item"):

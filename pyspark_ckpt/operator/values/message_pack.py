@@ -1,6 +1,6 @@
-"""Where a MessagePack value ends, which msgspec does not tell.
+"""The form of values in MessagePack: all stored values, and keys of nested types.
 
-The form of values in MessagePack: all that is stored, and the keys of nested types.
+Also finds where a MessagePack value ends, because msgspec does not say it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FIXED = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
 }  # fmt: skip
-"""Bytes after the first one, by that one."""
+"""Number of bytes behind the first byte, by the first byte."""
 
 _SIZED = {
     0xC4: (">B", 0), 0xC5: (">H", 0), 0xC6: (">I", 0),
     0xC7: (">B", 1), 0xC8: (">H", 1), 0xC9: (">I", 1),
     0xD9: (">B", 0), 0xDA: (">H", 0), 0xDB: (">I", 0),
 }  # fmt: skip
-"""Form of the length that follows, and bytes beside those it counts."""
+"""Format of the length that follows, and bytes that the length does not count."""
 
 _COUNTED = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
-"""Form of the number of items that follows, and values per item."""
+"""Format of the number of items that follows, and values per item."""
 
 
 def end_of_value(data: bytes, start: int) -> int:
@@ -46,7 +46,7 @@ def end_of_value(data: bytes, start: int) -> int:
     Raises
     ------
     ValueError
-        If there is no whole value.
+        If no whole value begins there.
     """
     position, open_values = start, 1
     while open_values:
@@ -62,7 +62,7 @@ def end_of_value(data: bytes, start: int) -> int:
 
 
 def _past_head(data: bytes, position: int) -> tuple[int, int]:
-    """Return the position after a value's head and own bytes, and how many values it holds."""
+    """Return the position behind a value's head and own bytes, and the number of values in it."""
     first = data[position]
     position += 1
     if first <= 0x7F or first >= 0xE0:
@@ -109,7 +109,7 @@ class MessagePackForm(WireForm):
         return _LEAF_TYPES[type(data_type)]
 
     def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a leaf into its plain value."""
+        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
         if isinstance(data_type, T.FloatType):
@@ -119,7 +119,7 @@ class MessagePackForm(WireForm):
         return data_type.toInternal if isinstance(data_type, _AS_SPARK) else None
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a plain value back."""
+        """Return a function from a plain value to the leaf, ``None`` if they are the same."""
         if isinstance(data_type, T.VariantType):
             return lambda parts: T.VariantVal(*parts)
         return data_type.fromInternal if isinstance(data_type, _AS_SPARK) else None
@@ -133,11 +133,11 @@ class MessagePackForm(WireForm):
         return dict.__class_getitem__((key_type, value_type))
 
     def pack_struct(self, width: int) -> Converter:  # noqa: ARG002
-        """Return what makes a struct of its fields."""
+        """Return a function from fields to a struct."""
         return tuple
 
     def unpack_struct(self, width: int) -> Converter:  # noqa: ARG002
-        """Return what gives the fields of a struct."""
+        """Return a function from a struct to its fields."""
         return _as_is
 
     def pack_map(self, entries: Iterable[tuple[Any, Any]]) -> Any:
@@ -154,9 +154,10 @@ MESSAGE_PACK = MessagePackForm()
 
 
 def canonical_of(data_type: T.DataType) -> Converter | None:
-    """Return what makes equal plain values of a type encode alike; ``None``: they do already.
+    """Return a function that makes equal plain values of a type encode alike.
 
-    -0.0 becomes 0.0, all NaNs become one, and entries of maps are sorted by their bytes.
+    -0.0 becomes 0.0, all NaNs become the same NaN, and entries of maps are sorted by their bytes.
+    ``None`` if equal values encode alike without it.
     """
     if isinstance(data_type, T.FloatType | T.DoubleType):
         return _canonical_float

@@ -1,6 +1,7 @@
-"""Sent columns as the pandas columns that PySpark's Arrow conversion gives.
+"""Converts to pandas columns: rows that were sent to an executor, and state values of many keys.
 
-State values of many keys as pandas columns and back, without losing nulls or digits.
+Rows look as after PySpark's Arrow conversion. State values convert back without losing nulls or
+digits.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ def pandas_column(
 ) -> pd.Series[Any]:
     """Return a sent column as the user's frame shows it.
 
-    Numbers are 64 bits wide, integers with nulls floats with NaN, booleans with nulls objects,
-    times naive ``datetime64[ns]`` in the session's zone, arrays NumPy arrays and maps dicts.
+    * Numbers have 64 bits. Integers with nulls are floats with NaN, booleans with nulls objects.
+    * Times are naive ``datetime64[ns]`` in the session's time zone.
+    * Arrays are NumPy arrays, and maps are dicts.
 
     Parameters
     ----------
@@ -38,11 +40,11 @@ def pandas_column(
     sent
         The column as it travelled.
     nulls
-        Which rows are null; ``None`` for none, or where `sent` has its nulls itself.
+        Which rows are null; ``None`` if no row is null or `sent` contains the nulls.
     transport
         How the column travels.
     time_zone
-        The session's.
+        The session's time zone.
     """
     if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
         return _times(data_type, sent, nulls, transport, time_zone)
@@ -63,14 +65,14 @@ def pandas_column(
 
 
 def _in_pandas(data_type: T.DataType, value: Any) -> Any:
-    """Return a nested value as Arrow gives it to pandas; structs are dicts already."""
+    """Return a nested value as Arrow converts it for pandas; structs are dicts already."""
     if value is None:
         return None
     if isinstance(data_type, T.ArrayType):
         items = [_in_pandas(data_type.elementType, item) for item in value]
         is_number = isinstance(data_type.elementType, T.NumericType) and None not in items
         if not items and isinstance(data_type.elementType, _NESTED):
-            return np.array([])  # as PySpark gives it
+            return np.array([])  # as PySpark does
         return np.array(items) if is_number and items else _object_array(items)
     if isinstance(data_type, T.MapType):
         value_type = data_type.valueType
@@ -84,7 +86,7 @@ def _in_pandas(data_type: T.DataType, value: Any) -> Any:
 
 def _object_array(values: list[Any]) -> Flags:
     array = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):  # lists of one length would become a matrix
+    for place, value in enumerate(values):  # NumPy would make a matrix of lists of equal length
         array[place] = value
     return array
 
@@ -129,7 +131,7 @@ class ValueColumns:
     Parameters
     ----------
     schema
-        Of the state's tuples.
+        The schema of the state's tuples.
     what
         The state, for errors.
     """
@@ -139,7 +141,7 @@ class ValueColumns:
         self._what = what
 
     def frame(self, values: Sequence[tuple[Any, ...] | None], index: pd.Index[Any]) -> pd.DataFrame:
-        """Return tuples as columns; ``None`` gives a row of nulls."""
+        """Return tuples as columns; ``None`` becomes a row of nulls."""
         missing = (None,) * len(self._schema.fields)
         columns = zip(*[missing if value is None else value for value in values], strict=True)
         empty: list[Sequence[Any]] = [()] * len(self._schema.fields)
@@ -156,7 +158,7 @@ class ValueColumns:
     def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
         """Return columns as tuples; every kind of null that pandas has becomes ``None``.
 
-        NaN in a plain float column is a number and stays one.
+        NaN in a plain float column stays NaN.
 
         Raises
         ------
@@ -206,7 +208,7 @@ def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
 
 
 def _whole_numbers(series: pd.Series[Any]) -> list[Any]:
-    """Return what pandas turned into floats as integers again; NaN stands for null there."""
+    """Return integers that pandas turned into floats; their NaN means null."""
     nulls = series.isna().tolist()
     return [
         None if is_null else int(value) if float(value).is_integer() else value

@@ -1,6 +1,6 @@
-"""Which values of sent rows are null: bits in columns of their own, which pandas leaves alone.
+"""How each Spark type travels through pandas without loss.
 
-How each Spark type travels through pandas without loss, and back.
+Pandas changes the type of many columns that have nulls. So nulls travel as bits in mask columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_ckpt.operator.values.json_in_spark import to_travelling, travelling
 from pyspark_ckpt.operator.values.wire_form import aware_timestamp, aware_timestamps, wire_type
 
 MASK = "__ckpt_nulls_"
-"""Begins the names of the mask columns."""
+"""Prefix of the names of mask columns."""
 
 _BITS = 62
 
@@ -35,7 +35,7 @@ class NullMasks:
     Parameters
     ----------
     nullable
-        Places of the columns whose nulls travel as bits, with a filler in the column itself.
+        Places of the columns whose nulls travel as bits; a filler replaces the null itself.
     """
 
     def __init__(self, nullable: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class NullMasks:
 
     @property
     def fields(self) -> list[T.StructField]:
-        """The mask columns' part of the sent schema."""
+        """The fields of the mask columns in the sent schema."""
         return [T.StructField(f"{MASK}{n}", T.LongType()) for n in range(len(self._parts))]
 
     def columns(self, all_columns: Sequence[Column]) -> list[Column]:
@@ -55,7 +55,7 @@ class NullMasks:
         ]
 
     def flags(self, frame: pd.DataFrame) -> dict[int, np.ndarray[Any, Any]]:
-        """Return, for each column that has nulls, which rows they are in."""
+        """Return which rows are null, for each column that has nulls."""
         flags = {}
         for number, part in enumerate(self._parts):
             mask = frame[f"{MASK}{number}"].to_numpy()
@@ -100,7 +100,7 @@ def _date(days: int) -> datetime.date:
 
 
 def _local_time(text: str) -> datetime.datetime:
-    # Spark leaves out trailing zeros of the fraction, which Python 3.10 cannot read.
+    # Spark omits trailing zeros of the fraction, and Python 3.10 cannot read such a fraction.
     seconds, _, fraction = text.partition(".")
     time = datetime.datetime.fromisoformat(seconds)
     return time.replace(microsecond=int(fraction.ljust(6, "0") or 0)) if fraction else time
@@ -132,7 +132,7 @@ _OTHER_TYPES: dict[type[T.DataType], T.DataType] = {
     T.TimestampType: T.LongType(),
     T.TimestampNTZType: T.StringType(),
 }
-"""Those of them that are of another type on their way."""
+"""Types that travel as another type."""
 
 
 def transport_of(field: T.StructField, time_zone: str) -> Transport:
@@ -141,7 +141,7 @@ def transport_of(field: T.StructField, time_zone: str) -> Transport:
     Raises
     ------
     NotBuiltYetError
-        If its type is not built yet; names column and type.
+        If the type is not built yet; the message names column and type.
     """
     transport = _TRANSPORTS.get(type(field.dataType))
     if transport is None:
@@ -168,12 +168,12 @@ def _json_transport(field: T.StructField, time_zone: str) -> Transport:
 
 
 def travels_as_json(data_type: T.DataType) -> bool:
-    """Tell whether a column of this type travels as JSON text, and is a key in encoded form."""
+    """Tell whether a column of this type travels as JSON text; as a key it is then encoded."""
     return type(data_type) not in _TRANSPORTS
 
 
 def sent_type(field: T.StructField) -> T.DataType:
-    """Return the type that a column has on its way."""
+    """Return the type in which a column travels."""
     if travels_as_json(field.dataType):
         return travelling_type(field.dataType)
     return _OTHER_TYPES.get(type(field.dataType), field.dataType)

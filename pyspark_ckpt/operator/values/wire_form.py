@@ -1,9 +1,8 @@
-"""How Spark values become the plain values of an encoding, and back; compiled once per schema.
+"""Compiles converters between Spark values and the plain values of an encoding, per schema.
 
-A form knows the encoding's leaves and what it makes of structs and maps. A style knows which Python
-objects a user sees. Converters never get ``None``: nulls need no conversion in any form.
-
-Row classes for input rows: PySpark's Row, made and read faster.
+A form describes an encoding: its leaves, structs and maps. A style describes the Python objects
+that a user sees, among them rows that are faster than PySpark's. A converter never gets ``None``,
+because nulls need no conversion in any form.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from pyspark_ckpt.errors import NotBuiltYetError
 
 
 def row_type_of(names: list[str]) -> type[Row]:
-    """Return a Row class whose rows are made, and read by name, without PySpark's overhead per row.
+    """Return a Row class whose rows are created and read without PySpark's overhead per row.
 
-    A field that shares its name with a method of Row is reached as in PySpark: by ``row["count"]``.
+    If a field has the name of a method of Row, read it as in PySpark: ``row["count"]``.
     """
     # A namedtuple's fields are read in C; itemgetter would go through Row's own __getitem__.
     places = [f"f{index}" for index in range(len(names))]
@@ -41,23 +40,23 @@ def row_type_of(names: list[str]) -> type[Row]:
 Converter = Callable[[Any], Any]
 
 _EXACT_MICROSECONDS = 2**32 * 1_000_000
-"""Up to here, in the years 1834 to 2106, seconds as a float tell microseconds apart."""
+"""In the years 1834 to 2106, seconds as a float are exact to the microsecond."""
 
 
 class WireForm(ABC):
-    """What an encoding makes of each Spark type."""
+    """How an encoding represents each Spark type."""
 
     @abstractmethod
     def leaf_type(self, data_type: T.DataType) -> Any:
-        """Return the msgspec type of a leaf, ``KeyError`` if Spark's type has none here."""
+        """Return the msgspec type of a leaf; raise ``KeyError`` if the form has no such leaf."""
 
     @abstractmethod
     def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a leaf into its plain value; ``None``: it is one already."""
+        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
 
     @abstractmethod
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
-        """Return what turns a plain value back; ``None``: it is what users see."""
+        """Return a function from a plain value to the leaf, ``None`` if they are the same."""
 
     @abstractmethod
     def struct_type(self, field_types: Sequence[Any]) -> Any:
@@ -69,11 +68,11 @@ class WireForm(ABC):
 
     @abstractmethod
     def pack_struct(self, width: int) -> Converter:
-        """Return what makes a struct's plain value of its fields' plain values."""
+        """Return a function from plain fields to a struct's plain value."""
 
     @abstractmethod
     def unpack_struct(self, width: int) -> Converter:
-        """Return what gives the plain values of a struct's fields."""
+        """Return a function from a struct's plain value to its plain fields."""
 
     @abstractmethod
     def pack_map(self, entries: Iterable[tuple[Any, Any]]) -> Any:
@@ -86,7 +85,7 @@ class WireForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ValueStyle:
-    """The Python objects that users see: of a struct's names, a map's entries, microseconds."""
+    """Functions that make the Python objects that users see: of structs, maps and timestamps."""
 
     struct: Callable[[list[str]], Converter]
     map: Callable[[Iterable[tuple[Any, Any]]], Any]
@@ -103,17 +102,17 @@ def _dict_of(names: list[str]) -> Converter:
 
 
 STATE_STYLE = ValueStyle(_row_of, dict, T.TimestampType().fromInternal)
-"""What PySpark's state gives back: Row, dict and naive local timestamps."""
+"""The objects of PySpark's state: Row, dict and naive local timestamps."""
 
 
 def row_style(zone: datetime.tzinfo) -> ValueStyle:
-    """Return what PySpark's rows hold: dicts, lists of map entries, timestamps in `zone`."""
+    """Return the style of PySpark's rows: dicts, lists of map entries, timestamps in `zone`."""
     return ValueStyle(_dict_of, list, lambda micros: aware_timestamp(zone, micros))
 
 
 def aware_timestamp(zone: datetime.tzinfo, microseconds: int) -> datetime.datetime:
-    """Return the instant, shown in `zone`."""
-    if -_EXACT_MICROSECONDS < microseconds < _EXACT_MICROSECONDS:  # in less than half the time
+    """Return an instant as a datetime in `zone`."""
+    if -_EXACT_MICROSECONDS < microseconds < _EXACT_MICROSECONDS:  # takes less than half the time
         return datetime.datetime.fromtimestamp(microseconds / 1_000_000, zone)
     seconds, rest = divmod(microseconds, 1_000_000)
     return datetime.datetime.fromtimestamp(seconds, zone).replace(microsecond=rest)
@@ -123,7 +122,7 @@ def aware_timestamps(zone: datetime.tzinfo, microseconds: Sequence[Any]) -> list
     """Return :func:`aware_timestamp` of a column's values; nulls stay nulls."""
     if None in microseconds or max(map(abs, microseconds), default=0) >= _EXACT_MICROSECONDS:
         return [None if value is None else aware_timestamp(zone, value) for value in microseconds]
-    # In two thirds of the time: no call of Python's for each.
+    # Without a Python call per value, this takes two thirds of the time.
     seconds = [value / 1_000_000 for value in microseconds]
     return list(map(datetime.datetime.fromtimestamp, seconds, repeat(zone)))
 
@@ -156,7 +155,7 @@ def _value_type(form: WireForm, data_type: T.DataType) -> Any:
 
 
 def writer_of(form: WireForm, data_type: T.DataType) -> Converter | None:
-    """Return what turns users' values of a type into plain values, ``None`` if they are plain."""
+    """Return a function from users' values to plain values, ``None`` if they are the same."""
     if isinstance(data_type, T.ArrayType):
         return _array_writer(writer_of(form, data_type.elementType))
     if isinstance(data_type, T.StructType):
@@ -167,7 +166,7 @@ def writer_of(form: WireForm, data_type: T.DataType) -> Converter | None:
 
 
 def reader_of(form: WireForm, data_type: T.DataType, style: ValueStyle) -> Converter | None:
-    """Return what turns plain values into what users see, ``None`` if they are the same."""
+    """Return a function from plain values to users' values, ``None`` if they are the same."""
     if isinstance(data_type, T.ArrayType):
         return _array_reader(reader_of(form, data_type.elementType, style))
     if isinstance(data_type, T.StructType):
@@ -180,19 +179,19 @@ def reader_of(form: WireForm, data_type: T.DataType, style: ValueStyle) -> Conve
 
 
 def fields_writer(form: WireForm, schema: T.StructType) -> Converter | None:
-    """Return what turns a sequence of a schema's values into plain ones; checks their number."""
+    """Return a function from a schema's values to plain values; it checks their number."""
     converters = [writer_of(form, field.dataType) for field in schema.fields]
     return fields_converter(converters) if any(converters) else None
 
 
 def fields_reader(form: WireForm, schema: T.StructType, style: ValueStyle) -> Converter | None:
-    """Return what turns a sequence of a schema's plain values back."""
+    """Return a function from a sequence of a schema's plain values to users' values."""
     converters = [reader_of(form, field.dataType, style) for field in schema.fields]
     return fields_converter(converters) if any(converters) else None
 
 
 def fields_converter(converters: Sequence[Converter | None]) -> Converter:
-    """Return what applies a converter to each of a sequence's values, nulls left alone."""
+    """Return a function that applies one converter to each value of a sequence, except to nulls."""
     width = len(converters)
     active = [(index, convert) for index, convert in enumerate(converters) if convert is not None]
 
