@@ -1,7 +1,8 @@
 """Continues a golden location in a process of its own, with whatever version is on PYTHONPATH.
 
-``python -m tests.golden.earlier_program BASE LOCATION OPTIONS RESULT``: first verifies all retained
-checkpoints, then takes all input that is there, and writes what the query emitted.
+``python -m tests.golden.earlier_program BASE LOCATION OPTIONS RESULT [CHECKPOINT]``: first verifies
+all retained checkpoints, then takes all input that is there, and writes what the query emitted.
+With a checkpoint, the query restores from it into a fresh location.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.golden import program
 from tests.golden.program import Sink
 
 
-def main(base: Path, location: Path, options: str, result: Path) -> None:
+def main(
+    base: Path, location: Path, options: str, result: Path, checkpoint: str | None = None
+) -> None:
     retained = sorted(location.glob("pyspark_ckpt/chk-*/_metadata"))
     verified = [ckpt.verify(str(path.parent)).epoch for path in retained]
     with tempfile.TemporaryDirectory() as directory:
@@ -32,7 +35,8 @@ def main(base: Path, location: Path, options: str, result: Path) -> None:
             .getOrCreate()
         )
         sink = Sink()
-        query = program.writer(spark, base, location, sink, json.loads(options)).start()
+        writer = program.writer(spark, base, location, sink, json.loads(options))
+        query = (writer if checkpoint is None else writer.restoreFrom(checkpoint)).start()
         try:
             query.processAllAvailable()
         finally:
@@ -44,5 +48,5 @@ def main(base: Path, location: Path, options: str, result: Path) -> None:
 
 
 if __name__ == "__main__":
-    base, location, options, result = sys.argv[1:]
-    main(Path(base), Path(location), options, Path(result))
+    base, location, options, result, *checkpoint = sys.argv[1:]
+    main(Path(base), Path(location), options, Path(result), *checkpoint)
