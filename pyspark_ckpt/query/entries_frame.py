@@ -1,4 +1,4 @@
-"""What became of a query's checkpoints, as a DataFrame that lies on the driver."""
+"""The history of a query's checkpoints as a DataFrame whose rows are on the driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
 def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> DataFrame:
     """Return entries as a DataFrame, a row each.
 
-    Rows made from Arrow are part of the plan: nobody who reads them waits for a free slot.
+    Rows made from Arrow are part of the plan, so reading them needs no free slot.
     """
     arrow = pa.schema([(name, in_arrow) for name, (_, in_arrow) in _COLUMNS.items()])
     schema = T.StructType([T.StructField(name, each) for name, (each, _) in _COLUMNS.items()])

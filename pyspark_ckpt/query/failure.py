@@ -23,7 +23,7 @@ def library_errors() -> Iterator[None]:
         failure = library_error(exc)
         if failure is exc or failure is None:
             raise
-        raise failure from None  # the message says all, its cause is what the JVM passes on
+        raise failure from None  # the message is complete, and the cause is the JVM's copy of it
 
 
 def library_error(failure: Exception | None) -> Exception | None:
@@ -45,7 +45,7 @@ def library_error(failure: Exception | None) -> Exception | None:
 
 
 def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:
-    """Return the class of errors that are both; they are shown as the library's."""
+    """Return the class of errors of both kinds; they are shown as the library's."""
     if (kind, failure) not in _CLASSES:
         content = {"__str__": _message, "__module__": kind.__module__, "__doc__": kind.__doc__}
         _CLASSES[kind, failure] = type(kind.__name__, (kind, failure), content)

@@ -1,4 +1,4 @@
-"""What a query's operators did in an epoch, in the form of Spark's ``lastProgress``."""
+"""The progress of an operator in an epoch, in the form of Spark's ``lastProgress``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _TIMES = {"openTimeMs": "open_ms", "processTimeMs": "process_ms", "barrierTimeMs
 def operator_progress(
     uid: str, epoch: int, backend_type: str, handles: Sequence[Handle]
 ) -> dict[str, Any]:
-    """Return an operator's part of an epoch; subtasks that were not called in it count as idle.
+    """Return the progress of an operator in an epoch; subtasks without a call in it are idle.
 
-    Counts are sums over the subtasks, times those of the slowest one.
+    Counts are sums over the subtasks. Times are those of the slowest subtask.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ def operator_progress(
     epoch
         The epoch, committed.
     backend_type
-        Where its state lives.
+        The backend of its state.
     handles
-        Those of the epoch, by subtask.
+        The handles of the epoch, by subtask.
     """
     metrics = [handle.metrics or EpochMetrics() for handle in handles if handle.epoch == epoch]
     return {
@@ -60,7 +60,7 @@ def operator_progress(
 def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
     """Return the sizes of the states, each subtask's scaled from what was counted to the whole.
 
-    They are ``None`` as long as a subtask has not been counted.
+    They are ``None`` until every subtask was counted.
     """
     known = [each for each in counts if each is not None and each.groups]
     states: dict[str, dict[str, float]] = {}
@@ -96,7 +96,7 @@ def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
 
 
 def _state_size(handle: Handle) -> dict[str, int]:
-    """Return how large what the handle names is; the base is compressed or not, as it lies."""
+    """Return the sizes of the files of a handle, as they are stored."""
     return {
         "baseBytes": 0 if handle.base is None else handle.base.size_bytes,
         "changelogBytes": sum(segment.size_bytes for segment in handle.segments),

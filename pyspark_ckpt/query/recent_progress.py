@@ -1,7 +1,7 @@
-"""What a query's operators did in its last epochs, read when it is asked for.
+"""The progress of a query's operators in its last epochs, read on demand.
 
-Spark keeps the state of its last 100 epochs, and in it what each subtask counted. So an epoch costs
-nothing here until somebody asks, and none is missed by who asks at least every 100 epochs.
+Spark keeps the state of its last 100 epochs, and in it the counts of each subtask. Therefore an
+epoch costs nothing until it is read. A caller that reads every 100 epochs misses none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class RecentProgress(CheckpointListener):
     """The operators' progress in the last epochs of one run of a query; on the driver.
 
-    It listens to the checkpoints for their age.
+    It is a listener of the checkpoints, to know their age.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RecentProgress(CheckpointListener):
         self._checkpointed_at_ms.append(checkpoint.triggered_at_ms + checkpoint.duration_ms)
 
     def last(self) -> list[dict[str, Any]]:
-        """Return what each operator did in the newest committed epoch, of any run."""
+        """Return the progress of each operator in the newest committed epoch, of any run."""
         epoch = self._files.spark_log.committed_epoch()
         if epoch is None:
             return []
@@ -77,7 +77,7 @@ class RecentProgress(CheckpointListener):
         ]
 
     def recent(self) -> list[dict[str, Any]]:
-        """Return what each operator did in the last committed epochs of this run, oldest first."""
+        """Return each operator's progress in the last epochs of this run, oldest first."""
         with self._reading:
             committed = self._files.spark_log.committed_epoch()
             if committed is not None and committed >= self._next:
@@ -116,7 +116,7 @@ class RecentProgress(CheckpointListener):
     def _all_handles(self, number: int, epoch: int) -> list[Handle] | None:
         try:
             return list(committed_handles(self._spark, self._files, epoch, number))
-        except (CkptError, PySparkException) as exc:  # Spark has dropped the epoch
+        except (CkptError, PySparkException) as exc:  # Spark has deleted the epoch
             logger.debug("query %s: no progress of %s: %s", self._files.query_id, epoch, exc)
             return None
 
@@ -130,7 +130,7 @@ class RecentProgress(CheckpointListener):
         return progress
 
     def _of_the_epoch(self, number: int, of_spark: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what Spark's own progress of the epoch adds, ``None`` where it is not known."""
+        """Return the values from Spark's own progress of the epoch, ``None`` for unknown ones."""
         found: dict[str, Any] = dict.fromkeys(
             ("timestamp", "watermarkLagMs", "numRowsDroppedByWatermark", "lastCheckpointAgeMs")
         )
@@ -152,7 +152,7 @@ class RecentProgress(CheckpointListener):
 
 
 def _by_epoch(query: StreamingQuery) -> dict[int, dict[str, Any]]:
-    """Return Spark's progress of each epoch; it also reports when there was none."""
+    """Return Spark's progress by epoch, without its reports of no epoch."""
     return {
         each["batchId"]: each for each in query.recentProgress if "addBatch" in each["durationMs"]
     }

@@ -1,4 +1,4 @@
-"""One start of a query: checks its location, restores if told to, starts Spark and coordinator."""
+"""One start of a query: check its location, restore, start Spark and the coordinator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()
-"""By location: two starts of one query take turns, others do not wait for each other."""
+"""Locks by location: two starts of one query take turns, others do not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class StartOfSpark:
     start_once
         For one epoch only, into the same sink.
     ends_by_itself
-        Whether that trigger does.
+        Whether the query ends by itself with that trigger.
     location_is_temporary
-        Whether the location goes when the query ends.
+        Whether the location is deleted when the query ends.
     announces_epochs
         Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
     """
@@ -75,7 +75,7 @@ class QueryStart:
     stream
         What the query writes.
     settings
-        What it goes by, with qualified paths.
+        Its settings, with qualified paths.
     migrations
         Of states, while they are restored.
     location
@@ -149,7 +149,7 @@ class QueryStart:
             query.awaitTermination()
 
     def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
-        """Return what one run of Spark's query tells its tasks."""
+        """Return what the tasks of one run of Spark's query need to know."""
         settings = self._settings
         return Runtime(
             query_id=query_id,
@@ -185,19 +185,19 @@ class QueryStart:
             error = plan_error(exc)
             if error is None:
                 raise
-            raise error from None  # the whole plan, with columns that nobody named
+            raise error from None  # it has the whole plan in it
 
     def _read_origin(self) -> Origin | None:
-        """Return what a location that is continued was restored from; refuse a damaged note."""
+        """Return the origin of a location that continues; refuse a damaged record."""
         query_id = SparkLog(self._location.storage).query_id()
         return None if query_id is None else read_origin(self._location.checkpoints(query_id))
 
     def _with_coordinator(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
-        """Give Spark's query its coordinator; without one the query does not run on."""
+        """Give Spark's query its coordinator; stop the query if that fails."""
         try:
             return self._coordinated(query, origin)
         except BaseException:
-            query.stop()  # nobody would have a handle on it
+            query.stop()  # the caller would have no query to stop
             raise
 
     def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
@@ -245,7 +245,7 @@ def _turn_of(location: str) -> threading.Lock:
 def restore_request(
     stream: DataFrame, settings: Settings, path: str, migrations: RestoreMigrations
 ) -> RestoreRequest:
-    """Return what a query asks for that is to start from a savepoint or checkpoint."""
+    """Return the request of a query that is to start from a savepoint or checkpoint."""
     return RestoreRequest(
         path=qualified_path(stream.sparkSession, path),
         claim_mode=settings.claim_mode,

@@ -1,4 +1,4 @@
-"""Why a query's coordinator stopped the query, or what its end is missing."""
+"""The errors of a query that its coordinator stopped, or whose end is not complete."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _START_AGAIN = "mend that and start the query again at its checkpointLocation"
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:
-    """Return why a query must not continue, ``None`` if it may; `last` is its cause.
+    """Return the error for which a query must stop, ``None`` if it may continue.
 
     Parameters
     ----------
     query_id
         The query.
     last
-        Why its newest checkpoint was given up.
+        The error of its newest checkpoint.
     tolerable, is_exceeded
-        How many checkpoints in a row may fail, and whether more have.
+        How many checkpoints in a row may fail, and whether more have failed.
     """
     if last.reason == AbortReason.FENCED:
-        # Whatever it writes from now on, another driver writes too.
+        # Another driver writes the same checkpoints from now on.
         return _failure(f"query {query_id} was stopped: another driver runs it ({last})", last)
     if is_exceeded:
         return _failure(
@@ -39,7 +39,7 @@ def why_to_stop(
 
 
 def cannot_continue(query_id: str, error: BaseException) -> FailedCheckpointsError:
-    """Return why a query was stopped whose coordinator met an error that it cannot pass."""
+    """Return the error of a query whose coordinator has failed."""
     return _failure(
         f"query {query_id} was stopped: without its coordinator there are no checkpoints, and the "
         f"coordinator failed with {_text(error)}; {_START_AGAIN}",
@@ -48,7 +48,7 @@ def cannot_continue(query_id: str, error: BaseException) -> FailedCheckpointsErr
 
 
 def last_checkpoint_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
-    """Return what a query's end is missing whose last checkpoint failed."""
+    """Return the error of a query that has ended without its last checkpoint."""
     return _failure(
         f"query {query_id} has ended, and its last checkpoint failed: {_text(error)}; its epochs "
         f"are committed and its older checkpoints are as they were; {_START_AGAIN}, which takes "
@@ -58,7 +58,7 @@ def last_checkpoint_failed(query_id: str, error: BaseException) -> FailedCheckpo
 
 
 def checkpoints_stay(query_id: str, error: BaseException) -> FailedCheckpointsError:
-    """Return what a query's end is missing whose checkpoints could not be deleted."""
+    """Return the error of a query that has ended, and whose checkpoints could not be deleted."""
     return _failure(
         f"query {query_id} has ended, and its checkpoints could not be deleted: {_text(error)}; "
         "start and stop the query again, which deletes them",
@@ -67,7 +67,7 @@ def checkpoints_stay(query_id: str, error: BaseException) -> FailedCheckpointsEr
 
 
 def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
-    """Return what a query's end is missing that was stopped for a savepoint, and has none."""
+    """Return the error of a query that was stopped for a savepoint that failed."""
     return _failure(
         f"query {query_id} was stopped with a savepoint, and the savepoint was not made: "
         f"{_text(error)}; {_START_AGAIN}",
@@ -76,7 +76,7 @@ def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
 
 
 def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
-    """Return what a query's end is missing whose Spark application was stopped under it."""
+    """Return the error of a query whose Spark application was stopped under it."""
     return FailedCheckpointsError(
         f"query {query_id} has ended with its Spark application, before a checkpoint of epoch "
         f"{epoch} was taken; call the query's stop() before the session's stop(), and start the "
@@ -85,7 +85,7 @@ def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
 
 
 def ended_without_epoch(query_id: str, failure: Exception | None) -> CheckpointAbortedError:
-    """Return the error of what is asked of a query that ended before its first epoch."""
+    """Return the error of a request to save a query that ended before its first epoch."""
     reason = AbortReason.QUERY_ENDED
     if failure is None:
         return CheckpointAbortedError(
@@ -93,10 +93,10 @@ def ended_without_epoch(query_id: str, failure: Exception | None) -> CheckpointA
             "start it again",
             reason,
         )
-    told = task_error(failure) if isinstance(failure, PySparkException) else None
+    cause = task_error(failure) if isinstance(failure, PySparkException) else None
     return CheckpointAbortedError(
         f"query {query_id} has failed before its first epoch was committed, so there is nothing "
-        f"to save; it failed with {_text(told or failure)}",
+        f"to save; it failed with {_text(cause or failure)}",
         reason,
     )
 

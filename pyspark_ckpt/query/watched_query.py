@@ -1,4 +1,4 @@
-"""A running query whose coordinator stops it if there would be no checkpoints otherwise."""
+"""A running query that its coordinator stops if it can have no checkpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 class WatchedQuery:
-    """A query, and why it was stopped.
+    """A query, and the failure for which it was stopped.
 
     Parameters
     ----------
     query
         The running query.
 
-    `failure` is the first that was noted, for all who wait for the query.
+    `failure` is the first noted failure, for every caller that waits for the query.
     """
 
     def __init__(self, query: StreamingQuery) -> None:
@@ -29,21 +29,21 @@ class WatchedQuery:
         self.failure: FailedCheckpointsError | None = None
 
     def note(self, failure: FailedCheckpointsError) -> None:
-        """Keep a failure unless there is one."""
+        """Keep a failure unless there is one already."""
         logger.error("%s", failure)
         self.failure = self.failure or failure
 
     def stop(self, failure: FailedCheckpointsError) -> None:
-        """Stop the query if it is active; who waits for it gets the failure."""
+        """Stop the query if it is active; callers that wait for it get the failure."""
         try:
             if self._query.isActive:
-                self.note(failure)  # before those who wait are woken up
+                self.note(failure)  # before the callers that wait are woken up
                 self._query.stop()
         except Exception as exc:  # Spark itself is gone
             self.note(failure)
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
 
     def cannot_continue(self, error: BaseException) -> None:
-        """Stop the query because of an error that its coordinator cannot pass."""
+        """Stop the query because its coordinator has failed."""
         logger.debug("where it happened", exc_info=error)
         self.stop(cannot_continue(self._query_id, error))
