@@ -1,1 +1,1 @@
-"""The table below the states: keys, catalog, writes of an epoch, time to live, migration."""
+"""The table below the states: stored keys, catalog, writes of an epoch, time to live."""
