@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,20 @@ def location_of(query: ckpt.CheckpointedQuery) -> Path:
 def nobody_deletes(location: Path) -> bool:
     """Whether the thread that decides about the location is over; other queries have their own."""
     return not any(thread.name.endswith(location.name) for thread in threading.enumerate())
+
+
+def await_decision(location: Path) -> None:
+    """Wait for the thread that decides about the location; warn of where it is if that is long."""
+    try:
+        until(lambda: nobody_deletes(location), "")
+    except AssertionError:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        stacks = "\n".join(
+            f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+        )
+        warnings.warn(f"slow to decide about {location}:\n{stacks}", stacklevel=2)
+        until(lambda: nobody_deletes(location), f"a thread is left: {stacks}")
 
 
 @pytest.mark.parametrize("sink", ["foreachBatch", "memory", "console", "noop"])
@@ -90,7 +107,7 @@ def test_it_stays_after_an_error(job: Job) -> None:
         if forced:
             until(lambda path=location: not path.exists(), f"{location} stays")
         else:
-            until(lambda path=location: nobody_deletes(path), f"a thread is left for {location}")
+            await_decision(location)
             assert location.exists()
 
 
