@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.machine import describe_host
 from benchmarks.markdown_table import table
 from benchmarks.process_memory import Growth, measured
 from benchmarks.subtask_steps import LIMIT_BYTES, STEPS, Place, command
@@ -54,7 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / _NAME
     path.with_suffix(".json").write_text(
-        json.dumps([asdict(each) for each in results], indent=1) + "\n"
+        json.dumps(
+            {"machine": describe_host(), "steps": [asdict(each) for each in results]}, indent=1
+        )
+        + "\n"
     )
     path.with_suffix(".md").write_text(_markdown(results, options.value_bytes))
     return 0

@@ -17,8 +17,13 @@ from pyspark_ckpt import __version__
 
 
 def describe_machine(spark: SparkSession) -> dict[str, Any]:
-    """Return the machine and the versions."""
+    """Return the machine and the versions, of Java too."""
     jvm: Any = spark._jvm
+    return describe_host() | {"Java": jvm.java.lang.System.getProperty("java.version")}
+
+
+def describe_host() -> dict[str, Any]:
+    """Return the machine and the versions, for a benchmark without Spark."""
     return {
         "CPUs": os.cpu_count(),
         "processor": _processor(),
@@ -27,7 +32,6 @@ def describe_machine(spark: SparkSession) -> dict[str, Any]:
         "system": platform.system(),
         "Python": platform.python_version(),
         "PySpark": pyspark.__version__,
-        "Java": jvm.java.lang.System.getProperty("java.version"),
         "pandas": pd.__version__,
         "NumPy": np.__version__,
         "PyArrow": pa.__version__,

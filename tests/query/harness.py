@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -290,5 +290,12 @@ def drop_local_copies(spark: SparkSession) -> int:
     """Delete the state that executors keep on local disk; return how many there were."""
     found = list(Path(spark.conf.get("spark.local.dir")).rglob("pyspark_ckpt"))
     for path in found:
-        shutil.rmtree(path)
+        # A worker may still upload from it; then a file can appear while it is deleted.
+        until(lambda each=path: _is_deleted(each), f"{path} stays")
     return len(found)
+
+
+def _is_deleted(path: Path) -> bool:
+    with suppress(OSError):
+        shutil.rmtree(path)
+    return not path.exists()
