@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from state_backends import Changes, StateBackend, in_parts, open_temporary
+from state_backends import Changes, StateBackend, StateBackendError, in_parts, open_temporary
 
 Write = bytes | None
 """A value, or ``None`` for a delete."""
@@ -56,6 +56,7 @@ class EpochWrites:
         self._spill_place: Path | None = None
         self._spills = count(1)
         self._before_spill: list[Callable[[], None]] = []
+        self._failure: BaseException | None = None
 
     @property
     def is_spilled(self) -> bool:
@@ -144,15 +145,31 @@ class EpochWrites:
             write_pending()
 
     def spill(self) -> None:
-        """Move all writes in memory to disk."""
+        """Move all writes in memory to disk.
+
+        Raises
+        ------
+        BaseException
+            Whatever failed, now and at every later :meth:`spill` or :meth:`all_in_order`. A
+            processor may catch the first one, but its epoch must not end without these writes.
+        """
+        self._check_complete()
         self._bytes = 0  # the writes that are handed over now must not spill again
-        self.hand_over_pending()
-        if self._spilled is None:
-            self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
-            self._spilled = open_temporary(self._spill_place / "writes")
-        self._below.clear()
-        self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
+        try:
+            self.hand_over_pending()
+            if self._spilled is None:
+                self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
+                self._spilled = open_temporary(self._spill_place / "writes")
+            self._below.clear()
+            self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
+        except BaseException as exc:
+            self._failure = exc
+            raise
         self._bytes = 0
+
+    def _check_complete(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _taken_in_order(self) -> Iterator[Changes]:
         """Take the writes out of memory in key order, encoded for the store on disk.
@@ -164,7 +181,14 @@ class EpochWrites:
         yield from in_parts(encoded, FRAME_ENTRIES, _MOVED_BYTES)
 
     def all_in_order(self) -> Iterator[Changes]:
-        """Yield all writes in key order, in frames."""
+        """Yield all writes in key order, in frames.
+
+        Raises
+        ------
+        BaseException
+            If an earlier :meth:`spill` failed: some writes are lost.
+        """
+        self._check_complete()
         self.hand_over_pending()
         if self._spilled is None:
             yield from self._frames_in_memory()
@@ -185,10 +209,17 @@ class EpochWrites:
 
     def close(self) -> None:
         """Remove the writes from disk; safe to call twice."""
-        if self._spilled is not None and self._spill_place is not None:
-            self._spilled.close()
-            shutil.rmtree(self._spill_place, ignore_errors=True)
-            self._spilled = None
+        spilled, self._spilled = self._spilled, None
+        try:
+            if spilled is not None:
+                spilled.close()
+        except StateBackendError:
+            if self._failure is None:
+                raise
+            # RocksDB fails here as it did in `spill`, and the writes are lost anyway.
+        finally:
+            if self._spill_place is not None:
+                shutil.rmtree(self._spill_place, ignore_errors=True)
 
 
 def overlaid(

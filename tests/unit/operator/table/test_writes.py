@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyspark_ckpt.operator.table.writes import (
     in_frames,
     overlaid,
 )
+from state_backends import StateBackendError
 from tests.unit.operator.subtask_epochs import IN_MEMORY
 
 MakeWrites = Callable[[int], EpochWrites]
@@ -109,6 +111,30 @@ def test_a_spill_takes_little_beside_the_writes(make_writes: MakeWrites) -> None
         tracemalloc.stop()
     assert most_bytes < 8 << 20
     assert pairs(writes) == [(b"%05d" % n, b"%05d" % n * 2000) for n in range(3000)]
+
+
+def test_after_a_spill_that_failed_the_epoch_cannot_end(
+    make_writes: MakeWrites, tmp_path: Path
+) -> None:
+    """A processor may swallow the error; the writes that were lost must still fail the epoch."""
+    writes = make_writes(10_000)
+
+    def add_many() -> None:
+        for number in range(100):
+            writes.add(b"%d" % number, b"v")
+
+    add_many()
+    assert writes.is_spilled
+    (place,) = tmp_path.iterdir()
+    shutil.rmtree(place)
+    with pytest.raises(StateBackendError) as raised:
+        add_many()
+    writes.add(b"swallowed", b"1")
+    with pytest.raises(StateBackendError) as at_the_end:
+        pairs(writes)
+    assert at_the_end.value is raised.value
+    with pytest.raises(StateBackendError):
+        writes.spill()
 
 
 def test_below_the_limit_nothing_goes_to_disk(make_writes: MakeWrites, tmp_path: Path) -> None:
