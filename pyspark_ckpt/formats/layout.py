@@ -112,13 +112,6 @@ def store_note_path(number: int) -> str:
     return f"{_STORES}/{number}"
 
 
-def is_metadata(path: str) -> bool:
-    """Return whether a path is of what says that a checkpoint is there, not of its state."""
-    directory, _, name = path.rpartition("/")
-    is_note = directory in (OWNERS, _DRIVERS, _STORES)
-    return is_note or name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME)
-
-
 def savepoint_name(query_id: str) -> str:
     """Return a new, unique directory name for a savepoint of a query."""
     return f"savepoint-{query_id[:6]}-{secrets.token_hex(6)}"
@@ -191,12 +184,18 @@ def snapshot_path(uid: str, subtask: int, epoch: int, snapshot_id: str) -> str:
 
 
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
-    """Return the path of a copy of one of Spark's source log files; equal digest, equal path."""
+    """Return the path of a copy of one of Spark's source log files.
+
+    Copies of one file with equal content have equal paths.
+    """
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
 
 
 def spark_operator_path(operator_id: int, sha256: str) -> str:
-    """Return the path of a copy of one of Spark's state files; equal digest, equal path."""
+    """Return the path of a copy of one of Spark's state files.
+
+    Copies of one operator's files with equal content have equal paths.
+    """
     return f"{SHARED}/native-{operator_id}-{sha256[:32]}.bin"
 
 
@@ -230,12 +229,6 @@ def epoch_of(name: str) -> int | None:
     """Return the epoch in which a task wrote the file `name`, ``None`` if no task wrote it."""
     file = state_file(name)
     return None if file is None else file.epoch
-
-
-def snapshot_id_of(name: str) -> str | None:
-    """Return the id of the base snapshot that the file `name` is of, ``None`` for other names."""
-    file = state_file(name)
-    return None if file is None else file.snapshot_id
 
 
 def is_source_log(name: str) -> bool:

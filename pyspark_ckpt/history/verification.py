@@ -11,7 +11,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
-from pyspark_ckpt.stores.subsumed import told_apart
+from pyspark_ckpt.stores.subsumed import name_subsumed
 
 Check = Callable[[FileReference], None]
 
@@ -80,7 +80,7 @@ def verify(path: str) -> Verification:
     metadata = read_metadata(directory)
     storage = directory if metadata.is_savepoint else directory.parent()
     files = {reference.path: reference for reference in metadata.files()}
-    with told_apart(directory):
+    with name_subsumed(directory):
         # Sizes are cheap to check, and bound what is read for the digests.
         damaged = _damages(storage.verify_size, files.values())
         damaged = damaged or _damages(lambda file: _read_through(storage, file), files.values())

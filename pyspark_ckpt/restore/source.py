@@ -17,7 +17,7 @@ from pyspark_ckpt.spark.log import is_offset
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
-from pyspark_ckpt.stores.subsumed import told_apart
+from pyspark_ckpt.stores.subsumed import name_subsumed
 
 _CONF = "spark.sql."
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_+-]{0,64}")
@@ -125,7 +125,7 @@ class RestoreSource:
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context in which an error of a file says if the checkpoint was subsumed."""
-        return told_apart(open_storage(self.path))
+        return name_subsumed(open_storage(self.path))
 
     def _for_all_sources(self) -> dict[str, Any]:
         """Return the fields of Spark's entry that hold for all sources."""

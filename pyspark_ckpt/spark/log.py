@@ -72,10 +72,6 @@ class SparkLog:
         """Return the newest epoch that has offsets, committed or not; ``None`` if there is none."""
         return max(_numbers(self.storage.list("offsets")), default=None)
 
-    def has_started(self) -> bool:
-        """Return whether a query has started an epoch here, committed or not."""
-        return bool(_numbers(self.storage.list("offsets")))
-
     def query_id(self) -> str | None:
         """Return the id of the query that owns the location, ``None`` before its first start."""
         if not self.storage.exists("metadata"):

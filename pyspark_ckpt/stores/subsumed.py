@@ -1,4 +1,4 @@
-"""Tells a subsumed checkpoint from a corrupt one: retention may remove it while it is read."""
+"""A checkpoint that retention removes while it is read is subsumed, not corrupt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_ckpt.stores.open import find_store
 
 
 @contextmanager
-def told_apart(directory: Storage) -> Iterator[None]:
+def name_subsumed(directory: Storage) -> Iterator[None]:
     """Replace the error of a missing file if the ``chk-N`` itself was subsumed meanwhile.
 
     Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a

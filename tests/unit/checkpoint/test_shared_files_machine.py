@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
-from pyspark_ckpt.formats.layout import snapshot_id_of, snapshot_path
+from pyspark_ckpt.formats.layout import snapshot_path, state_file
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
@@ -181,10 +181,13 @@ class SharedFilesMachine(RuleBasedStateMachine):
     def files_of_the_pending_snapshot(self) -> set[str]:
         """Those that a later epoch may pick up."""
         pending = self.subtask.handle.pending
+        if pending is None:
+            return set()
+        files = {name: state_file(name) for name in self.storage.list("shared")}
         return {
             name
-            for name in self.storage.list("shared")
-            if pending is not None and snapshot_id_of(name) == pending.snapshot_id
+            for name, file in files.items()
+            if file is not None and file.snapshot_id == pending.snapshot_id
         }
 
     def checkpoint(self) -> None:

@@ -42,7 +42,7 @@ def test_each_checkpoint_id_has_one_name_only(name: str) -> None:
 def test_a_foreign_name_says_nothing(name: str) -> None:
     assert layout.checkpoint_id_of(name) is None
     assert layout.epoch_of(name) is None
-    assert layout.snapshot_id_of(name) is None
+    assert layout.state_file(name) is None
     assert not layout.is_source_log(name)
 
 

@@ -47,7 +47,7 @@ def needed(log: SparkLog, *offsets: str) -> list[tuple[int, str]]:
 
 def test_a_fresh_location_has_no_epochs_and_no_query(log: SparkLog) -> None:
     assert log.committed_epoch() is None
-    assert not log.has_started()
+    assert log.begun_epoch() is None
     assert log.query_id() is None
 
 
@@ -56,16 +56,16 @@ def test_the_committed_epoch_is_the_greatest_number(log: SparkLog, put_file: Put
         put_file(f"commits/{name}")
     put_file("offsets/11")
     assert log.committed_epoch() == 10
-    assert log.has_started()
+    assert log.begun_epoch() == 11
 
 
-def test_a_location_with_offsets_only_has_started_but_committed_nothing(
+def test_a_location_with_offsets_only_has_begun_but_committed_nothing(
     log: SparkLog, put_file: PutFile
 ) -> None:
     put_file("offsets/.0.crc")
-    assert not log.has_started()
+    assert log.begun_epoch() is None
     put_file("offsets/0")
-    assert log.has_started()
+    assert log.begun_epoch() == 0
     assert log.committed_epoch() is None
 
 

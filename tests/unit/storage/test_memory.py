@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
-from pyspark_ckpt.formats.layout import is_metadata
+from pyspark_ckpt.formats.layout import AUTHOR_NAME, METADATA_NAME, OWNERS, POINTED_NAME
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.memory import MemoryStorage
@@ -82,7 +82,14 @@ class MemoryWithDurableMetadata(Storage):
         self._state.delete_directory(relative)
 
     def _home(self, relative: str) -> Storage:
-        return self._metadata if is_metadata(relative) else self._state
+        return self._metadata if _is_metadata(relative) else self._state
+
+
+def _is_metadata(path: str) -> bool:
+    """Return whether a path is of what says that a checkpoint is there, not of its state."""
+    directory, _, name = path.rpartition("/")
+    is_note = directory in (OWNERS, "drivers", "stores")
+    return is_note or name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pyspark_ckpt.formats.handle import (
     Handle,
     Segment,
 )
-from pyspark_ckpt.formats.layout import epoch_of, snapshot_id_of
+from pyspark_ckpt.formats.layout import state_file
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import MOST_SEGMENTS, is_due
@@ -139,7 +139,9 @@ def test_a_snapshot_is_taken_uploaded_and_taken_for_the_base(subtask: Materializ
     assert paths == subtask.files()
     for path in paths:
         name = Path(path).name
-        assert (epoch_of(name), snapshot_id_of(name)) == (2, taken.pending.snapshot_id)
+        file = state_file(name)
+        assert file is not None
+        assert (file.epoch, file.snapshot_id) == (2, taken.pending.snapshot_id)
     content = {
         key: value
         for part in read_base(subtask.storage, based.base)
