@@ -1,4 +1,4 @@
-"""The ``foreachBatch`` function, called so that all its actions know their epoch."""
+"""A ``foreachBatch`` function whose actions all know their epoch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class EpochId:
     number : int
         The epoch: the batch id that the function gets. It grows with each epoch of the query.
     rolled_back : tuple of RolledBack
-        The epochs that rollbacks of the location made void. A sink has to remove their output: of
-        each `query_id` all epochs later than `after`.
+        The epochs that rollbacks of the location removed. A sink has to delete their output: all
+        epochs of each `query_id` that are later than `after`.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def current_epoch() -> EpochId:
     Returns
     -------
     EpochId
-        The same in each call for this epoch, also after a crash.
+        Equal in every call for this epoch, also when Spark repeats the epoch after a crash.
 
     Raises
     ------
@@ -90,17 +90,17 @@ def current_epoch() -> EpochId:
     except LookupError:
         raise UnknownEpochError(
             "current_epoch() was called outside of a foreachBatch function of "
-            "pyspark_ckpt.write_stream(df): call it in the function itself, and pass what it "
-            "returns to other threads"
+            "pyspark_ckpt.write_stream(df): call it in the function itself, and pass its result "
+            "to other threads"
         ) from None
 
 
 class EpochFunction:
     """A user's ``foreachBatch`` function; announces its epoch to the tasks while it runs.
 
-    An action reaches its tasks with the conf of its DataFrame's session, from any thread. That
-    session is the query's own. An action of the RDD has no session. For such actions the thread
-    that calls the function has the epoch as a local property too.
+    An action sends its tasks the conf of its DataFrame's session, from any thread. That session is
+    the query's own. An action of the RDD has no session. For such actions the epoch is also a
+    local property of the thread that calls the function.
 
     Parameters
     ----------

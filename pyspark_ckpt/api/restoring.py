@@ -23,14 +23,14 @@ def plan_restore(
 ) -> RestorePlan:
     """Return what a restore would do with every operator and state; starts nothing.
 
-    Call it on the driver. ``start`` makes the same plan and raises what the plan refuses.
+    Call it on the driver. ``start`` makes the same plan, and raises an error if the plan has one.
 
     Parameters
     ----------
     path : str
         A ``savepoint-...`` or ``chk-...`` directory.
     query : DataFrame or CheckpointedStreamWriter
-        The query as a DataFrame, or its writer, whose options are taken into account.
+        The query as a DataFrame, or its writer. The plan follows the writer's options.
     **arguments : object
         Further arguments of :meth:`CheckpointedStreamWriter.restoreFrom`.
 
@@ -44,7 +44,7 @@ def plan_restore(
     PlanError
         If the query has no operator of this library.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no good checkpoint or savepoint at `path`.
+        If `path` holds no checkpoint or savepoint, or it is damaged.
 
     Examples
     --------
@@ -62,8 +62,8 @@ def plan_restore(
 def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     """Write a savepoint in which operators of a checkpoint or savepoint have other uids.
 
-    Flink's ``SavepointWriter.changeOperatorIdentifier``. `path` is only read. The call needs no
-    Spark, and runs in the calling process.
+    It does what Flink's ``SavepointWriter.changeOperatorIdentifier`` does. It only reads `path`. It
+    needs no Spark, and runs in the calling process.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     uids : Mapping of str to str
         New uids by the old ones.
     directory : str
-        Where the new ``savepoint-...`` directory is made.
+        The parent of the new ``savepoint-...`` directory.
 
     Returns
     -------
@@ -82,9 +82,9 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     Raises
     ------
     RestoreError
-        If an old uid is not stored, or two operators would have one uid.
+        If an old uid is not stored, a new uid is empty, or two operators would have the same uid.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no good checkpoint or savepoint at `path`.
+        If `path` holds no checkpoint or savepoint, or it is damaged.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     unknown = sorted(set(uids) - set(stored))
     if unknown:
         raise RestoreError(
-            f"{source.path} has no operator {', '.join(map(repr, unknown))}, it has "
+            f"{source.path} has no operator {', '.join(map(repr, unknown))}; its operators are "
             f"{', '.join(map(repr, stored))}: correct the old uid"
         )
     renamed = [uids.get(uid, uid) for uid in stored]
@@ -105,7 +105,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     if twice or not all(renamed):
         raise RestoreError(
             f"{source.path}: operators {', '.join(map(repr, stored))} cannot become "
-            f"{', '.join(map(repr, renamed))}: give each a uid of its own"
+            f"{', '.join(map(repr, renamed))}: give each operator a uid of its own"
         )
     operators = tuple(_renamed(each, uids) for each in source.metadata.operators)
     parent = Origin(
@@ -119,7 +119,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     )
     contents = source.metadata.contents()
     contents = msgspec.structs.replace(contents, operators=operators, parent=parent)
-    # The files are copied as they are, in any format.
+    # ``NATIVE`` copies files of any format as they are.
     return write_savepoint(
         contents,
         source.storage,

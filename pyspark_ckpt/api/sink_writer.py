@@ -16,7 +16,9 @@ Writer = TypeVar("Writer", bound="SinkWriter")
 
 
 class SinkWriter(DataStreamWriter):
-    """PySpark's ``DataStreamWriter``, which remembers what was chosen and cannot be asked for it.
+    """PySpark's ``DataStreamWriter`` that also keeps its sink, trigger and options.
+
+    PySpark's class has no methods that return them.
 
     Parameters
     ----------
@@ -76,14 +78,14 @@ class SinkWriter(DataStreamWriter):
     def foreachBatch(self: Writer, func: Callable[[DataFrame, int], None]) -> Writer:
         """Process each epoch's output with a function; as ``DataStreamWriter.foreachBatch``.
 
-        All actions on the DataFrame, also from other threads, have to end before the function
-        returns.
+        All actions on the DataFrame have to end before the function returns, also actions of other
+        threads.
 
         Parameters
         ----------
         func : callable
-            Called on the driver with a DataFrame and the epoch. :func:`current_epoch` returns more
-            about the epoch.
+            Called on the driver with a DataFrame and the epoch. In the function,
+            :func:`current_epoch` returns the epoch's full identity.
 
         Returns
         -------
@@ -210,5 +212,5 @@ class SinkWriter(DataStreamWriter):
         return self
 
     def _use_location_once(self, url: str) -> None:
-        """Give Spark a location for this start alone: the next start makes another one."""
+        """Give Spark a location for this start only; the next start makes a new one."""
         super().option("checkpointLocation", url)

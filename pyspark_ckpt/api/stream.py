@@ -1,4 +1,4 @@
-"""``key_by``: from a streaming DataFrame to a keyed stream, and through a processor back."""
+"""``key_by``: partitions a DataFrame by key, and runs a processor over the keyed stream."""
 
 from __future__ import annotations
 
@@ -40,12 +40,11 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
         A streaming DataFrame. Over a batch DataFrame the processor runs once, and its state is
         discarded.
     *columns : str or Column
-        Names or expressions, one or more, as ``groupBy`` takes them. Keys have the names that
-        ``groupBy`` gives them. The processor's rows have the columns of `df`, without the
-        expressions.
+        One or more names or expressions, as for ``groupBy``. Keys have the names that ``groupBy``
+        gives them. The processor's rows have the columns of `df`, without the expressions.
     maxParallelism : int, optional
-        Number of key groups, fixed for the life of the state. By default a power of two from 128
-        up, derived from the parallelism as in Flink.
+        Number of key groups, fixed for the life of the state. By default a power of two of at
+        least 128, derived from the parallelism as in Flink.
 
     Returns
     -------
@@ -57,7 +56,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     PlanError
         If a key column is missing or ambiguous, or `maxParallelism` is not allowed.
     NotBuiltYetError
-        If `df` has a column of an unsupported type, or is of Spark Connect.
+        If `df` has a column of an unsupported type, or belongs to a Spark Connect session.
 
     Examples
     --------
@@ -106,8 +105,9 @@ class KeyedStream:
         """Connect a stream whose rows reach every subtask.
 
         The processor gets the rows in ``handleBroadcastRows(rows, timerValues)``, before the keyed
-        rows of the epoch: Rows in :meth:`transformWithState`, frames in the other methods. There it
-        may change broadcast state, which it can read when it handles keyed rows.
+        rows of the epoch. It gets Rows in :meth:`transformWithState`, and pandas frames in the
+        other methods. There it may change broadcast state. It may read broadcast state when it
+        handles keyed rows.
 
         Parameters
         ----------
@@ -117,12 +117,12 @@ class KeyedStream:
         Returns
         -------
         KeyedStream
-            A new one, with the broadcast stream.
+            A new keyed stream that is connected to `df`.
 
         Raises
         ------
         PlanError
-            If `df` is not streaming, or a broadcast stream is connected already.
+            If only one of the two is streaming, or a broadcast stream is connected already.
 
         Examples
         --------
@@ -137,7 +137,10 @@ class KeyedStream:
         if self._broadcast is not None:
             raise PlanError("a broadcast stream is connected already: union the two first")
         if df.isStreaming != self._keyed.df.isStreaming:
-            raise PlanError("connectBroadcast needs a stream beside a stream")
+            raise PlanError(
+                "connectBroadcast got a batch DataFrame for a stream, or a stream for a batch "
+                "DataFrame: give two streams, or two batch DataFrames"
+            )
         return KeyedStream(self._keyed, df)
 
     def transformWithState(
@@ -164,9 +167,9 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. The query may have the other of the two.
+            ``Append`` or ``Update``. It may differ from the query's output mode.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
         initialState : GroupedData, optional
             ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
             ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
@@ -174,12 +177,11 @@ class KeyedStream:
         eventTimeColumnName : str
             The output column that is event time for a stateful operator that follows.
         uid : str, optional
-            The operator's stable name: its state is found by the uid on every restart and restore.
-            The only operator of a query may have none; its uid is then ``operator``.
+            The operator's stable name. Every restart and restore finds the operator's state by it.
+            The only operator of a query may go without; its uid is then ``operator``.
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
-            name. Only required if a schema changed in a way that values cannot follow by
-            themselves.
+            name. Required only if the library cannot convert values to the new schema by itself.
 
         Returns
         -------
@@ -189,9 +191,9 @@ class KeyedStream:
         Raises
         ------
         PlanError
-            If an argument is not allowed; names the argument.
+            If an argument is not allowed. The message names the argument.
         NotBuiltYetError
-            If an argument asks for a feature that is not supported; names the feature.
+            If an argument asks for a feature that is not supported. The message names the feature.
 
         Examples
         --------
@@ -234,9 +236,9 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. The query may have the other of the two.
+            ``Append`` or ``Update``. It may differ from the query's output mode.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
         initialState : GroupedData, optional
             ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
             ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
@@ -244,12 +246,11 @@ class KeyedStream:
         eventTimeColumnName : str
             The output column that is event time for a stateful operator that follows.
         uid : str, optional
-            The operator's stable name: its state is found by the uid on every restart and restore.
-            The only operator of a query may have none; its uid is then ``operator``.
+            The operator's stable name. Every restart and restore finds the operator's state by it.
+            The only operator of a query may go without; its uid is then ``operator``.
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
-            name. Only required if a schema changed in a way that values cannot follow by
-            themselves.
+            name. Required only if the library cannot convert values to the new schema by itself.
 
         Returns
         -------
@@ -259,9 +260,9 @@ class KeyedStream:
         Raises
         ------
         PlanError
-            If an argument is not allowed; names the argument.
+            If an argument is not allowed. The message names the argument.
         NotBuiltYetError
-            If an argument asks for a feature that is not supported; names the feature.
+            If an argument asks for a feature that is not supported. The message names the feature.
 
         Examples
         --------
@@ -308,9 +309,9 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. The query may have the other of the two.
+            ``Append`` or ``Update``. It may differ from the query's output mode.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of its timers.
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
         initialState : GroupedData, optional
             ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
             ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
@@ -318,12 +319,11 @@ class KeyedStream:
         eventTimeColumnName : str
             The output column that is event time for a stateful operator that follows.
         uid : str, optional
-            The operator's stable name: its state is found by the uid on every restart and restore.
-            The only operator of a query may have none; its uid is then ``operator``.
+            The operator's stable name. Every restart and restore finds the operator's state by it.
+            The only operator of a query may go without; its uid is then ``operator``.
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
-            name. Only required if a schema changed in a way that values cannot follow by
-            themselves.
+            name. Required only if the library cannot convert values to the new schema by itself.
 
         Returns
         -------
@@ -333,9 +333,9 @@ class KeyedStream:
         Raises
         ------
         PlanError
-            If an argument is not allowed; names the argument.
+            If an argument is not allowed. The message names the argument.
         NotBuiltYetError
-            If an argument asks for a feature that is not supported; names the feature.
+            If an argument asks for a feature that is not supported. The message names the feature.
 
         Examples
         --------

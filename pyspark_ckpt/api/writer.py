@@ -51,7 +51,7 @@ def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
 class CheckpointedStreamWriter(SinkWriter):
     """PySpark's ``DataStreamWriter`` with checkpoints and :meth:`restoreFrom`.
 
-    Its options may also be ``spark.ckpt.`` keys. An option wins over the conf.
+    Its options may also be ``spark.ckpt.`` keys. An option overrides the same key of Spark's conf.
 
     Parameters
     ----------
@@ -85,26 +85,26 @@ class CheckpointedStreamWriter(SinkWriter):
 
         If the ``checkpointLocation`` has committed epochs, the query continues from them and `path`
         is not used. A fresh location is seeded with copies of everything that the query needs, so
-        that `path` may be deleted as soon as ``start`` returns. Operators that `path` does not know
+        you may delete `path` as soon as ``start`` returns. Operators that `path` does not have
         start empty.
 
         Parameters
         ----------
         path : str
-            A ``savepoint-...`` or ``chk-...`` directory; wins over
+            A ``savepoint-...`` or ``chk-...`` directory. It overrides
             ``spark.ckpt.execution.state-recovery.path``.
         claimMode : str, optional
-            ``NO_CLAIM``: `path` is only read. ``CLAIM``: the query deletes `path` when it has a
-            checkpoint of its own; files of a ``chk-...`` that others may share stay. By default
-            ``spark.ckpt.execution.state-recovery.claim-mode``, which is ``NO_CLAIM``.
+            ``NO_CLAIM``: the query only reads `path`. ``CLAIM``: the query deletes `path` after its
+            own first checkpoint, except files of a ``chk-...`` that other checkpoints may share. By
+            default ``spark.ckpt.execution.state-recovery.claim-mode``, which is ``NO_CLAIM``.
         allowNonRestoredState : bool, optional
             Whether to leave out the state of operators that the query no longer has, instead of
             refusing to start. By default
             ``spark.ckpt.execution.state-recovery.ignore-unclaimed-state``, which is false.
         migrations : Mapping of str to Mapping of str to Migration, optional
             Migrations by the uid of an operator and the name of its state. They bring stored states
-            to new schemas or names during the restore. The query does not need them later, unlike
-            the migrations of an operator, which run in its first epochs.
+            to new schemas or names during the restore. The query does not need them afterwards. The
+            migrations of an operator run in its first epochs instead.
 
         Returns
         -------
@@ -132,7 +132,7 @@ class CheckpointedStreamWriter(SinkWriter):
         """
         if claimMode is not None and claimMode not in CLAIM_MODES:
             raise ConfigurationError(
-                f"claimMode is {claimMode!r}: allowed is {', '.join(CLAIM_MODES)}"
+                f"claimMode is {claimMode!r}: give one of {', '.join(CLAIM_MODES)}"
             )
         given = {
             "restore_path": str(path),
@@ -154,8 +154,8 @@ class CheckpointedStreamWriter(SinkWriter):
     ) -> CheckpointedQuery:
         """Start the query; parameters as ``DataStreamWriter.start``.
 
-        When it returns, the location is seeded durably if the query is restored, and the query
-        runs.
+        When it returns, the query runs. If the query is restored, its location has been seeded
+        durably.
 
         Parameters
         ----------
@@ -183,10 +183,10 @@ class CheckpointedStreamWriter(SinkWriter):
             If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
             would not make a temporary one for the sink.
         PlanError
-            If the query has no operator of this library, two operators with one uid, or another
-            parallelism than its location.
+            If the query has no operator of this library, two of its operators have the same uid, or
+            its parallelism is not the parallelism of its location.
         RestoreError, CheckpointNotFoundError, CorruptFileError
-            If the query cannot start from the given place; nothing was started or deleted.
+            If the query cannot be restored; nothing was started or deleted.
 
         Examples
         --------
@@ -222,7 +222,7 @@ class CheckpointedStreamWriter(SinkWriter):
     ) -> CheckpointedQuery:
         """Start the query into a table; parameters as ``DataStreamWriter.toTable``.
 
-        With :meth:`restoreFrom` the table has to be new, or one that no query has written to.
+        With :meth:`restoreFrom` the table has to be new, or no query may have written to it.
 
         Parameters
         ----------
@@ -250,10 +250,10 @@ class CheckpointedStreamWriter(SinkWriter):
             If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
             would not make a temporary one for the sink.
         PlanError
-            If the query has no operator of this library, two operators with one uid, or another
-            parallelism than its location.
+            If the query has no operator of this library, two of its operators have the same uid, or
+            its parallelism is not the parallelism of its location.
         RestoreError, CheckpointNotFoundError, CorruptFileError
-            If the query cannot start from the given place; nothing was started or deleted.
+            If the query cannot be restored; nothing was started or deleted.
 
         Examples
         --------
@@ -319,11 +319,11 @@ class CheckpointedStreamWriter(SinkWriter):
         sink: SinkChoice,
         storage: LocalStorage,
     ) -> StreamingQuery:
-        """Start Spark's query for one more epoch, into the sink of the query that was started."""
+        """Start Spark's query for one more epoch, with the sink that the query was started with."""
         if self._sink != sink:
             raise CheckpointAbortedError(
-                f"the writer of the query at {storage.url} was given other options since, and its "
-                "last epoch cannot be run with them: start the query again"
+                f"the writer of the query at {storage.url} was changed after the start, so the "
+                "query's last epoch cannot be run into the same sink: start the query again"
             )
         when = self._when
         self.trigger(once=True)
@@ -338,14 +338,15 @@ class CheckpointedStreamWriter(SinkWriter):
         Returns
         -------
         RestorePlan
-            Prints as a table. ``start`` makes the same plan and raises what the plan refuses.
+            Prints as a table. ``start`` makes the same plan, and raises an error if the plan has
+            one.
 
         Raises
         ------
         ConfigurationError
             If no path was given.
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If there is no good checkpoint or savepoint at the path.
+            If the path holds no checkpoint or savepoint, or it is damaged.
 
         Examples
         --------
@@ -355,7 +356,8 @@ class CheckpointedStreamWriter(SinkWriter):
         settings = self._settings(self._stream.sparkSession)
         if settings.restore_path is None:
             raise ConfigurationError(
-                "planRestore needs restoreFrom(path), or spark.ckpt.execution.state-recovery.path"
+                "planRestore has no path: call restoreFrom(path), or set "
+                "spark.ckpt.execution.state-recovery.path"
             )
         request = restore_request(self._stream, settings, settings.restore_path, self._migrations)
         return plan_of_request(request, operators_of(self._stream))
@@ -376,8 +378,8 @@ def _qualified(spark: SparkSession, path: str | None) -> str | None:
     storage = open_storage(qualified_path(spark, path))
     if not storage.is_shared:
         raise ConfigurationError(
-            f"{storage.url} is the memory of one process, which the tasks of a query do not see: "
-            "use a local or mounted path, or s3://bucket/prefix"
+            f"{storage.url} is in the memory of one process, and the tasks of a query run in other "
+            "processes: use a local or mounted path, or s3://bucket/prefix"
         )
     storage.list()  # refuses an unreadable directory before anything starts
     return storage.url
