@@ -17,22 +17,22 @@ from pyspark_ckpt.query.watched_query import WatchedQuery
 logger = logging.getLogger(__name__)
 
 _FENCES_TAKEN_BACK = 3
-"""How often one checkpoint is begun again because another driver was started meanwhile."""
+"""How often one checkpoint begins again after this driver took its fence back."""
 
 
 class CheckpointTaker:
-    """Takes the checkpoints of one run of a query; any thread may ask for one.
+    """Takes the checkpoints of one run of a query; any thread may take one.
 
     Parameters
     ----------
     runner
         Does the work.
     race
-        Tells whether this run commits the query's epochs.
+        Knows whether this run commits the query's epochs.
     query
         Stopped if it cannot have checkpoints.
     committed_epoch
-        Looks for the newest committed epoch.
+        Returns the newest committed epoch.
     tolerable
         How many checkpoints in a row may fail.
     """
@@ -59,7 +59,8 @@ class CheckpointTaker:
         Raises
         ------
         CheckpointAbortedError
-            If it was aborted. The query was stopped if more failed than the settings tolerate.
+            If it was aborted. If more checkpoints failed than the settings tolerate, the query was
+            stopped.
         """
         return self._take(_FENCES_TAKEN_BACK, periodic=periodic, waits=waits_for_listeners)
 
@@ -72,7 +73,7 @@ class CheckpointTaker:
             self.take(periodic=True, waits_for_listeners=False)
         except Exception as exc:
             logger.warning("checkpoint aborted: %s", exc)
-            logger.debug("where it happened", exc_info=True)
+            logger.debug("traceback of the aborted checkpoint", exc_info=True)
 
     def take_back_if_fenced(self) -> None:
         """Take back the fence from a driver that was started later and commits no epoch.
@@ -80,7 +81,7 @@ class CheckpointTaker:
         Raises
         ------
         OSError
-            If it is not known whether it worked.
+            If it is unknown whether this driver has the fence.
         """
         try:
             self._runner.check_not_fenced()
@@ -104,7 +105,7 @@ class CheckpointTaker:
                 raise
             self._take_over()
         except KeyboardInterrupt:
-            raise  # the user's own wait was interrupted, and the query runs
+            raise  # the user interrupted the wait, and the query still runs
         except BaseException as exc:
             self._query.cannot_continue(exc)
             raise
@@ -112,8 +113,9 @@ class CheckpointTaker:
 
     def _take_over(self) -> None:
         logger.warning(
-            "another driver was started for this query and has committed no epoch: this driver "
-            "continues; stop the other one"
+            "query %s: another driver was started for it and has committed no epoch. This driver "
+            "continues; stop the other one",
+            self._runner.query_id,
         )
         self._runner.take_over()
 

@@ -1,8 +1,8 @@
 """The coordinator: takes a query's checkpoints and savepoints while the query runs.
 
-It is one thread per query on the driver and decides when; the runner takes the checkpoints. A
-checkpoint is made of an epoch after Spark has committed it. A checkpoint that fails is aborted with
-a reason, and the older checkpoints stay as they are.
+It is one thread per query on the driver. It decides when a checkpoint is taken; the runner takes
+it. A checkpoint is made of an epoch that Spark has committed. A checkpoint that fails is aborted
+with a reason, and the older checkpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class CheckpointCoordinator:
             self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
 
     def entries(self) -> list[HistoryEntry]:
-        """Return the retained checkpoints, then savepoints, then aborted ones since the start.
+        """Return the retained checkpoints, then savepoints, then attempts aborted in this run.
 
-        Each of the three is in order, oldest first.
+        Each of the three groups is ordered, oldest first.
         """
         retained = ((n, self._runner.path(n), each) for n, each in self._runner.retained())
         return [
@@ -170,7 +170,7 @@ class CheckpointCoordinator:
         ]
 
     def trigger_checkpoint(self) -> CompletedCheckpoint:
-        """Checkpoint the newest committed epoch and clean up behind it.
+        """Checkpoint the newest committed epoch, and delete what is no longer retained.
 
         Returns
         -------
@@ -210,7 +210,7 @@ class CheckpointCoordinator:
     def stop_with_savepoint(
         self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
     ) -> Savepoint:
-        """Stop the query after the epoch that is under way, and take a savepoint of that epoch.
+        """Stop the query after the epoch in progress, and take a savepoint of that epoch.
 
         Parameters
         ----------
@@ -222,12 +222,12 @@ class CheckpointCoordinator:
         Raises
         ------
         NotBuiltYetError
-            If `drain` is asked of a query with Spark's own stateful operators.
+            If `drain` is set for a query with Spark's own stateful operators.
         """
         if drain and self._files.operators.spark_operators:
             raise NotBuiltYetError(
-                f"query {self._files.query_id}: to drain Spark's own stateful operators is not "
-                "built yet, their windows would be closed for good; stop the query without drain"
+                f"query {self._files.query_id}: a drain would close the windows of Spark's own "
+                "stateful operators for good, so it is not supported: stop the query without drain"
             )
 
         was_active = False
@@ -239,7 +239,7 @@ class CheckpointCoordinator:
                 self._taker.take_back_if_fenced()
             stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
-            self._runner.check_not_fenced()  # no epoch of ours may begin beside another driver's
+            self._runner.check_not_fenced()  # this run may begin no epoch if another driver runs
             self._last_epochs.finish_begun()
             if drain:
                 self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
@@ -248,7 +248,7 @@ class CheckpointCoordinator:
             try:
                 return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
-                if was_active:  # else the query's end would look like a success
+                if was_active:  # without this failure the query's end would look like a success
                     self._watched.note(stop_failed(self._files.query_id, exc))
                 elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
                     raise self._ended_without_epoch() from exc
@@ -284,7 +284,7 @@ class CheckpointCoordinator:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
     def _end(self, *, has_failed: bool) -> None:
-        """Take the last checkpoint, or delete all, as the settings say."""
+        """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
         retains = retention == RETAIN_ON_CANCELLATION or (
             retention == DELETE_ON_CANCELLATION and has_failed
@@ -307,15 +307,18 @@ class CheckpointCoordinator:
 
     def _discard(self) -> None:
         if not self._race.has_won:
-            # Another driver may be running the query.
-            logger.warning("%s: its checkpoints stay: it has committed no epoch", self._name)
+            logger.warning(
+                "%s: its checkpoints are not deleted, because this run has committed no epoch and "
+                "another driver may run the query",
+                self._name,
+            )
             return
         error = self._try("deleting the checkpoints", self._runner.discard_all)
         if error is not None and not isinstance(error, FencedError):
             self._watched.note(checkpoints_stay(self._files.query_id, error))
 
     def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:
-        """Do a step of the end and return its error; the other steps follow in any case."""
+        """Do a step of the query's end, and return its error; the next steps follow in any case."""
         try:
             in_time(what, self._settings.timeout_ms, step)
         except BaseException as exc:

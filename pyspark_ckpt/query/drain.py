@@ -1,9 +1,10 @@
 """Draining: a last epoch without input, in which every event-time timer of a stopped query fires.
 
-Spark runs an epoch whose offsets it finds written and not committed. So the offsets of one more
-epoch are written, with the sources where they are and a watermark beyond all timers, and the
-query is started for that epoch alone. Then the logs get the true watermark back, so that the next
-rows of a query that continues from here are not late. Timers that timers set take another epoch.
+Spark runs an epoch whose offsets are written but not committed. So the drain writes the offsets of
+one more epoch. They leave the sources where they are, and their watermark is later than all timers.
+Then it starts the query for that epoch only. At last it writes the true watermark into the logs
+again, so that rows are not late if a query continues from here. Timers that are set by timers take
+another epoch.
 
 A marker records the epoch that drains. If the driver dies meanwhile, the next start finishes that
 epoch first, so that the high watermark does not stay.
@@ -33,7 +34,7 @@ MAX_EPOCHS = 100
 
 _LAST_ALONE_MS = ((1 << 63) - 1) // 1000
 _LAST_OF_SEVERAL_MS = NEVER_LATE // 1000 - 1
-"""Rows between two operators travel with this event time at most, and may not be late."""
+"""Rows that one operator sends to the next have at most this event time, and must not be late."""
 
 RunEpoch = Callable[[int | None], None]
 """Runs the query for the one epoch that is due, and returns when the epoch has ended.
@@ -74,7 +75,7 @@ class LastEpochs:
             self._finish(msgspec.json.decode(content, type=_Draining))
 
     def finish_begun(self) -> None:
-        """Finish an epoch that was interrupted: its output may have reached the sink already."""
+        """Finish an interrupted epoch, because its output may have reached the sink already."""
         begun = self._log.begun_epoch()
         if begun is not None and begun > self._committed():
             logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
@@ -86,7 +87,7 @@ class LastEpochs:
                 )
 
     def drain(self, handles_of: Callable[[int], Sequence[Handle]], operators: int) -> None:
-        """Let every event-time timer fire; their output has reached the sink on return.
+        """Fire every event-time timer; on return the output has reached the sink.
 
         Parameters
         ----------
@@ -98,7 +99,8 @@ class LastEpochs:
         Raises
         ------
         CheckpointAbortedError
-            If timers set timers again and again, or a timer is later than Spark's last watermark.
+            If timers set new timers again and again, or a timer is later than Spark's last
+            watermark.
         """
         last_ms = _LAST_ALONE_MS if operators == 1 else _LAST_OF_SEVERAL_MS
         for _ in range(MAX_EPOCHS):
@@ -115,7 +117,7 @@ class LastEpochs:
             if min(timeouts) >= last_ms:
                 raise CheckpointAbortedError(
                     f"{self._storage.url}: a timer at {min(timeouts)} ms is later than Spark's "
-                    "watermark can be: it was not drained; stop the query without drain"
+                    "last watermark, so it cannot fire: stop the query without drain"
                 )
             self._begin(epoch, min(max(timeouts) + 1, last_ms))
         raise CheckpointAbortedError(
@@ -149,7 +151,7 @@ class LastEpochs:
         return -1 if epoch is None else epoch
 
     def _put_offsets(self, draining: _Draining, watermark_ms: int) -> None:
-        """Write the offsets of the epoch: those of the one before it, at another watermark."""
+        """Write the epoch's offsets: the offsets of the epoch before it, at another watermark."""
         before = self._log.offsets_entry(draining.epoch - 1)
         times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": now_ms()}
         offsets = OffsetsEntry({**before.metadata, **times}, before.source_offsets)

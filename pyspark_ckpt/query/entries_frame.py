@@ -33,9 +33,9 @@ _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
 
 
 def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> DataFrame:
-    """Return entries as a DataFrame, a row each.
+    """Return a DataFrame with a row for each entry.
 
-    Rows made from Arrow are part of the plan, so reading them needs no free slot.
+    Rows made from Arrow are part of the plan, so a query that uses all slots does not delay them.
     """
     arrow = pa.schema([(name, in_arrow) for name, (_, in_arrow) in _COLUMNS.items()])
     schema = T.StructType([T.StructField(name, each) for name, (each, _) in _COLUMNS.items()])

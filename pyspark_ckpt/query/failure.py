@@ -16,18 +16,18 @@ _CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Raise a query's failure as the library's error too, if a task raised one."""
+    """Raise a query's failure as this library's error too, if a task raised such an error."""
     try:
         yield
     except StreamingQueryException as exc:
         failure = library_error(exc)
         if failure is exc or failure is None:
             raise
-        raise failure from None  # the message is complete, and the cause is the JVM's copy of it
+        raise failure from None  # the message is complete; the cause is the JVM's copy of it
 
 
 def library_error(failure: Exception | None) -> Exception | None:
-    """Return a query's failure, as the library's error too if a task raised one.
+    """Return a query's failure, as this library's error too if a task raised such an error.
 
     Both ``except ProcessorError`` and ``except StreamingQueryException`` catch it.
     """
@@ -45,7 +45,7 @@ def library_error(failure: Exception | None) -> Exception | None:
 
 
 def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:
-    """Return the class of errors of both kinds; they are shown as the library's."""
+    """Return a subclass of both classes; its errors print as the library's errors."""
     if (kind, failure) not in _CLASSES:
         content = {"__str__": _message, "__module__": kind.__module__, "__doc__": kind.__doc__}
         _CLASSES[kind, failure] = type(kind.__name__, (kind, failure), content)

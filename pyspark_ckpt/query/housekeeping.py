@@ -1,4 +1,4 @@
-"""The coordinator's work beside checkpoints: requests, and what earlier drivers left."""
+"""The coordinator's work beside checkpoints: requests, and the leftovers of earlier drivers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Housekeeping:
     settings
         How long a step may take, and how long it may fail.
     clock
-        Milliseconds that never go back.
+        Returns monotonic milliseconds.
     """
 
     def __init__(
@@ -50,12 +50,13 @@ class Housekeeping:
         Parameters
         ----------
         has_won
-            Whether this run has committed an epoch: only then earlier drivers have surely ended.
+            Whether this run has committed an epoch. Only then is it certain that earlier drivers
+            have ended.
 
         Raises
         ------
         OSError, CkptError
-            If a step has failed for longer than checkpoints may.
+            If a step has failed for longer than checkpoints may fail.
         """
         if has_won:
             self._once = [step for step in self._once if not self._is_done(*step)]

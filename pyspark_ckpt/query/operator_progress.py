@@ -23,9 +23,10 @@ _TIMES = {"openTimeMs": "open_ms", "processTimeMs": "process_ms", "barrierTimeMs
 def operator_progress(
     uid: str, epoch: int, backend_type: str, handles: Sequence[Handle]
 ) -> dict[str, Any]:
-    """Return the progress of an operator in an epoch; subtasks without a call in it are idle.
+    """Return the progress of an operator in an epoch.
 
-    Counts are sums over the subtasks. Times are those of the slowest subtask.
+    Counts are sums over the subtasks. Times are the times of the slowest subtask. A subtask that
+    Spark did not call in the epoch adds nothing.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ def operator_progress(
 
 
 def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
-    """Return the sizes of the states, each subtask's scaled from what was counted to the whole.
+    """Return the sizes of the states, extrapolated from the key groups that were counted.
 
-    They are ``None`` until every subtask was counted.
+    They are ``None`` until every subtask has counted.
     """
     known = [each for each in counts if each is not None and each.groups]
     states: dict[str, dict[str, float]] = {}

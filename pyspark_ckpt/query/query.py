@@ -21,8 +21,8 @@ from pyspark_ckpt.spark.query import java_query
 class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
-    It has everything that ``StreamingQuery`` has, and checkpoints and savepoints. All methods are
-    called on the driver, from any thread.
+    It is a ``StreamingQuery`` with checkpoints and savepoints. Call its methods on the driver, from
+    any thread.
 
     Parameters
     ----------
@@ -87,15 +87,19 @@ class CheckpointedQuery(StreamingQuery):
     def lastOperatorProgress(self) -> list[dict[str, Any]]:
         """What each operator of this library did in the newest committed epoch.
 
-        A list like ``lastProgress``, with a dict per operator. Each has the operator's counts of
-        the epoch: rows, keys touched, state reads, cache hits and writes, timers fired, entries
-        expired, and local copies rebuilt. It has the milliseconds to open the state, to process and
-        to make the epoch durable, and the bytes of each subtask's state. It has the keys, timers,
-        and entries and bytes of each state, exact or estimated (``isEstimated``). It has the lag of
-        the watermark, late rows, and the age of the last checkpoint at the epoch's end. ``None``
-        means unknown.
+        A list like ``lastProgress``, with a dict per operator. ``None`` means unknown. Each dict
+        has:
 
-        It reads Spark's state store, with a small Spark job if there are many subtasks.
+        * counts of the epoch: rows, keys touched, state reads, cache hits and writes, timers fired,
+          entries expired, and local copies rebuilt;
+        * the milliseconds to open the state, to process rows and to make the epoch durable;
+        * the bytes of each subtask's state;
+        * the number of keys and timers, and the entries and bytes of each state, exact or estimated
+          (``isEstimated``);
+        * the lag of the watermark, late rows, and the age of the last checkpoint at the epoch's
+          end.
+
+        The call reads Spark's state store, with a small Spark job if there are many subtasks.
         """
         return self._coordinator.progress.last()
 
@@ -103,15 +107,15 @@ class CheckpointedQuery(StreamingQuery):
     def recentOperatorProgress(self) -> list[dict[str, Any]]:
         """What each operator did in the last epochs of this run, oldest first; up to 100 epochs.
 
-        As :attr:`lastOperatorProgress`, with a dict per epoch and operator. Epochs are read when
-        you ask for them, and not again: ask at least every 100 epochs to miss none.
+        As :attr:`lastOperatorProgress`, with a dict per epoch and operator. Each call reads the
+        epochs since the call before. Call it at least every 100 epochs to miss none.
         """
         return self._coordinator.progress.recent()
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch now, whatever interval and pause are configured.
 
-        Waits for a checkpoint that is in progress. A failure counts towards
+        It waits for a checkpoint that is in progress. A failure counts towards
         ``tolerable-failed-checkpoints``.
 
         Returns
@@ -168,13 +172,13 @@ class CheckpointedQuery(StreamingQuery):
     ) -> Savepoint:
         """Take a savepoint of the newest committed epoch while the query runs.
 
-        The executors copy the state, one subtask per task. A progress bar shows how far they are if
-        standard output is a terminal, else the log does.
+        The executors copy the state, one subtask per task. A progress bar shows their progress if
+        standard output is a terminal; otherwise the log shows it.
 
         Parameters
         ----------
         directory : str, optional
-            Where the new ``savepoint-...`` directory is made; by default
+            The parent of the new ``savepoint-...`` directory; by default
             ``spark.ckpt.execution.checkpointing.savepoint-dir``.
         format : str
             ``CANONICAL``: all state of a subtask in one Parquet file, sorted by key group, for
@@ -184,7 +188,7 @@ class CheckpointedQuery(StreamingQuery):
         Returns
         -------
         Savepoint
-            Self-contained and durable; its ``path`` is what ``restoreFrom`` takes.
+            Self-contained and durable. Pass its ``path`` to ``restoreFrom``.
 
         Raises
         ------
@@ -210,18 +214,18 @@ class CheckpointedQuery(StreamingQuery):
     ) -> Savepoint:
         """Stop the query and take a savepoint of its last epoch.
 
-        The epoch in progress is finished and no other one starts. So the savepoint has exactly what
-        reached the sink, and a query that starts from it continues where this one ended. If the
-        query has ended already, its last epoch is saved.
+        The epoch in progress is finished, and no other epoch starts. So the savepoint has exactly
+        what reached the sink, and a query that starts from it continues where this query ended. If
+        the query has ended already, its last epoch is saved.
 
         Parameters
         ----------
         directory : str, optional
             As for :meth:`triggerSavepoint`.
         drain : bool
-            For a query that is never to be continued: the watermark first moves to its end, so that
-            every event-time timer fires and its output reaches the sink. No state expires because
-            of that, and the savepoint has the true watermark.
+            For a query that will not be continued. The watermark first moves to its end, so every
+            event-time timer fires and its output reaches the sink. This does not expire any state,
+            and the savepoint has the true watermark.
         format : str
             As for :meth:`triggerSavepoint`.
 
@@ -282,7 +286,7 @@ class CheckpointedQuery(StreamingQuery):
             try:
                 ended = super().awaitTermination(timeout)
             except StreamingQueryException:
-                self._coordinator.join()  # its checkpoints may have to go
+                self._coordinator.join()  # it may have to delete the checkpoints
                 raise
         if timeout is None or ended:
             self._coordinator.join()
@@ -331,7 +335,7 @@ class CheckpointedQuery(StreamingQuery):
 
         With ``externalized-checkpoint-retention`` other than ``RETAIN_ON_CANCELLATION`` its
         checkpoints are deleted instead; the query still continues from its ``checkpointLocation``.
-        The wait ends after ``spark.ckpt.execution.checkpointing.timeout`` for each step that hangs.
+        A step that hangs is given up after ``spark.ckpt.execution.checkpointing.timeout``.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """The progress of a query's operators in its last epochs, read on demand.
 
 Spark keeps the state of its last 100 epochs, and in it the counts of each subtask. Therefore an
-epoch costs nothing until it is read. A caller that reads every 100 epochs misses none.
+epoch costs nothing until it is read. A caller that reads at least every 100 epochs misses none.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class RecentProgress(CheckpointListener):
     """The operators' progress in the last epochs of one run of a query; on the driver.
 
-    It is a listener of the checkpoints, to know their age.
+    It listens to the checkpoints because it reports their age.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class RecentProgress(CheckpointListener):
         try:
             return list(committed_handles(self._spark, self._files, epoch, number))
         except (CkptError, PySparkException) as exc:  # Spark has deleted the epoch
-            logger.debug("query %s: no progress of %s: %s", self._files.query_id, epoch, exc)
+            logger.debug("query %s: no progress of epoch %s: %s", self._files.query_id, epoch, exc)
             return None
 
     def _progress(
@@ -152,7 +152,7 @@ class RecentProgress(CheckpointListener):
 
 
 def _by_epoch(query: StreamingQuery) -> dict[int, dict[str, Any]]:
-    """Return Spark's progress by epoch, without its reports of no epoch."""
+    """Return Spark's progress by epoch, without reports that Spark makes while it is idle."""
     return {
         each["batchId"]: each for each in query.recentProgress if "addBatch" in each["durationMs"]
     }

@@ -1,4 +1,4 @@
-"""Requests from outside the driver: a running query claims them, does them and answers."""
+"""Requests of other processes: a running query claims, carries out and answers them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> str:
     """Return the directory for a savepoint that a request asks for.
 
-    Everybody who may write the checkpoints directory can post a request. Such a user must not make
+    Everybody who may write the checkpoints directory can post a request. A request must not make
     the driver write elsewhere. Therefore the savepoint goes into the configured directory or below.
 
     Parameters
@@ -44,15 +44,14 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
     """
     if savepoints_directory is None:
         raise ConfigurationError(
-            "a savepoint can be asked for from outside only if the query was started with "
-            "spark.ckpt.execution.checkpointing.savepoint-dir"
+            "the query takes no savepoints on request, because it was started without "
+            "spark.ckpt.execution.checkpointing.savepoint-dir: set it and start the query again"
         )
     root = open_storage(savepoints_directory)
     relative = "." if wanted in (None, ".", root.url) else str(wanted)
     relative = relative.removeprefix(f"{root.url}/")
     outside = UnsafePathError(
-        f"{wanted!r} is not inside of the query's savepoint-dir {root.url}: give a directory "
-        "below it"
+        f"{wanted!r} is not inside the query's savepoint-dir {root.url}: give a directory below it"
     )
     if relative.startswith("/") or "://" in relative:
         raise outside
@@ -92,10 +91,10 @@ class WorkUnderWay:
 logger = logging.getLogger(__name__)
 
 POLL_MS = 1000
-"""How often requests are looked for."""
+"""How often the coordinator looks for requests."""
 
 AT_ONCE = 2
-"""Requests that are done at the same time; others wait."""
+"""How many requests are carried out at the same time; others wait."""
 
 _MAX_ERROR = 4000
 
@@ -111,14 +110,14 @@ class StopAction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What a request can ask for: a savepoint in a directory, or a stop with one."""
+    """What a request can ask for: a savepoint in a directory, or a stop with a savepoint."""
 
     savepoint: Callable[[str, SavepointFormat], Savepoint]
     stop: StopAction
 
 
 class RequestHandler:
-    """Claims, does and answers the requests to one query.
+    """Claims, carries out and answers the requests to one query.
 
     Parameters
     ----------
@@ -127,7 +126,7 @@ class RequestHandler:
     savepoints_directory
         The configured directory; a request may put a savepoint only into it or below it.
     actions
-        What requests ask for; called in the handler's threads.
+        What requests can ask for; called in the handler's threads.
     under_way
         Counts the handler's threads.
     """
@@ -140,6 +139,7 @@ class RequestHandler:
         under_way: WorkUnderWay,
     ) -> None:
         self._files = RequestFiles(storage)
+        self._where = storage.url
         self._savepoints_directory = savepoints_directory
         self._actions = actions
         self._under_way = under_way
@@ -159,7 +159,9 @@ class RequestHandler:
                 continue
             claim = self._files.claim_of(request_id)
             if claim is not None and claim.by is Claimant.QUERY:
-                self._refuse(request_id, "the driver ended before it was done")
+                self._refuse(
+                    request_id, "the query's driver ended before the request was done: repeat it"
+                )
 
     def poll(self) -> None:
         """Begin the requests that have not expired; called by the coordinator's thread.
@@ -181,26 +183,35 @@ class RequestHandler:
 
     def close(self) -> None:
         """Refuse the open requests, because the query has ended."""
-        with _logged():
+        with _logged(self._where):
             for request_id in self._files.open_ids():
                 if self._files.claim(request_id, Claimant.QUERY):
-                    self._refuse(request_id, "the query has ended")
+                    self._refuse(request_id, "the query has ended: start it and repeat the request")
 
     def _begin(self, request_id: str) -> bool:
-        """Claim a request; return whether a thread does it now."""
+        """Claim a request; return whether a thread carries it out now."""
         self._taken.add(request_id)
         if not self._files.claim(request_id, Claimant.QUERY):
             return False
         try:
             request = self._files.read(request_id)
             if request.expires_at_ms < now_ms():
-                raise CheckpointAbortedError("it had expired when the query found it")
+                raise CheckpointAbortedError(
+                    "the request had expired when the query found it: repeat it with a longer "
+                    "timeout"
+                )
             target = savepoint_target(request.directory, self._savepoints_directory)
             savepoint_format = SavepointFormat.of(request.format)
         except (OSError, CkptError) as exc:
             self._refuse(request_id, f"{type(exc).__name__}: {exc}")
             return False
-        logger.info("request %s by %s: %s", request_id, request.requested_by, request.action)
+        logger.info(
+            "%s: request %s by %s: %s",
+            self._where,
+            request_id,
+            request.requested_by,
+            request.action,
+        )
         threading.Thread(
             target=self._do,
             args=(request_id, request, target, savepoint_format),
@@ -213,7 +224,7 @@ class RequestHandler:
         self, request_id: str, request: Request, target: str, savepoint_format: SavepointFormat
     ) -> None:
         try:
-            with self._under_way.under_way(), _logged():
+            with self._under_way.under_way(), _logged(self._where):
                 answer = self._answer(request, target, savepoint_format)
                 self._files.answer(request_id, answer)
                 self._files.trim()
@@ -227,7 +238,7 @@ class RequestHandler:
             else:
                 made = self._actions.savepoint(target, savepoint_format)
         except Exception as exc:
-            logger.warning("a requested %s failed", request.action, exc_info=True)
+            logger.warning("%s: a requested %s failed", self._where, request.action, exc_info=True)
             return Answer(at_ms=now_ms(), error=error_text(exc)[:_MAX_ERROR])
         return Answer(
             at_ms=now_ms(),
@@ -238,18 +249,27 @@ class RequestHandler:
         )
 
     def _refuse(self, request_id: str, why: str) -> None:
-        logger.warning("request %s is refused: %s", request_id, why)
+        logger.warning("%s: request %s is refused: %s", self._where, request_id, why)
         self._files.answer(request_id, Answer(at_ms=now_ms(), error=why[:_MAX_ERROR]))
 
 
 class _logged:  # noqa: N801  # reads as the statement it is
-    """Logs an error of a request, which never harms the query; the requester gets no answer."""
+    """Logs an error of a request and suppresses it: the query runs, the requester gets no answer.
+
+    Parameters
+    ----------
+    where
+        The query's checkpoints directory.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Do nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        logger.warning("a request failed: %s: %s", type(error).__name__, error)
+        logger.warning("%s: a request failed: %s: %s", self._where, type(error).__name__, error)
         return True

@@ -39,7 +39,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()
-"""Locks by location: two starts of one query take turns, others do not wait."""
+"""Guards `_starts`, a lock per location: two starts at one location take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class QueryStart:
     settings
         Its settings, with qualified paths.
     migrations
-        Of states, while they are restored.
+        Migrations of states during the restore.
     location
         Its ``checkpointLocation``.
     sink_log, table
-        Of Spark's file sink, and of the table that it writes into, if it does.
+        Spark's file sink, and the table that the query writes into, if it has them.
     spark_query
         How Spark's own query is started.
     """
@@ -142,7 +142,7 @@ class QueryStart:
         self._location.restore(self._spark, request, self._sink_log, self._table)
 
     def _run_one_epoch(self, drained_from_ms: int | None) -> None:
-        """Run the epoch that is due at the location, into the same sink, and no other."""
+        """Run only the epoch that is due at the location, into the same sink."""
         runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
         with library_errors():
@@ -185,7 +185,7 @@ class QueryStart:
             error = plan_error(exc)
             if error is None:
                 raise
-            raise error from None  # it has the whole plan in it
+            raise error from None  # the message of Spark's error contains the whole plan
 
     def _read_origin(self) -> Origin | None:
         """Return the origin of a location that continues; refuse a damaged record."""
@@ -231,7 +231,7 @@ class QueryStart:
         def has_failed() -> bool:
             try:
                 return not forced and bool(coordinator.failure or query.exception())
-            except Py4JError:  # Spark has ended, and deletes the location itself
+            except Py4JError:  # Spark has ended and deletes the location itself
                 return True
 
         delete_when_ended(self._location.storage, coordinator.join, has_failed)

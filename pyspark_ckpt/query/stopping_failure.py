@@ -1,4 +1,4 @@
-"""The errors of a query that its coordinator stopped, or whose end is not complete."""
+"""The errors of a query that its coordinator stopped, or that did not end completely."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
 from pyspark_ckpt.spark.jobs import error_text, task_error
 
-_START_AGAIN = "mend that and start the query again at its checkpointLocation"
+_START_AGAIN = "correct the cause and start the query again at its checkpointLocation"
 
 
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:
-    """Return the error for which a query must stop, ``None`` if it may continue.
+    """Return the error that stops a query, ``None`` if the query may continue.
 
     Parameters
     ----------
@@ -26,12 +26,15 @@ def why_to_stop(
         How many checkpoints in a row may fail, and whether more have failed.
     """
     if last.reason == AbortReason.FENCED:
-        # Another driver writes the same checkpoints from now on.
-        return _failure(f"query {query_id} was stopped: another driver runs it ({last})", last)
+        return _failure(
+            f"query {query_id} was stopped, because another driver runs it and writes its "
+            f"checkpoints from now on ({last})",
+            last,
+        )
     if is_exceeded:
         return _failure(
-            f"query {query_id} was stopped: more than {tolerable} checkpoints in a row "
-            f"failed, the last one is {last}; {_START_AGAIN}, or raise "
+            f"query {query_id} was stopped, because more than {tolerable} checkpoints in a row "
+            f"failed. The last one: {last}; {_START_AGAIN}, or raise "
             "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints",
             last,
         )
@@ -41,8 +44,8 @@ def why_to_stop(
 def cannot_continue(query_id: str, error: BaseException) -> FailedCheckpointsError:
     """Return the error of a query whose coordinator has failed."""
     return _failure(
-        f"query {query_id} was stopped: without its coordinator there are no checkpoints, and the "
-        f"coordinator failed with {_text(error)}; {_START_AGAIN}",
+        f"query {query_id} was stopped, because the coordinator of its checkpoints failed: "
+        f"{_text(error)}; {_START_AGAIN}",
         error,
     )
 
@@ -51,7 +54,7 @@ def last_checkpoint_failed(query_id: str, error: BaseException) -> FailedCheckpo
     """Return the error of a query that has ended without its last checkpoint."""
     return _failure(
         f"query {query_id} has ended, and its last checkpoint failed: {_text(error)}; its epochs "
-        f"are committed and its older checkpoints are as they were; {_START_AGAIN}, which takes "
+        f"are committed, and its older checkpoints are as they were; {_START_AGAIN}: it then takes "
         "the checkpoint",
         error,
     )
@@ -61,7 +64,7 @@ def checkpoints_stay(query_id: str, error: BaseException) -> FailedCheckpointsEr
     """Return the error of a query that has ended, and whose checkpoints could not be deleted."""
     return _failure(
         f"query {query_id} has ended, and its checkpoints could not be deleted: {_text(error)}; "
-        "start and stop the query again, which deletes them",
+        "start and stop the query again to delete them",
         error,
     )
 
@@ -69,18 +72,18 @@ def checkpoints_stay(query_id: str, error: BaseException) -> FailedCheckpointsEr
 def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
     """Return the error of a query that was stopped for a savepoint that failed."""
     return _failure(
-        f"query {query_id} was stopped with a savepoint, and the savepoint was not made: "
+        f"query {query_id} was stopped for a savepoint, and the savepoint was not made: "
         f"{_text(error)}; {_START_AGAIN}",
         error,
     )
 
 
 def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
-    """Return the error of a query whose Spark application was stopped under it."""
+    """Return the error of a query whose Spark application was stopped before the query."""
     return FailedCheckpointsError(
         f"query {query_id} has ended with its Spark application, before a checkpoint of epoch "
-        f"{epoch} was taken; call the query's stop() before the session's stop(), and start the "
-        "query again, which takes the checkpoint"
+        f"{epoch} was taken: start the query again to take the checkpoint, and call the query's "
+        "stop() before the session's stop()"
     )
 
 
@@ -96,7 +99,7 @@ def ended_without_epoch(query_id: str, failure: Exception | None) -> CheckpointA
     cause = task_error(failure) if isinstance(failure, PySparkException) else None
     return CheckpointAbortedError(
         f"query {query_id} has failed before its first epoch was committed, so there is nothing "
-        f"to save; it failed with {_text(cause or failure)}",
+        f"to save: {_text(cause or failure)}",
         reason,
     )
 

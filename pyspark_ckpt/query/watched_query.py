@@ -1,4 +1,4 @@
-"""A running query that its coordinator stops if it can have no checkpoints."""
+"""A running query that its coordinator stops if checkpoints fail for too long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WatchedQuery:
         self.failure: FailedCheckpointsError | None = None
 
     def note(self, failure: FailedCheckpointsError) -> None:
-        """Keep a failure unless there is one already."""
+        """Log a failure, and keep it if it is the first one."""
         logger.error("%s", failure)
         self.failure = self.failure or failure
 
@@ -45,5 +45,5 @@ class WatchedQuery:
 
     def cannot_continue(self, error: BaseException) -> None:
         """Stop the query because its coordinator has failed."""
-        logger.debug("where it happened", exc_info=error)
+        logger.debug("traceback of the coordinator's failure", exc_info=error)
         self.stop(cannot_continue(self._query_id, error))

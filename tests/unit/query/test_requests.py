@@ -244,7 +244,7 @@ def test_a_query_that_ends_refuses_what_waits(query: Query, files: RequestFiles)
     query.requests.close()
     answer = files.answer_to(request_id)
     assert answer is not None
-    assert answer.error == "the query has ended"
+    assert answer.error == "the query has ended: start it and repeat the request"
 
 
 def test_the_audit_trail_is_bounded(
