@@ -15,6 +15,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,16 +23,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_ckpt.errors import ConfigurationError, RestoreError
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
-from pyspark_ckpt.storage.open import LocalStorage, open_local_storage, open_storage
+from pyspark_ckpt.storage.open import (
+    LocalStorage,
+    Storage,
+    open_local_storage,
+    open_storage,
+)
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULT_COMPACT_INTERVAL = 10
 _LOG = "_spark_metadata"
 _EMPTY_ENTRY = b"v1"
+_SINK_PATH = "a restored query needs the log of its file sink; the output path"
 
 
 class FileSinkLog:
     """The log of one output path.
+
+    Only a location that was seeded needs it. So its storage is opened by the first question about
+    the log: without one, Spark may write to file systems that this library does not know.
 
     Parameters
     ----------
@@ -43,8 +53,18 @@ class FileSinkLog:
 
     def __init__(self, path: str, compact_interval: int) -> None:
         self.path = path
-        self._log = open_storage(path).child(_LOG)
         self._interval = compact_interval
+
+    @cached_property
+    def _log(self) -> Storage:
+        """The directory of the log.
+
+        Raises
+        ------
+        NotBuiltYetError
+            If there is no storage for the scheme of the path.
+        """
+        return open_storage(self.path, _SINK_PATH).child(_LOG)
 
     def newest_epoch(self) -> int | None:
         """Return the newest epoch that was written, ``None`` if there is none."""
