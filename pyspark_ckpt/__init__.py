@@ -88,7 +88,7 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
-from pyspark_ckpt.settings import read_conf_file
+from pyspark_ckpt.settings import ClaimMode, read_conf_file
 from pyspark_ckpt.version import __version__
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "CheckpointedQuery",
     "CheckpointedStreamWriter",
     "CkptError",
+    "ClaimMode",
     "ClockError",
     "CompletedCheckpoint",
     "ConfigurationError",

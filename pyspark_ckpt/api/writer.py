@@ -17,7 +17,7 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
-from pyspark_ckpt.settings import CLAIM_MODES, Settings, read_settings
+from pyspark_ckpt.settings import ClaimMode, Settings, read_settings
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
@@ -130,13 +130,9 @@ class CheckpointedStreamWriter(SinkWriter):
         True
         >>> fork.stop()
         """
-        if claimMode is not None and claimMode not in CLAIM_MODES:
-            raise ConfigurationError(
-                f"claimMode is {claimMode!r}: give one of {', '.join(CLAIM_MODES)}"
-            )
         given = {
             "restore_path": str(path),
-            "claim_mode": claimMode,
+            "claim_mode": None if claimMode is None else _claim_mode(claimMode),
             "allow_non_restored_state": allowNonRestoredState,
         }
         self._migrations = migrations or {}
@@ -370,6 +366,15 @@ class CheckpointedStreamWriter(SinkWriter):
             savepoints_directory=_qualified(spark, settings.savepoints_directory),
             **self._restore_from,
         )
+
+
+def _claim_mode(name: str) -> ClaimMode:
+    try:
+        return ClaimMode(name)
+    except ValueError:
+        raise ConfigurationError(
+            f"claimMode is {name!r}: give one of {', '.join(ClaimMode)}"
+        ) from None
 
 
 def _qualified(spark: SparkSession, path: str | None) -> str | None:

@@ -12,6 +12,7 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import operator_mark
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.file_reference import FileReference
 
 
@@ -48,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     operators: tuple[str, ...]
     sha256: str = ""
-    claim_mode: str = "NO_CLAIM"
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     skipped: tuple[str, ...] = ()
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"
@@ -25,7 +26,7 @@ class Restore:
         Its epoch.
     query_id : str
         The query that it is of.
-    claim_mode : str
+    claim_mode : ClaimMode
         ``NO_CLAIM`` or ``CLAIM``.
     needs_original : bool
         Whether this query still needs any file of it. Always false, because all files were copied
@@ -36,15 +37,15 @@ class Restore:
 
     Examples
     --------
-    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", "NO_CLAIM")
-    >>> restore.needs_original
-    False
+    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", ckpt.ClaimMode.NO_CLAIM)
+    >>> restore.claim_mode == "NO_CLAIM", restore.needs_original
+    (True, False)
     """
 
     path: str
     epoch: int
     query_id: str
-    claim_mode: str
+    claim_mode: ClaimMode
     needs_original: bool = False
     skipped: tuple[str, ...] = ()
 

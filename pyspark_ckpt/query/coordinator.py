@@ -55,7 +55,7 @@ from pyspark_ckpt.query.stopping_failure import (
 )
 from pyspark_ckpt.query.watched_query import WatchedQuery
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.settings import DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION, Settings
+from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
 from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -286,8 +286,8 @@ class CheckpointCoordinator:
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
-        retains = retention == RETAIN_ON_CANCELLATION or (
-            retention == DELETE_ON_CANCELLATION and has_failed
+        retains = retention is Retention.RETAIN_ON_CANCELLATION or (
+            retention is Retention.DELETE_ON_CANCELLATION and has_failed
         )
         if retains and not has_failed:
             self._take_last()

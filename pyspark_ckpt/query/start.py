@@ -27,7 +27,7 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestoreRequest
-from pyspark_ckpt.settings import CLAIM, RUNTIME_KEY, Settings
+from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import start_with_conf
@@ -215,7 +215,7 @@ class QueryStart:
         coordinator = CheckpointCoordinator(
             self._spark, query, files, self._settings, self._last_epochs
         )
-        if origin is not None and origin.claim_mode == CLAIM:
+        if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             coordinator.listeners.add(ClaimedSource(origin))
         coordinator.start()
         if self._spark_query.location_is_temporary:

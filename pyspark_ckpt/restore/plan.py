@@ -27,7 +27,7 @@ from pyspark_ckpt.restore.planned import (
 )
 from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.restore.spark_operators import plan_spark_operators
-from pyspark_ckpt.settings import NO_CLAIM
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.text_table import text_table
 
@@ -172,7 +172,7 @@ class RestoreRequest:
     """
 
     path: str
-    claim_mode: str = NO_CLAIM
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     falls_back: bool = False
     migrations: RestoreMigrations = field(default_factory=dict)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.settings import values
+from pyspark_ckpt.settings.modes import ClaimMode, HighAvailability, Retention
 from state_backends import BACKEND_TYPES
 
 PREFIX = "spark.ckpt."
@@ -25,16 +26,6 @@ RUNTIME_KEY = f"{_INTERNAL}runtime"
 EPOCH_KEY = f"{_INTERNAL}epoch"
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
 PARALLELISM = "spark.ckpt.parallelism.default"
-
-NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
-DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
-RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
-ZOOKEEPER = "zookeeper"
-_NO_HIGH_AVAILABILITY = "none"
-_RETENTIONS = (NO_EXTERNALIZED_CHECKPOINTS, DELETE_ON_CANCELLATION, RETAIN_ON_CANCELLATION)
-NO_CLAIM = "NO_CLAIM"
-CLAIM = "CLAIM"
-CLAIM_MODES = (NO_CLAIM, CLAIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +47,20 @@ class Settings:
     min_pause_ms: int = 0
     timeout_ms: int = 600_000
     tolerable_failed_checkpoints: int = 3
-    retention: str = RETAIN_ON_CANCELLATION
+    retention: Retention = Retention.RETAIN_ON_CANCELLATION
     checkpoints_directory: str | None = None
     savepoints_directory: str | None = None
     num_retained: int = 3
     inline_threshold_bytes: int = 20 * 1024
     memory_limit_bytes: int = 512 * 1024**2
-    high_availability_type: str = "none"
+    high_availability_type: HighAvailability = HighAvailability.NONE
     zookeeper_quorum: str | None = None
     zookeeper_root: str = "/pyspark_ckpt"
     materialize_interval_ms: int = 600_000
     materialize_min_bytes: int = 1024**2
     materialize_max_segments: int = 100
     restore_path: str | None = None
-    claim_mode: str = NO_CLAIM
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
     restore_fallback: bool = False
 
@@ -211,8 +202,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         key=f"{_CHECKPOINTING}externalized-checkpoint-retention",
         field="retention",
-        read=values.one_in_capitals(*_RETENTIONS),
-        allowed=f"one of {', '.join(_RETENTIONS)}",
+        read=values.member_in_capitals(Retention),
+        allowed=f"one of {', '.join(Retention)}",
         default="RETAIN_ON_CANCELLATION",
         meaning=(
             "`DELETE_ON_CANCELLATION` deletes checkpoints when the query stops or "
@@ -270,8 +261,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         key=f"{_RECOVERY}claim-mode",
         field="claim_mode",
-        read=values.one_in_capitals(*CLAIM_MODES),
-        allowed=f"one of {', '.join(CLAIM_MODES)}",
+        read=values.member_in_capitals(ClaimMode),
+        allowed=f"one of {', '.join(ClaimMode)}",
         default="NO_CLAIM",
         meaning=("`CLAIM`: the query deletes the original after its own first checkpoint"),
     ),
@@ -294,8 +285,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         key=f"{_HIGH_AVAILABILITY}type",
         field="high_availability_type",
-        read=values.one_of(_NO_HIGH_AVAILABILITY, ZOOKEEPER),
-        allowed=f"one of {_NO_HIGH_AVAILABILITY}, {ZOOKEEPER}",
+        read=values.member(HighAvailability),
+        allowed=f"one of {', '.join(HighAvailability)}",
         default="none",
         meaning="`zookeeper`: ZooKeeper stores which checkpoints are complete",
     ),

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from enum import Enum
+from typing import TypeVar
+
+_Mode = TypeVar("_Mode", bound=Enum)
 
 _TIME_UNITS_MS = {
     "ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
@@ -30,16 +34,15 @@ def one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def one_in_capitals(*allowed: str) -> Callable[[str], str]:
-    """Return what reads one of some words, in capitals."""
+def member(modes: type[_Mode]) -> Callable[[str], _Mode]:
+    """Return what reads one of some modes, whose values are in small letters."""
+    return lambda text: modes(text.lower())
 
+
+def member_in_capitals(modes: type[_Mode]) -> Callable[[str], _Mode]:
+    """Return what reads one of some modes, whose values are in capitals."""
     # Flink's documentation writes them in capitals, its programs take both.
-    def parse(text: str) -> str:
-        if text.upper() not in allowed:
-            raise ValueError(text)
-        return text.upper()
-
-    return parse
+    return lambda text: modes(text.upper())
 
 
 def truth(text: str) -> bool:

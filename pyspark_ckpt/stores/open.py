@@ -13,7 +13,7 @@ import msgspec
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
-from pyspark_ckpt.settings import ZOOKEEPER, Settings
+from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -24,9 +24,12 @@ from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 
 
 class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The note on a store: its type, and for ZooKeeper the servers and the query's node."""
+    """The note on a store: its type, and for ZooKeeper the servers and the query's node.
 
-    type: str = "none"
+    `type` is a text, because the error of an unknown store says to upgrade.
+    """
+
+    type: str = HighAvailability.NONE.value
     quorum: str | None = None
     node: str | None = None
 
@@ -36,10 +39,10 @@ IN_THE_DIRECTORY = StoreNote()
 
 def store_of(settings: Settings, query_id: str) -> StoreNote:
     """Return the store that the settings ask for."""
-    if settings.high_availability_type != ZOOKEEPER:
+    if settings.high_availability_type != HighAvailability.ZOOKEEPER:
         return IN_THE_DIRECTORY
     return StoreNote(
-        type=ZOOKEEPER,
+        type=HighAvailability.ZOOKEEPER.value,
         quorum=settings.zookeeper_quorum,
         node=f"{settings.zookeeper_root.rstrip('/')}/{query_id}",
     )
@@ -91,7 +94,10 @@ def open_store(
     OSError
         If ZooKeeper cannot be reached.
     """
-    if settings.high_availability_type == ZOOKEEPER and settings.zookeeper_quorum is None:
+    if (
+        settings.high_availability_type == HighAvailability.ZOOKEEPER
+        and settings.zookeeper_quorum is None
+    ):
         raise ConfigurationError(
             "spark.ckpt.high-availability.type is zookeeper: set "
             "spark.ckpt.high-availability.zookeeper.quorum to its servers, host:port with commas "
@@ -136,7 +142,7 @@ def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:
 def _open(storage: CoordinatorStorage, note: StoreNote) -> CompletedCheckpointStore:
     if note == IN_THE_DIRECTORY:
         return CompletedCheckpoints(storage)
-    if note.type != ZOOKEEPER or note.quorum is None or note.node is None:
+    if note.type != HighAvailability.ZOOKEEPER or note.quorum is None or note.node is None:
         raise CorruptFileError(
             f"{storage.url}: its completed checkpoints are kept in {note}, which this library does "
             "not know: upgrade pyspark_ckpt"

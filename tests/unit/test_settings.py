@@ -14,6 +14,7 @@ from pyspark_ckpt.settings import (
     PREFIX,
     RUNTIME_KEY,
     SETTINGS,
+    Retention,
     Setting,
     Settings,
     is_ckpt_option,
@@ -165,7 +166,8 @@ def test_no_failed_checkpoint_may_be_tolerated_or_any_number() -> None:
     "text", ["NO_EXTERNALIZED_CHECKPOINTS", "DELETE_ON_CANCELLATION", "RETAIN_ON_CANCELLATION"]
 )
 def test_retention_is_named_as_in_flink_in_any_case(text: str) -> None:
-    assert setting(RETENTION, text) == setting(RETENTION, text.lower()) == text
+    assert setting(RETENTION, text) is setting(RETENTION, text.lower()) is Retention(text)
+    assert str(Retention(text)) == f"{Retention(text)}" == text
 
 
 @pytest.mark.parametrize("text", ["heap", "HEAP", " heap "])

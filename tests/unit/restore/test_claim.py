@@ -14,6 +14,7 @@ from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
 from pyspark_ckpt.restore.claim import ClaimedSource, discard
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
@@ -31,7 +32,7 @@ def origin_of(path: Path) -> Origin:
         epoch=6,
         operators=("count",),
         sha256=source.sha256,
-        claim_mode="CLAIM",
+        claim_mode=ClaimMode.CLAIM,
     )
 
 
@@ -122,9 +123,15 @@ def test_the_origin_is_read_as_written(storage: LocalStorage, savepoint: Path) -
     origin = msgspec.structs.replace(origin_of(savepoint), skipped=("chk-9 is cut",))
     write_origin(storage, origin)
     assert read_origin(storage) == origin
+    whole = storage.path("origin.json").read_bytes()
+    assert b'"claim_mode":"CLAIM"' in whole
     assert Restore.of(origin) == Restore(
-        str(savepoint), 6, "q", "CLAIM", needs_original=False, skipped=("chk-9 is cut",)
+        str(savepoint), 6, "q", ClaimMode.CLAIM, needs_original=False, skipped=("chk-9 is cut",)
     )
-    storage.path("origin.json").write_bytes(b"{}")
-    with pytest.raises(CorruptFileError, match=r"origin\.json"):
-        read_origin(storage)
+    for content, named in (
+        (b"{}", r"origin\.json"),
+        (whole.replace(b'"CLAIM"', b'"BORROW"'), r"origin\.json.*'BORROW'.*claim_mode"),
+    ):
+        storage.path("origin.json").write_bytes(content)
+        with pytest.raises(CorruptFileError, match=named):
+            read_origin(storage)

@@ -11,7 +11,7 @@ import pytest
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
-from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -45,7 +45,9 @@ def new_driver(kind: str, place: Storage, request: pytest.FixtureRequest) -> Ite
     def new_driver() -> CompletedCheckpointStore:
         if kind == "zookeeper":
             address = request.getfixturevalue("zookeeper_address")
-            settings = Settings(high_availability_type="zookeeper", zookeeper_quorum=address)
+            settings = Settings(
+                high_availability_type=HighAvailability.ZOOKEEPER, zookeeper_quorum=address
+            )
             opened.append(open_store(place, settings, query_id))
         elif kind == "pointers in memory":
             opened.append(PointedCheckpoints(place, MemoryPointers(shared)))

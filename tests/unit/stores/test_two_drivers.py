@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.history.records import CompletedCheckpoint
-from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -163,7 +163,7 @@ def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
 ) -> None:
     """Scenario 24: with ZooKeeper."""
     settings = {
-        "high_availability_type": "zookeeper",
+        "high_availability_type": HighAvailability.ZOOKEEPER,
         "zookeeper_quorum": zookeeper_address,
         "zookeeper_root": f"/{when}{tmp_path.name}",
     }

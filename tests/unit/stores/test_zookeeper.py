@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import discard
 from pyspark_ckpt.restore.source import RestoreSource, open_source
-from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.settings import ClaimMode, HighAvailability, Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores import zookeeper as zookeeper_pointers
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -28,7 +28,7 @@ from tests.servers.zookeeper import zookeeper_server
 
 def test_its_servers_must_be_named(storage: Storage) -> None:
     with pytest.raises(ConfigurationError, match=r"high-availability\.zookeeper\.quorum"):
-        open_store(storage, Settings(high_availability_type="zookeeper"), QUERY_ID)
+        open_store(storage, Settings(high_availability_type=HighAvailability.ZOOKEEPER), QUERY_ID)
 
 
 def test_servers_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,10 @@ def test_servers_that_die_fail_checkpoints_and_forget_nothing(
     epochs = Epochs(storage)
     epochs.commit()
     with zookeeper_server(tmp_path) as address:
-        settings = {"high_availability_type": "zookeeper", "zookeeper_quorum": address}
+        settings = {
+            "high_availability_type": HighAvailability.ZOOKEEPER,
+            "zookeeper_quorum": address,
+        }
         runner = epochs.runner(**settings)
         first = runner.take(epochs.committed_epoch, periodic=False)
         assert isinstance(first, CompletedCheckpoint)
@@ -119,7 +122,7 @@ def test_whoever_looks_finds_the_store_that_is_written_down(
 ) -> None:
     """A query may change its store: the last one counts."""
     settings = {
-        "high_availability_type": "zookeeper",
+        "high_availability_type": HighAvailability.ZOOKEEPER,
         "zookeeper_quorum": zookeeper_address,
         "zookeeper_root": f"/{secrets.token_hex(4)}",
     }
@@ -152,7 +155,7 @@ def test_a_claimed_checkpoint_goes_with_its_pointer(
     looking: Callable[[], CompletedCheckpointStore],
 ) -> None:
     settings = {
-        "high_availability_type": "zookeeper",
+        "high_availability_type": HighAvailability.ZOOKEEPER,
         "zookeeper_quorum": zookeeper_address,
         "zookeeper_root": f"/{secrets.token_hex(4)}",
     }
@@ -161,7 +164,7 @@ def test_a_claimed_checkpoint_goes_with_its_pointer(
     source = RestoreSource(first)
     origin = Origin(
         path=source.path, kind="checkpoint", checkpoint_id=1, query_id=QUERY_ID, epoch=0,
-        operators=("count",), sha256=source.sha256, claim_mode="CLAIM",
+        operators=("count",), sha256=source.sha256, claim_mode=ClaimMode.CLAIM,
     )  # fmt: skip
     assert discard(origin)
     assert looking().ids() == [2]

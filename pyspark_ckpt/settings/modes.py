@@ -1,0 +1,33 @@
+"""The modes that a setting chooses. Their values are the texts that users and files write."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Retention(str, Enum):
+    """When the checkpoints of a query are deleted; Flink's ``ExternalizedCheckpointRetention``."""
+
+    NO_EXTERNALIZED_CHECKPOINTS = "NO_EXTERNALIZED_CHECKPOINTS"
+    DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
+    RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+
+    __str__ = str.__str__
+
+
+class ClaimMode(str, Enum):
+    """Whether a restored query deletes what it was restored from; Flink's ``RecoveryClaimMode``."""
+
+    NO_CLAIM = "NO_CLAIM"
+    CLAIM = "CLAIM"
+
+    __str__ = str.__str__
+
+
+class HighAvailability(str, Enum):
+    """Where it is stored which checkpoints are complete; Flink's ``HighAvailabilityMode``."""
+
+    NONE = "none"
+    ZOOKEEPER = "zookeeper"
+
+    __str__ = str.__str__
