@@ -27,7 +27,7 @@ class CrashStep(str, Enum):
 
 
 class PlannedCrash:
-    """Raises once, at the step that was asked for.
+    """Raises once, at a planned step.
 
     Parameters
     ----------
@@ -55,6 +55,6 @@ class PlannedCrash:
             return
         self._step = None
         raise CrashedError(
-            f"{self._where}: crashed {step.value}, as planned with crashAt; the harness is where "
-            "the last epoch left it, call again to have the epoch repeated"
+            f"{self._where}: crashed {step.value}, as planned with crashAt; the harness is as "
+            "after the last epoch that ended: repeat the call to repeat the epoch"
         )

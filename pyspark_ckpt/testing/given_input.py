@@ -26,7 +26,7 @@ EventTime = Callable[[Any], int | None]
 
 
 class GivenColumns:
-    """Replaces the InputColumns of a query; columns and their types stay as they are given.
+    """Replaces the InputColumns of a query; columns and their types stay as given.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class GivenColumns:
 
     event_time_index = None
     sent_schema = pa.schema([])
-    """Nothing is sent, and no limit of a frame's bytes asks for it."""
+    """Empty, because no row is sent to Spark."""
 
     def __init__(self, keys: GivenKeys, key_names: Sequence[str] = ()) -> None:
         self._keys = keys
@@ -50,13 +50,13 @@ class GivenColumns:
         return self._keys.decode
 
     def key_codes(self, frame: pd.DataFrame) -> Codes:
-        """Return a number for each row; equal keys have equal ones."""
+        """Return a number for each row; rows with equal keys have equal numbers."""
         return codes_of_objects(self.sent_keys(frame))
 
     def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
         """Return a function of two positions that returns the rows between them.
 
-        The frame is one of :func:`frame_of_rows`.
+        The frame was made by :func:`frame_of_rows`.
         """
         rows = frame[_ROW].tolist()
         return lambda start, stop: iter(rows[start:stop])
@@ -70,7 +70,7 @@ class GivenColumns:
         return frame[KEY_GROUP].to_numpy()
 
     def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return rows in the columns that were given."""
+        """Return rows with the columns of the test."""
         return frame.drop(columns=[_KEY, KEY_GROUP]).reset_index(drop=True)
 
     def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,18 +114,18 @@ def _with_keys(frame: pd.DataFrame, keys: Sequence[GivenKey]) -> pd.DataFrame:
 
 
 class GivenInput:
-    """One of the library's input modes, with output kept for the test to see.
+    """One of the library's input modes, with output that is kept for the test.
 
     Parameters
     ----------
     mode
-        The mode; how rows reach the processor is its work.
+        The mode; it passes rows to the processor.
     output
         Where the epoch's output goes.
     event_time
         The test's ``eventTimeExtractor``.
     without_rows
-        Keys that the test gave no rows, each with the empty list or frame.
+        Keys without rows in the test, each with its empty list or frame.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class GivenInput:
         self._without_rows = without_rows
 
     def part(self, frames: list[pd.DataFrame]) -> Part:
-        """Return a part of an epoch's rows by their keys; without frames, the keys without rows."""
+        """Return a part of an epoch's rows by key; without frames, the keys that have no rows."""
         if not frames:
             return PartWithoutRows(self._without_rows)
         part = self._mode.part(frames)
@@ -154,7 +154,7 @@ class GivenInput:
 
 
 class GivenPart:
-    """A part whose event times come from the test.
+    """A part with event times from the test's ``eventTimeExtractor``.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class GivenPart:
 
 
 class PartWithoutRows:
-    """Keys without rows in a test: the processor is still called, as by PySpark's tester.
+    """Keys without rows in a test; the processor is called for them, as by PySpark's tester.
 
     Parameters
     ----------
@@ -196,12 +196,12 @@ class PartWithoutRows:
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
     ) -> Iterable[Any] | None:
-        """Have the processor handle the key at a position."""
+        """Call the processor for the key at a position."""
         rows = self.initial_states(position)
         return processor.handleInputRows(self.keys[position], rows, timer_values)
 
     def initial_states(self, position: int) -> Iterator[Any]:
-        """Return the one empty frame, or no row."""
+        """Return an iterator over the one empty frame, or over no row."""
         rows = self._rows[position]
         return iter([rows] if isinstance(rows, pd.DataFrame) else ())
 

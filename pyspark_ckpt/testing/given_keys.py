@@ -35,15 +35,16 @@ class GivenKey:
 class GivenKeys:
     """All keys that a harness was given.
 
-    A stored key does not tell a date from a number, as in a query, where the key columns' types do.
-    Here the keys themselves are remembered.
+    A date and a number can have the same stored key. In a query, the types of the key columns say
+    which one it is. A harness has no such types, so it remembers the keys themselves.
 
     Parameters
     ----------
     max_parallelism
-        Number of key groups. Which one a key is in is not what Spark's hash would say.
+        Number of key groups. A key's group differs from its group in a query, which uses Spark's
+        hash.
     columns
-        Number of key columns; with one, any value is the whole key, also a tuple.
+        Number of key columns. With one, any value is a whole key, also a tuple.
     """
 
     def __init__(self, max_parallelism: int, columns: int = 1) -> None:
@@ -67,13 +68,15 @@ class GivenKeys:
         Raises
         ------
         PlanError
-            If it is not one value per key column, or one is of a type that no key column has.
+            If it is not one value per key column, or a value has a type that key columns cannot
+            have.
         """
         if self.columns == 1:
             return self.of_columns((key,))
         if not isinstance(key, tuple) or len(key) != self.columns:
             raise PlanError(
-                f"key {key!r} is no tuple of {self.columns} values, one for each key column"
+                f"key {key!r} is no tuple of {self.columns} values: give one value for each of the "
+                f"harness's {self.columns} key columns"
             )
         return self.of_columns(tuple(key))
 
@@ -86,7 +89,7 @@ class GivenKeys:
             hash(sent)
         except (TypeError, OverflowError) as exc:
             raise PlanError(
-                f"key {key!r} cannot be one ({exc}): give a value of an atomic type, or with "
+                f"{key!r} cannot be a key ({exc}): give a value of an atomic type, or with "
                 "keyColumns=2 or more a tuple of such values"
             ) from exc
         known = self._known.setdefault(encoded, parts)

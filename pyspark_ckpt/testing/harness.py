@@ -36,11 +36,11 @@ from pyspark_ckpt.testing.snapshot import Snapshot
 class ProcessorHarness(HarnessFaults):
     """Runs a processor without Spark; a replacement for PySpark's ``TwsTester``.
 
-    It has the methods of ``TwsTester``, so a test moves over when you change the class. But the
-    processor runs on the library's own state, timers, barrier and backend, as one subtask. Each
-    ``test...`` and ``set...`` call is one epoch. The epoch works with a fresh copy of the
-    processor, and ends with a barrier that makes its writes durable. Where a query differs from
-    ``TwsTester``, the harness behaves as the query:
+    It has the methods of ``TwsTester``, so in a test you only change the class. The processor runs
+    on the library's own state, timers, barrier and backend, as one subtask. Each ``test...`` and
+    ``set...`` call is one epoch. The epoch works with a fresh copy of the processor, and ends with
+    a barrier that makes its writes durable. Where a query differs from ``TwsTester``, the harness
+    behaves as the query:
 
     * Timers fire in the order of time, not key by key. A timer that is due when it is registered
       fires at the end of the same epoch. No timer is refused because it lies in the past.
@@ -50,7 +50,7 @@ class ProcessorHarness(HarnessFaults):
       ``ProcessorError`` with the key.
 
     Rows and frames reach the processor as you give them; a query gives them the types of its
-    columns. They need not have the key columns. State lies in a temporary directory, which is
+    columns. They need not have the key columns. The state is in a temporary directory, which is
     deleted with the harness.
 
     Parameters
@@ -91,8 +91,8 @@ class ProcessorHarness(HarnessFaults):
     Raises
     ------
     PlanError
-        If an argument is not allowed. It is a ``HarnessUseError`` or ``TimeModeError``, the errors
-        that ``TwsTester`` raises, where ``TwsTester`` refuses the same.
+        If an argument is not allowed. Where ``TwsTester`` refuses it too, the error is a
+        ``HarnessUseError`` or ``TimeModeError``, which are also the errors of ``TwsTester``.
     ProcessorError
         If ``init`` or ``handleInitialState`` raises.
 
@@ -173,7 +173,7 @@ class ProcessorHarness(HarnessFaults):
         Parameters
         ----------
         processor : StatefulProcessor or BatchProcessor
-            The processor under test; it may be another version of the one before.
+            The processor under test; it may be a newer version of the snapshot's processor.
         snapshot : Snapshot
             What :meth:`snapshot` returned.
         timeMode : str, optional
@@ -183,7 +183,7 @@ class ProcessorHarness(HarnessFaults):
         eventTimeExtractor : callable, optional
             As for the constructor.
         backend : str
-            As for the constructor; it may differ from the backend before.
+            As for the constructor; it may differ from the backend of the snapshot.
         migrations : Mapping of str to Migration, optional
             As for ``transformWithState``.
         outputStructType : StructType or str, optional
@@ -232,8 +232,8 @@ class ProcessorHarness(HarnessFaults):
         key : object
             A value; a tuple of values if the harness has several key columns.
         input : sequence of Row
-            The key's rows. In ``EventTime``, rows at or below the watermark are dropped. The
-            processor is called without rows if there are none.
+            The key's rows. In ``EventTime``, rows at or below the watermark are dropped. If the
+            list is empty, the processor is called without rows.
 
         Returns
         -------
@@ -416,7 +416,7 @@ class ProcessorHarness(HarnessFaults):
         Raises
         ------
         TimeModeError
-            If the operator has no such clock.
+            If the operator does not use processing time.
         ClockError
             If the time does not move forward.
         ProcessorError

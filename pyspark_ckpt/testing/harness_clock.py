@@ -1,4 +1,4 @@
-"""The times of a harness: a test moves them forward, and a failed epoch moves them back."""
+"""The times of a harness: a test moves them forward; a failed epoch leaves them unchanged."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from pyspark_ckpt.testing.given_input import EventTime, each_row
 
 
 class HarnessClock:
-    """Both times begin at 0.
+    """The processing time and the watermark of a harness; both begin at 0.
 
     Parameters
     ----------
     mode
         The operator's time mode.
     event_time
-        What tells a row's event time; without it there is no watermark.
+        Returns a row's event time; without it there is no watermark.
     where
         The operator, for errors.
 
-    `ages` tells whether a state has a time to live in processing time.
+    `ages` says whether a state has a time to live in processing time.
 
     Raises
     ------
     TimeModeError
-        If the time mode needs event time and there is none.
+        If `mode` is event time and there is no `event_time`.
     """
 
     def __init__(self, mode: TimeMode, event_time: EventTime | None, where: str) -> None:
         if mode is TimeMode.EVENT_TIME and event_time is None:
             raise TimeModeError(
-                f"{where}: timeMode='EventTime' needs an eventTimeExtractor", "ARGUMENT_REQUIRED"
+                f"{where}: timeMode='EventTime' needs an eventTimeExtractor: give the harness one",
+                "ARGUMENT_REQUIRED",
             )
         self.mode = mode
         self.processing_time_ms = 0
@@ -61,7 +62,7 @@ class HarnessClock:
 
     @contextmanager
     def processing_time(self, new_ms: int) -> Iterator[None]:
-        """Move the processing time; it stays so if the context ends without an error."""
+        """Move the processing time; an error in the context moves it back."""
         if self.mode is not TimeMode.PROCESSING_TIME and not self.ages:
             raise TimeModeError(
                 f"{self._where}: setProcessingTime changes nothing in timeMode="
@@ -75,7 +76,7 @@ class HarnessClock:
 
     @contextmanager
     def watermark(self, new_ms: int) -> Iterator[None]:
-        """Move the watermark; it stays so if the context ends without an error."""
+        """Move the watermark; an error in the context moves it back."""
         if self.watermark_ms is None:
             raise TimeModeError(
                 f"{self._where}: there is no watermark for setWatermark: give the harness an "

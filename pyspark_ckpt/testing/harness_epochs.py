@@ -38,9 +38,9 @@ class HarnessEpochs:
     subtask, keys, clock
         The harness's parts.
     mode
-        How the processor takes its rows, until a call shows that it is another way.
+        How the processor takes its rows, until a call gives rows of another kind.
     schema
-        That of the output, if it is to be checked.
+        The output's schema, if the output is to be checked.
     event_time
         The test's ``eventTimeExtractor``.
     """
@@ -65,10 +65,13 @@ class HarnessEpochs:
         """Process the rows or the frame of each key."""
         where = self._subtask.where
         if self._mode is BatchInput:
-            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches")
+            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches: call that")
         in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
         if len(in_frames) > 1:
-            raise PlanError(f"{where}: give all keys lists of rows, or all frames")
+            raise PlanError(
+                f"{where}: some keys have lists of rows and others have frames: give all keys "
+                "lists of rows, or all frames"
+            )
         if in_frames:
             self._mode = PandasInput if in_frames == {True} else RowsInput
         given = [(self._keys.given(key), rows) for key, rows in input]
@@ -82,7 +85,9 @@ class HarnessEpochs:
         """Process rows of any keys; the keys are columns."""
         where = self._subtask.where
         if self._mode is not BatchInput:
-            raise PlanError(f"{where}: testInBatches needs a BatchProcessor")
+            raise PlanError(
+                f"{where}: testInBatches needs a BatchProcessor: call test or testInPandas"
+            )
         if not key_names or not set(key_names) <= set(input.columns):
             raise PlanError(
                 f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
@@ -113,11 +118,11 @@ class HarnessEpochs:
         if not hasattr(processor, "handleBroadcastRows"):
             raise PlanError(
                 f"{where}: {type(processor).__name__} has no handleBroadcastRows(rows, "
-                "timerValues), which a broadcast stream needs"
+                "timerValues), which a broadcast stream needs: add the method"
             )
         in_frames = isinstance(input, pd.DataFrame)
         if self._mode is BatchInput and not in_frames:
-            raise PlanError(f"{where}: a BatchProcessor gets frames, give one")
+            raise PlanError(f"{where}: a BatchProcessor gets frames: give a frame")
         if self._mode is not BatchInput:
             self._mode = PandasInput if in_frames else RowsInput
         rows = [input] if in_frames else list(input)

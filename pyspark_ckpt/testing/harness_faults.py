@@ -23,9 +23,9 @@ class HarnessFaults(StateAccess):
     def crashAt(self, step: CrashStep) -> None:
         """Crash the next epoch that reaches a step, once.
 
-        The epoch raises ``CrashedError``, and everything that it did is lost, as with ``kill -9``:
-        state, timers, output and time are as after the last epoch that ended. The same call can
-        then be repeated. States that the test itself sets do not crash.
+        The epoch raises ``CrashedError``, and everything that it did is lost, as with ``kill -9``.
+        State, timers, output and times are as after the last epoch that ended, so you can repeat
+        the call. A call that sets a state, such as ``updateValueState``, does not crash.
 
         Parameters
         ----------

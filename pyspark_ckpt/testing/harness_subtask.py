@@ -1,6 +1,6 @@
 """The one subtask of a harness: opens its local copy, runs an epoch, ends it with a barrier.
 
-It does what a task of a query does, with the same parts, but without Spark.
+It does what a task of a query does, with the same code, but without Spark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BEFORE_THE_FIRST_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """An epoch in progress; nothing of it counts before its barrier."""
+    """An epoch in progress; it has no effect before its barrier."""
 
     handle: Handle
     table: StateTable
@@ -62,23 +62,23 @@ class _Attempt:
 
 
 class HarnessSubtask:
-    """A subtask's durable state and what is done with it.
+    """A subtask's durable state, and the epochs and look-ups over it.
 
     Parameters
     ----------
     processor
-        The processor under test; each epoch works with a copy, as in a query.
+        The processor under test; each epoch works with a copy of it, as in a query.
     descriptor
         The operator, of one subtask.
     root
-        A directory of its own.
+        A directory for this subtask only.
     settings
         Backend, memory limit and inline threshold.
     migrations
-        By the name of the wanted state.
+        Migrations by the name of the new state.
 
-    `handle` names the state as the last epoch left it. With `fails_on_lost_attributes` an epoch
-    that changes attributes outside of state is an error.
+    `handle` names the state after the last epoch that ended. With `fails_on_lost_attributes` an
+    epoch fails if the processor changes its attributes.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class HarnessSubtask:
         items: Iterable[tuple[GivenKey, Item]],
         work: Callable[[StatefulProcessor, NotedStates, GivenKey, Item], object],
     ) -> None:
-        """Change states key by key with `work`, in an epoch that no planned crash hits."""
+        """Change states key by key with `work`, in an epoch that ignores a planned crash."""
         with self._attempt(clock) as attempt:
             states = self._states(attempt)
             with self._initialized(states) as processor:
@@ -184,9 +184,9 @@ class HarnessSubtask:
         Raises
         ------
         IncompatibleStateError
-            If it asks for what the stored states cannot become.
+            If ``init`` asks for states that the stored states cannot become.
         ProcessorError
-            If it raises.
+            If ``init`` raises.
         """
         self.look(clock, lambda _: None)
 
@@ -207,8 +207,8 @@ class HarnessSubtask:
         """
         with self._attempt(clock) as attempt:
             states = self._states(attempt)
-            # A shallow copy: the states of this epoch are of no use to the next. A copy as it is
-            # sent comes later, because it exchanges what local classes enclose.
+            # A shallow copy, because the next epoch must not keep the states of this one. Not yet
+            # a copy by serialization, because that replaces what local classes enclose.
             with self._initialized(states, copy.copy(self.processor)):
                 ages = any(not aging.is_in_event_time for aging in states.aging.values())
         copy_as_sent(self.processor, self.handle.uid)  # refuses what cannot be sent
@@ -253,7 +253,7 @@ class HarnessSubtask:
     def _initialized(
         self, states: NotedStates, processor: StatefulProcessor | None = None
     ) -> Iterator[StatefulProcessor]:
-        """Yield a processor, by default a copy of its own, between its ``init`` and ``close``."""
+        """Yield a processor, by default a fresh copy, between its ``init`` and ``close``."""
         if processor is None:
             processor = copy_as_sent(self.processor, self.handle.uid)
         self._key = None
@@ -270,8 +270,8 @@ class HarnessSubtask:
         except Exception as exc:
             raise ProcessorError(
                 f"{self.where}{self._place(', ')}: {type(processor).__name__} raised "
-                f"{type(exc).__name__}: {shortened(str(exc))}; correct the processor, "
-                f"nothing was changed{user_frames(exc)}"
+                f"{type(exc).__name__}: {shortened(str(exc))}; no state was changed: correct the "
+                f"processor{user_frames(exc)}"
             ) from exc
 
     def _place(self, before: str) -> str:

@@ -17,7 +17,7 @@ class KeptOutput:
     Parameters
     ----------
     checked
-        The library's own buffer, if the output's schema is known; it refuses wrong values.
+        The library's own buffer, which refuses wrong values; ``None`` without a schema.
     in_frames
         Whether the processor yields frames.
     after_call
@@ -46,7 +46,7 @@ class KeptOutput:
         return 0 if self._checked is None else self._checked.rows
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Take what one call of the processor yields."""
+        """Add what one call of the processor yields."""
         if isinstance(output, pd.DataFrame):
             raise StateValueError(
                 f"{self._where}: the processor returned a DataFrame: yield it, or return a list "

@@ -21,13 +21,15 @@ class NotedStates(ProcessorHandle):
         given = self._given.get(name)
         if given is None:
             raise HarnessUseError(
-                f"{self._where}: init asks for no state {name!r}, but for {sorted(self._given)}",
+                f"{self._where}: init asks for no state {name!r}, only for {sorted(self._given)}: "
+                "correct the name",
                 "STATE_NOT_EXISTS",
             )
         if classes and not isinstance(given.state, classes):
             raise HarnessUseError(
-                f"{self._where}: state {name!r} is a {type(given.state).__name__}, no "
-                f"{' or '.join(each.__name__ for each in classes)}",
+                f"{self._where}: state {name!r} is a {type(given.state).__name__} and no "
+                f"{' or '.join(each.__name__ for each in classes)}: use a method for "
+                "that kind of state",
                 "STATE_NOT_EXISTS",
             )
         return given

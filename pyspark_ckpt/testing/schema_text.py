@@ -30,7 +30,7 @@ _END = ""
 
 
 class ParsedSchemas(dict[str, T.StructType]):
-    """Schemas of states by their text, each parsed at its first use; bare types are allowed."""
+    """Schemas of states by their text, parsed at first use; a single type is allowed."""
 
     def __missing__(self, text: str) -> T.StructType:
         schema = self[text] = as_state_schema(_Parser(text).type_or_schema())
@@ -43,7 +43,7 @@ def parse_schema(text: str) -> T.StructType:
     Raises
     ------
     PlanError
-        If it is none, or has a type that is not known here.
+        If it is not a list of fields, or it has an unknown type.
     """
     return _Parser(text).schema()
 
@@ -62,7 +62,7 @@ class _Parser:
         else:
             schema = T.StructType(self._fields(_END))
         if self._peek() != _END:
-            raise self._error(f"{self._peek()!r} is too much")
+            raise self._error(f"unexpected {self._peek()!r} at the end")
         return schema  # type: ignore[no-any-return]
 
     def type_or_schema(self) -> T.DataType:
@@ -70,7 +70,7 @@ class _Parser:
             return self.schema()
         data_type = self._type()
         if self._peek() != _END:
-            raise self._error(f"{self._peek()!r} is too much")
+            raise self._error(f"unexpected {self._peek()!r} at the end")
         return data_type
 
     def _split(self) -> list[str]:
@@ -79,7 +79,7 @@ class _Parser:
         while position < len(text):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise self._error(f"{text[position:]!r} is not understood")
+                raise self._error(f"unexpected {text[position:]!r}")
             tokens.append(match[0].strip())
             position = match.end()
         return tokens
@@ -113,7 +113,7 @@ class _Parser:
         if word in _DECIMAL:
             return T.DecimalType(*self._numbers()) if self._peek() == "(" else T.DecimalType()
         if word not in ("array", "map", "struct"):
-            raise self._error(f"the type {word!r} is not known")
+            raise self._error(f"unknown type {word!r}")
         self._take("<")
         nested: T.DataType
         if word == "array":
@@ -139,7 +139,7 @@ class _Parser:
     def _number(self) -> int:
         token = self._any()
         if not token.isdecimal():
-            raise self._error(f"{token!r} is no number")
+            raise self._error(f"{token!r} is not a number")
         return int(token)
 
     def _word(self) -> str:
@@ -147,7 +147,7 @@ class _Parser:
         if token.startswith("`"):
             return token[1:-1].replace("``", "`")
         if not re.fullmatch(r"\w+", token):
-            raise self._error(f"{token!r} is no name")
+            raise self._error(f"{token!r} is not a name")
         return token
 
     def _peek(self) -> str:
@@ -161,7 +161,7 @@ class _Parser:
     def _take(self, wanted: str) -> None:
         token = self._any()
         if token.lower() != wanted:
-            raise self._error(f"{token!r} is where {wanted!r} should be")
+            raise self._error(f"expected {wanted!r} instead of {token!r}")
 
     def _error(self, why: str) -> PlanError:
         return PlanError(f"schema {self._text!r} cannot be parsed: {why}; give a StructType")

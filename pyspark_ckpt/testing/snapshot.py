@@ -19,7 +19,7 @@ class Snapshot:
     Parameters
     ----------
     handle : Handle
-        Names the version of the state, as a query's checkpoint does.
+        The handle of the state's version, as in a query's checkpoint.
     files : Mapping of str to bytes
         The durable files that the handle refers to, by path.
     keys : Mapping of bytes to tuple
@@ -84,8 +84,8 @@ def put_back(
     ):
         if stored != wanted:
             raise IncompatibleStateError(
-                f"{subtask.where}: the snapshot has {what} {stored!r}, the harness {wanted!r}; "
-                "use ProcessorHarness.restored"
+                f"{subtask.where}: the snapshot has {what} {stored!r}, the harness {wanted!r}: "
+                "use ProcessorHarness.restored, which takes both from the snapshot"
             )
     for path, content in snapshot.files.items():
         if not subtask.storage.exists(path):

@@ -16,15 +16,15 @@ from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 from pyspark_ckpt.testing.noted_states import NotedStates
 
 OF_OPERATOR: Any = object()
-"""In place of a key, for state that belongs to none; ``None`` is a key."""
+"""Replaces the key where a state belongs to no key, because ``None`` is a key."""
 
 
 class StateAccess:
     """The part of :class:`ProcessorHarness` that reads and writes single states.
 
     Keys are values, or tuples of values if the harness has several key columns. A state is read at
-    the harness's time, so expired entries are not seen. Reading has no effect. Each update and each
-    delete is an epoch of its own, without rows and timers. ``HarnessUseError`` is raised for a
+    the harness's time, so expired entries are not returned. Reading has no effect. Each update and
+    each delete is a separate epoch, without rows and timers. ``HarnessUseError`` is raised for a
     state that ``init`` does not ask for, and for a state of another kind.
 
     Parameters
@@ -207,7 +207,7 @@ class StateAccess:
         return streams[0] if streams else None
 
     def updateValueState(self, stateName: str, key: Any, value: Value) -> None:
-        """Set a key's value, in an epoch of its own.
+        """Set a key's value, in a separate epoch.
 
         Parameters
         ----------
@@ -234,7 +234,7 @@ class StateAccess:
         self._edit(stateName, key, lambda state: state.update(value), ValueState)
 
     def updateListState(self, stateName: str, key: Any, value: Iterable[Value]) -> None:
-        """Set a key's list, in an epoch of its own.
+        """Set a key's list, in a separate epoch.
 
         Parameters
         ----------
@@ -261,7 +261,7 @@ class StateAccess:
         self._edit(stateName, key, lambda state: state.put(value), ListState)
 
     def updateMapState(self, stateName: str, key: Any, value: Mapping[Value, Value]) -> None:
-        """Set a key's map, in an epoch of its own.
+        """Set a key's map, in a separate epoch.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class StateAccess:
         self._edit(stateName, key, put, MapState)
 
     def deleteState(self, stateName: str, key: Any) -> None:
-        """Remove what a state of any kind holds for a key, in an epoch of its own.
+        """Remove what a state of any kind holds for a key, in a separate epoch.
 
         Parameters
         ----------

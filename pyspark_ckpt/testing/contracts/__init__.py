@@ -1,7 +1,7 @@
-"""What every backend and every storage promises, as test suites that their tests inherit.
+"""Test suites for what every backend and every storage must do; their tests inherit them.
 
-They need ``pip install pyspark_ckpt[testing]``. Import them from their modules, and have pytest
-explain their assertions::
+They need ``pip install pyspark_ckpt[testing]``. Import them from their modules. So that pytest
+explains their failed assertions, call first::
 
     pytest.register_assert_rewrite("pyspark_ckpt.testing.contracts")
 """

@@ -38,7 +38,7 @@ LONG_KEYS = [
     *(_HEAD + tail for tail in (b"a", b"a" * 33, b"z", b"z" * 64)),
     *(b"m" * length for length in (448, 480, 512)),
 ]
-"""Keys around the lengths where a store may change its ways, many of them with one long head."""
+"""Keys around the lengths at which a store may store keys differently, many with one long head."""
 
 PREFIXES = [b"", b"a", b"ab", b"abc", b"b", b"\x00", b"\xff", b"\xff\xfe", b"k", b"zz"]
 SHORT_KEYS = [
@@ -50,14 +50,14 @@ _LARGE_PARTS = 4
 _LOADED = (
     f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import backend_contract as c"
 )
-"""Loads this module alone: a process that is killed has no use for the rest of the package."""
+"""Loads this module only, so that a process that is to be killed starts faster."""
 
 _KILLED = f"{_LOADED}; c.apply_and_be_killed(*sys.argv[1:])"
 _CHILD = f"{_LOADED}; c.apply_until_killed(*sys.argv[1:])"
 
 
 class BackendContract:
-    """Inherit it, name the type, and every backend is held to the same promises."""
+    """The tests of a backend; inherit the class and set `backend_type`."""
 
     backend_type: str
 
@@ -178,7 +178,7 @@ class BackendContract:
         self.make(directory, entries)
         self.check(directory, entries, "1")
 
-    def test_long_keys_are_told_apart_and_stay_in_order(self, directory: Path) -> None:
+    def test_long_keys_stay_distinct_and_in_order(self, directory: Path) -> None:
         entries = {key: b"%d" % number for number, key in enumerate(LONG_KEYS)}
         assert len(entries) == len(LONG_KEYS)
         self.make(directory, entries)
@@ -209,7 +209,7 @@ class BackendContract:
             with pytest.raises(_CutError):
                 backend.apply(_cut([Changes([b"a", b"b", b"new"], [b"other", None, b"3"])]), "2")
             check_content(backend, {b"a": b"1", b"b": b"2"}, "1")
-            with pytest.raises(ValueError):  # noqa: PT011  # whatever zip says
+            with pytest.raises(ValueError):  # noqa: PT011  # the message is zip's
                 backend.apply([Changes([b"a", b"b"], [b"other"])], "2")
             check_content(backend, {b"a": b"1", b"b": b"2"}, "1")
         self.check(directory, {b"a": b"1", b"b": b"2"}, "1")
@@ -228,7 +228,7 @@ class BackendContract:
     def test_a_copy_half_way_through_many_steps_has_no_version(self, directory: Path) -> None:
         self.make(directory, {b"a": b"old", b"z": b"old"})
         entries = large_entries(b"new")
-        for last in (2, 3):  # the second time it was half applied already
+        for last in (2, 3):  # the second time it is half applied already
             with self.open(directory) as backend, pytest.raises(_CutError):
                 backend.apply(_cut(parts_of(entries)[:last]), "2")
             with self.open(directory) as backend:
@@ -372,7 +372,7 @@ class BackendContract:
         assert [path.name for path in taken.iterdir()] == ["file"]
 
     def test_a_missing_directory_is_no_backend(self, directory: Path) -> None:
-        for _ in range(2):  # the first try must not make what the second one finds
+        for _ in range(2):  # the first open must not create the directory
             with pytest.raises(BackendCorruptError, match=directory.name):
                 self.open(directory)
 
@@ -401,7 +401,7 @@ class BackendContract:
             assert child.stdout is not None
             printed = [child.stdout.readline() for _ in range(rng.randrange(1, 8))]
             with suppress(subprocess.TimeoutExpired):
-                child.wait(rng.random() * 0.03)  # lands somewhere in the applies that follow
+                child.wait(rng.random() * 0.03)  # a moment in one of the next calls of apply
             child.kill()
             printed += child.stdout.readlines()
         last = int(printed[-1])
@@ -426,7 +426,7 @@ def check_content(
 
 
 def apply_until_killed(backend_type: str, directory: str, seed: str) -> None:
-    """Apply version after version and print each; runs in a process of its own."""
+    """Apply version after version and print each; runs in a child process."""
     with open_backend(backend_type, Path(directory), create=True) as backend:
         for version in itertools.count(1):
             backend.apply(_changes_of(int(seed), version), str(version))

@@ -1,4 +1,4 @@
-"""What every storage promises: the test suite that the tests of each storage inherit."""
+"""What every storage must do: the test suite that the tests of each storage inherit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _replaced(storage: Storage, relative: str, content: bytes) -> None:
 
 
 class StorageContract:
-    """Inherit it, say where the storage is, and it is held to the same promises as the others.
+    """The tests of a storage; inherit the class and override `url`.
 
     ::
 
@@ -44,7 +44,7 @@ class StorageContract:
 
     @pytest.fixture
     def url(self) -> str:
-        """Return where there is nothing yet; its last name has characters that mean something."""
+        """Return the URL of an empty place; its last name must need quoting, such as a space."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -235,7 +235,7 @@ class StorageContract:
     def test_a_file_of_the_right_size_with_a_changed_byte_is_corrupt(
         self, any_storage: Storage, position: int
     ) -> None:
-        """Scenario 7: found by its digest, both are told."""
+        """Scenario 7: the digest finds it, and the error names the file."""
         reference = any_storage.write("shared/file", [b"x" * LARGE])
         _replaced(
             any_storage, "shared/file", b"x" * position + b"y" + b"x" * (LARGE - 1 - position)
