@@ -25,7 +25,7 @@ from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, Sourc
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.operator.descriptor import schema_fingerprint
 from pyspark_ckpt.spark.jobs import SparkJobs
-from pyspark_ckpt.spark.log import SourceLogFile
+from pyspark_ckpt.spark.log import SourceLogFile, Sources
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
@@ -109,8 +109,10 @@ def gather(
     phases, log = PhaseTimes(), query.spark_log
     operators = _operators(query, handles_of)
     phases.end("handles")
-    offsets = log.offsets_entry(epoch)
-    logs = log.source_log_files(offsets, query.source_ids)
+    entry = log.offsets_entry(epoch)
+    sources = Sources(query.source_ids, query.given_names if entry.is_named else ())
+    offsets = entry.in_order(sources)
+    logs = log.source_log_files(offsets, sources)
     contents = EpochContents(
         epoch=epoch,
         query_id=query.query_id,
@@ -123,8 +125,9 @@ def gather(
         commits_entry=log.commits_entry(epoch),
         source_logs=tuple(_keep_source_log(query, file) for file in logs),
         operators=operators,
-        source_ids=query.source_ids,
+        source_ids=sources.ids,
         phases_ms=phases.ended_ms,
+        source_names=sources.names or msgspec.UNSET,
     )
     phases.end("sources")
     if query.operators.spark_operators:

@@ -76,8 +76,9 @@ class SparkStateCopies:
 class QueryFiles:
     """The directories and operators of a running query.
 
-    `source_ids` has for each of Spark's source offsets the source that it belongs to. `run` is a
-    name that no other start of the query has. `spark_state_copies` has the copies of the state of
+    `source_ids` has for each of Spark's source offsets the source that it belongs to, and
+    `given_names` has the names that the user gave the sources. `run` is a name that no other start
+    of the query has. `spark_state_copies` has the copies of the state of
     Spark's own operators.
     """
 
@@ -89,6 +90,7 @@ class QueryFiles:
     backend_type: str
     operators: StatefulOperators
     source_ids: tuple[int, ...]
+    given_names: tuple[str, ...] = ()
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     spark_state_copies: SparkStateCopies = field(init=False)
 

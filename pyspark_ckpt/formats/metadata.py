@@ -157,8 +157,9 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
 
     A checkpoint and a savepoint are made of it: :func:`metadata_of`. `parent` is what the query was
     restored from, if it was. The two entries are Spark's own log texts. `source_ids` has for each
-    of the offsets in them the source that it belongs to. `phases_ms` has how long gathering took:
-    the handles, Spark's offsets and source logs, the check of all files.
+    of the offsets in them the source that it belongs to, and `source_names` has the names that the
+    user gave these sources, by their numbers; it is left out if Spark uses none. `phases_ms` has
+    how long gathering took: the handles, Spark's offsets and source logs, the check of all files.
     `stored_spark_operators` are Spark's own stateful operators.
     """
 
@@ -178,6 +179,7 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
         default=msgspec.UNSET, name="native_operators"
     )
+    source_names: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +212,7 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
         default=msgspec.UNSET, name="native_operators"
     )
+    source_names: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_savepoint(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -22,7 +23,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.time import NEVER_LATE, TimeMode
-from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
+from pyspark_ckpt.spark.log import SparkLog
 
 logger = logging.getLogger(__name__)
 
@@ -154,5 +155,5 @@ class LastEpochs:
         """Write the epoch's offsets: the offsets of the epoch before it, at another watermark."""
         before = self._log.offsets_entry(draining.epoch - 1)
         times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": now_ms()}
-        offsets = OffsetsEntry({**before.metadata, **times}, before.source_offsets)
+        offsets = replace(before, metadata={**before.metadata, **times})
         self._log.replace(f"offsets/{draining.epoch}", offsets.text())

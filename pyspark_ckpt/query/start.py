@@ -32,7 +32,7 @@ from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import start_with_conf
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import source_ids, source_names
+from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -211,6 +211,7 @@ class QueryStart:
             backend_type=self._settings.backend_type,
             operators=location.operators,
             source_ids=source_ids(self._stream),
+            given_names=given_names(self._stream),
         )
         coordinator = CheckpointCoordinator(
             self._spark, query, files, self._settings, self._last_epochs
@@ -255,4 +256,5 @@ def restore_request(
         backend_type=settings.backend_type,
         source_ids=source_ids(stream),
         source_names=source_names(stream),
+        given_names=given_names(stream) if names_sources(stream.sparkSession) else (),
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.restore.planned import PlannedSources, refused_part
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.spark.log import NO_OFFSET, entries_up_to
+from pyspark_ckpt.spark.log import NO_OFFSET, SOURCE_EVOLUTION, Sources, entries_up_to
 from pyspark_ckpt.spark.source_kinds import fits, kind_of_offset
 
 _FILE_OFFSET = re.compile(r'\{"logOffset":(0|[1-9][0-9]{0,17})\}')
@@ -26,6 +28,7 @@ def plan_sources(
     source: RestoreSource,
     source_ids: tuple[int, ...] | None = None,
     source_names: Sequence[str] | None = None,
+    given_names: tuple[str, ...] = (),
 ) -> PlannedSources:
     """Decide where the sources continue; refuse other sources than there are offsets of.
 
@@ -37,14 +40,18 @@ def plan_sources(
         Which source the query reads at each place, ``None`` if that is not to be checked.
     source_names
         What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
+    given_names
+        The names that the user gave these sources, by id; empty if Spark uses none.
 
     Raises
     ------
     CorruptFileError
         If the offsets, times or entries of logs are not what Spark writes, or an entry is missing.
     """
-    offsets, times_ms = source.offsets, source.times_ms
-    errors = _misfits(source.path, offsets, source_ids, source_names)
+    stored, times_ms = source.offsets, source.times_ms
+    stored_ids, errors = _stored_ids(source, stored, given_names)
+    offsets = {number: stored[stored_id] for number, stored_id in stored_ids.items()}
+    errors = errors or _misfits(source.path, offsets, source_ids, source_names)
     if errors:
         part = refused_part(_QUERY, _SOURCES, *errors)
         return PlannedSources(rows=part.rows, errors=part.errors, times_ms=times_ms)
@@ -52,7 +59,11 @@ def plan_sources(
     file_logs: list[SourceLog] = []
     other_logs: list[SourceLog] = []
     for index, offset in offsets.items():
-        logs = [log for log in source.metadata.source_logs if log.source_index == index]
+        logs = [
+            msgspec.structs.replace(log, source_index=index)
+            for log in source.metadata.source_logs
+            if log.source_index == stored_ids[index]
+        ]
         position = _position_of(offset)
         if position is not None:
             file_logs += _logs_up_to(source.path, index, logs, position)
@@ -68,7 +79,35 @@ def plan_sources(
         file_logs=tuple(file_logs),
         other_logs=tuple(other_logs),
         times_ms=times_ms,
+        sources=Sources(tuple(places), given_names),
     )
+
+
+def _stored_ids(
+    source: RestoreSource, stored: dict[int, str], given_names: tuple[str, ...]
+) -> tuple[dict[int, int], list[CkptError]]:
+    """Return the stored number of each source of the query, by its own, or why a name has none.
+
+    Sources without names, on either side, correspond in their order.
+    """
+    names = source.metadata.source_names
+    if names is msgspec.UNSET:
+        return {number: number for number in stored}, []
+    if sorted(stored) != list(range(len(names))):
+        raise CorruptFileError(
+            f"{source.path} has offsets of {len(stored)} sources and {len(names)} names for them; "
+            "restore from another checkpoint or savepoint"
+        )
+    if sorted(given_names) == sorted(names):
+        return {number: names.index(name) for number, name in enumerate(given_names)}, []
+    now = f"are named {', '.join(given_names)}" if given_names else "have no names that Spark uses"
+    return {}, [
+        RestoreError(
+            f"{source.path} has the offsets of the sources {', '.join(names)}, those of the query "
+            f"{now}: give the sources these names with .name(), and set "
+            f"{SOURCE_EVOLUTION} to true"
+        )
+    ]
 
 
 def _misfits(

@@ -169,6 +169,8 @@ class RestoreRequest:
         Which source the query reads at each place, ``None`` if that is not to be checked.
     source_names
         What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
+    given_names
+        The names that the user gave these sources, by id; empty if Spark uses none.
     """
 
     path: str
@@ -179,6 +181,7 @@ class RestoreRequest:
     backend_type: str | None = None
     source_ids: tuple[int, ...] | None = None
     source_names: tuple[str, ...] | None = None
+    given_names: tuple[str, ...] = ()
 
 
 def plan_of_request(request: RestoreRequest, operators: StatefulOperators) -> RestorePlan:
@@ -218,7 +221,7 @@ def plan_of(
             source, operators, allow_non_restored_state=request.allow_non_restored_state
         ),
         migrations=unknown_migrations(request.migrations, uids),
-        sources=plan_sources(source, request.source_ids, request.source_names),
+        sources=plan_sources(source, request.source_ids, request.source_names, request.given_names),
         origin=Origin(
             path=source.path,
             kind=metadata.kind,

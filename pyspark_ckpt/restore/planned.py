@@ -6,7 +6,7 @@ holds all that seeding needs, so that seeding decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.storage.file_reference import FileReference
 
 
@@ -186,10 +187,11 @@ class PlannedSources(PlannedPart):
 
     `offsets` are in the order of the places at which the query reads its sources. `file_logs` are
     entries of file sources' logs, `other_logs` are the logs of other sources. `times_ms` are the
-    times of the epoch, by Spark's names.
+    times of the epoch, by Spark's names. `sources` are the query's sources.
     """
 
     offsets: tuple[str, ...] = ()
     file_logs: tuple[SourceLog, ...] = ()
     other_logs: tuple[SourceLog, ...] = ()
     times_ms: dict[str, int]
+    sources: Sources = field(default_factory=lambda: Sources(()))

@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 import uuid
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -22,11 +23,16 @@ from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.plan import RestorePlan
-from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
+from pyspark_ckpt.restore.planned import (
+    CopiedOperator,
+    MovedOperator,
+    NewOperator,
+    PlannedSources,
+)
 from pyspark_ckpt.restore.rescale import move_state
 from pyspark_ckpt.restore.spark_files import place_spark_files
 from pyspark_ckpt.restore.spark_state import Seed, write_seeds
-from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
+from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -112,13 +118,27 @@ def _write_logs(location: LocalStorage, seeded: SparkLog, plan: RestorePlan) -> 
     metadata["conf"] = {
         key: stored.get(key, value) for key, value in metadata.get("conf", {}).items()
     }
-    offsets = OffsetsEntry(metadata, plan.sources.offsets).text()
+    offsets = _entry(metadata, plan.sources, is_v2=seeded.offsets_entry(0).keys is not None).text()
     # Spark continues from the newest entry, and wants the one before it too.
     for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
         location.write(f"offsets/{epoch}", [offsets.encode()])
     version, fields = seeded.commits_entry(0).split("\n", 1)
     commit = {**json.loads(fields), "nextBatchWatermarkMs": plan.watermark_ms}
     location.write(f"commits/{plan.epoch}", [f"{version}\n{json.dumps(commit)}".encode()])
+
+
+def _entry(metadata: dict[str, Any], planned: PlannedSources, *, is_v2: bool) -> OffsetsEntry:
+    """Return the offsets of the epoch in the format of Spark's log that the query will have."""
+    names = planned.sources.names
+    if names:
+        metadata = {**metadata, "conf": {**metadata["conf"], SOURCE_EVOLUTION: "true"}}
+        by_name = {
+            names[number]: offset
+            for number, offset in zip(planned.sources.ids, planned.offsets, strict=True)
+        }
+        return OffsetsEntry(metadata, tuple(by_name.values()), tuple(by_name))
+    keys = tuple(map(str, range(len(planned.offsets)))) if is_v2 else None
+    return OffsetsEntry(metadata, planned.offsets, keys)
 
 
 def begin_seeding(location: LocalStorage) -> str:

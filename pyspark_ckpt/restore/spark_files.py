@@ -68,12 +68,12 @@ def place_source_logs(source: Storage, location: LocalStorage, planned: PlannedS
         If a file is missing or changed, or an entry says what Spark would not have written.
     """
     for log in planned.other_logs:
-        location.copy_in(source, log.file, _log_path(log))
+        location.copy_in(source, log.file, _log_path(log, planned))
     for log in planned.file_logs:
         with source.open_verified(log.file) as file:
             name = source.url_of(log.file.path)
             number = int(log.log_name.removesuffix(".compact"))
-            location.write(_log_path(log), _checked_entries(file, number, name))
+            location.write(_log_path(log, planned), _checked_entries(file, number, name))
 
 
 def place_state_files(
@@ -112,8 +112,8 @@ def _content(source: Storage, file: SparkStateFile) -> bytes:
         return opened.read()
 
 
-def _log_path(log: SourceLog) -> str:
-    return f"sources/{log.source_index}/{log.log_name}"
+def _log_path(log: SourceLog, planned: PlannedSources) -> str:
+    return f"sources/{planned.sources.log_name(log.source_index)}/{log.log_name}"
 
 
 def _checked_entries(file: BinaryIO, number: int, name: str) -> Iterator[bytes]:

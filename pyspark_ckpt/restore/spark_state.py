@@ -29,7 +29,7 @@ from pyspark_ckpt.operator.run.subtask import set_timeout
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import TimeMode, never_late_column
 from pyspark_ckpt.spark.conf import conf_of_start
-from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import LocalStorage
 
@@ -65,7 +65,7 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
         The files of the seeding query, whose epoch 0 wrote the state stores.
     """
     conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
-    session = own_session(spark, {**conf, **_WHOLE_VERSIONS})
+    session = own_session(spark, {**conf, **_WHOLE_VERSIONS, SOURCE_EVOLUTION: "false"})
     branches = []
     for number, seed in enumerate(seeds):
         directory = scratch.path(f"handles/{number}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,36 +16,101 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBui
 from pyspark_ckpt.storage.open import LocalStorage
 
 NO_OFFSET = "-"
+SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+"""With it Spark identifies a source by its name, and not by its place in the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of a query.
+
+    `ids` has the source at each place where the query reads one. `names` are the names that the
+    user gave the sources, by their ids; it is empty if Spark does not use them.
+    """
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...] = ()
+
+    def log_name(self, number: int) -> str:
+        """Return the name of a source's directory in ``sources/``."""
+        return self.names[number] if self.names else str(number)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsEntry:
-    """One entry of ``offsets/``: how far Spark had read each source by the end of an epoch."""
+    """One entry of ``offsets/``: how far Spark had read each source by the end of an epoch.
+
+    In Spark's format v1 the offsets are in the order of the places at which the query reads its
+    sources. In format v2 each offset has a key, which is the number of a place or the name of a
+    source.
+    """
 
     metadata: dict[str, Any]
     source_offsets: tuple[str, ...]
+    keys: tuple[str, ...] | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the keys are the names that the user gave the sources."""
+        return self.keys is not None and self._conf.get(SOURCE_EVOLUTION) == "true"
 
     @property
     def parallelism(self) -> int | None:
         """The number of shuffle partitions that the query is bound to."""
-        text = self.metadata.get("conf", {}).get("spark.sql.shuffle.partitions")
+        text = self._conf.get("spark.sql.shuffle.partitions")
         return None if text is None else int(text)
 
     @property
     def state_store(self) -> str | None:
         """The class of Spark's state store provider that the epoch ran with."""
-        store = self.metadata.get("conf", {}).get("spark.sql.streaming.stateStore.providerClass")
+        store = self._conf.get("spark.sql.streaming.stateStore.providerClass")
         return None if store is None else str(store)
 
     @property
     def watermark_policy(self) -> str | None:
         """Which of several watermarks the query uses, ``min`` or ``max``."""
-        policy = self.metadata.get("conf", {}).get("spark.sql.streaming.multipleWatermarkPolicy")
+        policy = self._conf.get("spark.sql.streaming.multipleWatermarkPolicy")
         return None if policy is None else str(policy).lower()
+
+    @property
+    def _conf(self) -> dict[str, Any]:
+        conf = self.metadata.get("conf")
+        return conf if isinstance(conf, dict) else {}
+
+    def in_order(self, sources: Sources) -> OffsetsEntry:
+        """Return the entry in format v1, with the offsets in the order of the places.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If the entry is of other sources.
+        """
+        if self.keys is None:
+            return self
+        by_key = dict(zip(self.keys, self.source_offsets, strict=True))
+        if self.is_named:
+            # Spark does the same with a source that is new, or that the query has no longer.
+            by_source = {
+                number: by_key.get(name, NO_OFFSET) for number, name in enumerate(sources.names)
+            }
+        else:
+            # Two places of one source share an offset, and Spark keeps it at one of them.
+            places = {str(place): number for place, number in enumerate(sources.ids)}
+            by_source = {places[key]: by_key[key] for key in by_key if key in places}
+        if not set(sources.ids) <= set(by_source):
+            raise CheckpointAbortedError(
+                f"Spark keeps offsets of the sources {', '.join(by_key)}, the query reads "
+                f"{', '.join(sources.names) or len(set(sources.ids))}; report the query's plan"
+            )
+        return OffsetsEntry(self.metadata, tuple(by_source[number] for number in sources.ids))
 
     def text(self) -> str:
         """Return the entry as Spark writes it."""
-        return "\n".join(["v1", json.dumps(self.metadata), *self.source_offsets])
+        lines = self.source_offsets
+        if self.keys is not None:
+            lines = tuple(map(":".join, zip(self.keys, self.source_offsets, strict=True)))
+        version = "v1" if self.keys is None else "v2"
+        return "\n".join([version, json.dumps(self.metadata), *lines])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +158,13 @@ class SparkLog:
         """
         path = f"offsets/{epoch}"
         lines = self._entry(path, epoch).split("\n")
-        offsets = tuple(lines[2:])
+        offsets, keys = tuple(lines[2:]), None
+        if lines[0] == "v2":
+            pairs = [line.partition(":") for line in offsets]
+            keys, offsets = tuple(key for key, _, _ in pairs), tuple(each for *_, each in pairs)
         if not offsets or not all(map(is_offset, offsets)):
             raise self._corrupt(path, "it is cut short")
-        return OffsetsEntry(self._json(path, lines[1]), offsets)
+        return OffsetsEntry(self._json(path, lines[1]), offsets, keys)
 
     def operator_ids(self) -> list[int]:
         """Return the ids of the stateful operators whose state is in the location."""
@@ -113,9 +180,7 @@ class SparkLog:
         fields = self._json(path, self._entry(path, epoch).split("\n")[1])
         return int(fields.get("nextBatchWatermarkMs", 0))
 
-    def source_log_files(
-        self, offsets: OffsetsEntry, source_ids: Sequence[int]
-    ) -> list[SourceLogFile]:
+    def source_log_files(self, offsets: OffsetsEntry, sources: Sources) -> list[SourceLogFile]:
         """Return the files that sources need to continue from `offsets`, and no later ones.
 
         A file source regards every file in its log as read, so entries beyond the offset are left
@@ -124,25 +189,25 @@ class SparkLog:
         Parameters
         ----------
         offsets
-            The positions of the sources.
-        source_ids
-            Which source each offset belongs to.
+            The positions of the sources, in format v1.
+        sources
+            The sources that they belong to.
 
         Raises
         ------
         CheckpointAbortedError
             If Spark has already removed an entry, or has another number of offsets.
         """
-        if len(source_ids) != len(offsets.source_offsets):
+        if len(sources.ids) != len(offsets.source_offsets):
             raise CheckpointAbortedError(
                 f"{self.storage.root}: Spark keeps {len(offsets.source_offsets)} offsets, the "
-                f"query reads sources at {len(source_ids)} places; report the query's plan"
+                f"query reads sources at {len(sources.ids)} places; report the query's plan"
             )
         files: list[SourceLogFile] = []
-        for index, offset in dict(zip(source_ids, offsets.source_offsets, strict=True)).items():
+        for index, offset in dict(zip(sources.ids, offsets.source_offsets, strict=True)).items():
             if offset == NO_OFFSET:
                 continue
-            directory = f"sources/{index}"
+            directory = f"sources/{sources.log_name(index)}"
             names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
             position = _log_offset(offset)
             needed = names if position is None else entries_up_to(names, position, directory)
@@ -193,7 +258,7 @@ class SparkLog:
         )
 
 
-_KNOWN_VERSIONS = {"offsets": ("v1",), "commits": ("v1", "v2")}
+_KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
 _MOST_NAMED = 20
 _LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 

@@ -15,6 +15,7 @@ from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.time import TimeMode
+from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 
 _OURS = "FlatMapGroupsInPandasWithState"
@@ -40,6 +41,7 @@ _DELAYING = frozenset({"symmetricHashJoin", "flatMapGroupsWithState", "applyInPa
 _BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
 _EVENT_TIME = TimeMode.EVENT_TIME.value
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_GIVEN_BY_USER = "UserProvided"
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -82,6 +84,24 @@ def source_names(df: DataFrame) -> tuple[str, ...]:
     A file source has the name ``FileSource[<path>]``.
     """
     return tuple(str(node.sourceName()) for node in _sources(df)[1])
+
+
+def given_names(df: DataFrame) -> tuple[str, ...]:
+    """Return the names that the user gave the sources, by their ids; empty if one has no name."""
+    found = tuple(map(_given_name, _sources(df)[1]))
+    return tuple(name for name in found if name is not None) if None not in found else ()
+
+
+def names_sources(spark: SparkSession) -> bool:
+    """Return whether Spark identifies the sources of a new query by their names."""
+    return str(spark.conf.get(SOURCE_EVOLUTION, "false")).lower() == "true"
+
+
+def _given_name(source: Any) -> str | None:
+    if not hasattr(source, "sourceIdentifyingName"):  # before Spark 4.3
+        return None
+    name = source.sourceIdentifyingName()
+    return str(name.name()) if name.getClass().getSimpleName() == _GIVEN_BY_USER else None
 
 
 def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:

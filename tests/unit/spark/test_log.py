@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.spark.log import OffsetsEntry, SourceLogFile, SparkLog
+from pyspark_ckpt.spark.log import (
+    SOURCE_EVOLUTION,
+    OffsetsEntry,
+    SourceLogFile,
+    Sources,
+    SparkLog,
+)
 from pyspark_ckpt.storage.open import Storage
 
 PutFile = Callable[..., Path]
@@ -40,7 +46,7 @@ def put_source_log(put_file: PutFile) -> Callable[..., None]:
 
 
 def needed(log: SparkLog, *offsets: str) -> list[tuple[int, str]]:
-    files = log.source_log_files(OffsetsEntry({}, offsets), range(len(offsets)))
+    files = log.source_log_files(OffsetsEntry({}, offsets), Sources(tuple(range(len(offsets)))))
     assert all(file.path == f"sources/{file.source_index}/{file.log_name}" for file in files)
     return [(file.source_index, file.log_name) for file in files]
 
@@ -106,7 +112,7 @@ def test_offsets_cut_short_are_corrupt_and_never_shorter_offsets(
     for length in range(len(OFFSETS)):
         path = put_file("offsets/3", OFFSETS[:length].encode())
         try:
-            log.source_log_files(log.offsets_entry(3), (0,))
+            log.source_log_files(log.offsets_entry(3), Sources((0,)))
         except (CorruptFileError, NotBuiltYetError) as exc:
             if isinstance(exc, CorruptFileError) and str(path) in str(exc):
                 continue
@@ -130,7 +136,7 @@ def test_a_missing_entry_is_corrupt_and_named(log: SparkLog, storage: Storage) -
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [("offsets", "v2"), ("offsets", "v9"), ("commits", "v3")]
+    ("name", "version"), [("offsets", "v3"), ("offsets", "v9"), ("commits", "v3")]
 )
 def test_a_log_version_of_a_newer_spark_is_refused_by_name(
     log: SparkLog, put_file: PutFile, name: str, version: str
@@ -213,7 +219,7 @@ def test_each_source_has_its_own_entries_and_one_without_offset_none(
         put_source_log("0", "1", index=index)
     offsets = ('{"logOffset":1}', "-", '{"logOffset":0}')
     assert needed(log, *offsets) == [(0, "0"), (0, "1"), (2, "0")]
-    first = log.source_log_files(OffsetsEntry({}, offsets), (0, 1, 2))[0]
+    first = log.source_log_files(OffsetsEntry({}, offsets), Sources((0, 1, 2)))[0]
     assert first == SourceLogFile(0, "0", "sources/0/0")
 
 
@@ -223,10 +229,10 @@ def test_a_source_that_is_read_twice_has_one_log(
     for index in range(2):
         put_source_log("0", "1", "2", index=index)
     offsets = OffsetsEntry({}, ('{"logOffset":1}', '{"logOffset":1}', '{"logOffset":0}'))
-    files = log.source_log_files(offsets, (0, 0, 1))
+    files = log.source_log_files(offsets, Sources((0, 0, 1)))
     assert [file.path for file in files] == ["sources/0/0", "sources/0/1", "sources/1/0"]
     with pytest.raises(CheckpointAbortedError, match="3 offsets"):
-        log.source_log_files(offsets, (0, 1))
+        log.source_log_files(offsets, Sources((0, 1)))
 
 
 @pytest.mark.parametrize("path", ["offsets/0", "metadata"])
@@ -238,3 +244,45 @@ def test_a_replaced_file_loses_hadoops_checksum_of_the_old_one(
     log.replace(path, "new ä")
     assert place.read_bytes() == "new ä".encode()
     assert not checksum.exists()
+
+
+def entry_v2(*lines: str, named: bool = False) -> bytes:
+    conf = {**METADATA["conf"], SOURCE_EVOLUTION: str(named).lower()}
+    return "\n".join(["v2", json.dumps({**METADATA, "conf": conf}), *lines]).encode()
+
+
+def test_offsets_of_v2_have_the_numbers_of_places(log: SparkLog, put_file: PutFile) -> None:
+    text = entry_v2('2:{"logOffset":4}', "1:-")
+    put_file("offsets/3", text)
+    entry = log.offsets_entry(3)
+    assert not entry.is_named
+    assert json.loads(entry.text().split("\n")[1]) == json.loads(text.split(b"\n")[1])
+    assert entry.text().split("\n")[2:] == text.decode().split("\n")[2:]
+    in_order = entry.in_order(Sources((0, 1, 0)))
+    assert in_order.source_offsets == ('{"logOffset":4}', "-", '{"logOffset":4}')
+    assert in_order.text().startswith("v1\n")
+    for others in ((0, 1, 2), (0,)):
+        with pytest.raises(CheckpointAbortedError, match="sources 2, 1"):
+            entry.in_order(Sources(others))
+
+
+def test_offsets_of_v2_have_the_names_of_sources(
+    log: SparkLog, put_file: PutFile, put_source_log: Callable[..., None]
+) -> None:
+    put_file("offsets/3", entry_v2('b:{"a":1}', 'a:{"logOffset":0}', "gone:7", named=True))
+    put_file("sources/a/0", b"v1\n")
+    entry, sources = log.offsets_entry(3), Sources((0, 1, 2), ("a", "b", "new"))
+    assert entry.is_named
+    offsets = entry.in_order(sources)
+    assert offsets.source_offsets == ('{"logOffset":0}', '{"a":1}', "-")
+    files = log.source_log_files(offsets, sources)
+    assert files == [SourceLogFile(0, "0", "sources/a/0")]
+
+
+@pytest.mark.parametrize("line", ["0", "0:", '{"logOffset":4}', "0:{"])
+def test_an_entry_of_v2_that_was_cut_is_refused(
+    log: SparkLog, put_file: PutFile, line: str
+) -> None:
+    put_file("offsets/3", entry_v2('1:{"logOffset":4}', line))
+    with pytest.raises(CorruptFileError, match="cut short"):
+        log.offsets_entry(3)
