@@ -23,7 +23,7 @@ settings.load_profile("unit")
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """An empty checkpoints directory that is not there yet."""
+    """An empty checkpoints directory that does not exist yet."""
     return LocalStorage(tmp_path / "checkpoints")
 
 
@@ -37,7 +37,7 @@ def backend(tmp_path: Path) -> Iterator[StateBackend]:
 
 @pytest.fixture
 def make_table(backend: StateBackend) -> Callable[[Sequence[tuple[bytes, bytes]]], StateTable]:
-    """Makes an epoch's table over the backend, with its first key as the current one."""
+    """Return a function that makes an epoch's table; its first key is the current one."""
 
     def make(keys: Sequence[tuple[bytes, bytes]]) -> StateTable:
         table = StateTable(backend, keys)
@@ -63,7 +63,7 @@ def handle() -> Handle:
 
 @pytest.fixture
 def put_file(storage: Storage) -> Callable[..., Path]:
-    """Puts a file of any name below the checkpoints directory."""
+    """Return a function that puts a file of any name below the checkpoints directory."""
 
     def put(relative: str, content: bytes = b"content") -> Path:
         path = storage.root / relative

@@ -1,4 +1,4 @@
-"""Pointers in the memory of one process, for tests and for queries that need none after it."""
+"""Pointers in the memory of one process: for tests, and for queries that end with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_ckpt.stores.pointed import Pointers
 
 @dataclass(slots=True)
 class SharedPointers:
-    """What all drivers of one query share."""
+    """The pointers that all drivers of one query share."""
 
     driver: int = 0
     last_id: int = 0

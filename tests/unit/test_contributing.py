@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of the code is so: its folders, and the modules on each way."""
+"""CONTRIBUTING.md is right about the code: its folders, and the modules on each way."""
 
 from __future__ import annotations
 

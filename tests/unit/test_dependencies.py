@@ -1,4 +1,4 @@
-"""What no import contract of `pyproject.toml` can say about the imports of the source."""
+"""Rules for imports that no import contract in `pyproject.toml` can state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nodes(path: Path) -> list[ast.AST]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Every module that is imported anywhere in a file, with the name taken from it."""
+    """Return every module that is imported anywhere in a file, with the name taken from it."""
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -38,7 +38,7 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
 
 
 def importers(*names: str) -> set[str]:
-    """The modules that import one of `names`, or anything below it."""
+    """Return the modules that import one of `names`, or anything below it."""
     return {
         module
         for module, path in MODULES.items()
@@ -85,7 +85,7 @@ def test_a_native_library_is_imported_in_one_module(library: str, module: str) -
 
 
 def test_no_modules_depend_on_each_other() -> None:
-    """Not even for their types."""
+    """They do not even import each other's types."""
     names = {
         module: {f"{imported}.{name}" if f"{imported}.{name}" in MODULES else imported
                  for imported, name in imports(path)} & set(MODULES)
@@ -105,7 +105,7 @@ def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
 
 
 def test_nothing_is_imported_behind_the_back_of_these_tests() -> None:
-    """Except the user's own program, which the command ``plan`` is given."""
+    """The only exception is the user's own program, which the command ``plan`` gets."""
     assert not importers("importlib", "imp")
     assert importers("runpy") == {"pyspark_ckpt.cli.spark_session"}
     for module, path in MODULES.items():
@@ -166,7 +166,7 @@ BROUGHT_BY = {"py4j": "pyspark", "botocore": "s3fs"}
 
 
 def test_every_import_is_of_a_declared_library() -> None:
-    """Those that every user installs, or those of an extra, which ``dev`` is not one of."""
+    """Declared are those that every user installs, and those of an extra except ``dev``."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = dict(setup["options.extras_require"])

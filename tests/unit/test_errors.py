@@ -1,4 +1,4 @@
-"""The tree of errors: what a handler may rely on."""
+"""The tree of errors, as far as a handler may rely on it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_message_is_shown_as_it_is_and_survives_the_way_from_an_executor(name:
 
 
 @pytest.mark.parametrize("name", [n for n in TREE if issubclass(LEAVES[n], PySparkException)])
-def test_an_error_of_pyspark_tells_its_condition(name: str) -> None:
+def test_an_error_of_pyspark_has_its_condition(name: str) -> None:
     error = LEAVES[name]("what happened", "STATE_NOT_EXISTS")
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert one.getCondition() == "STATE_NOT_EXISTS"

@@ -1,4 +1,4 @@
-"""Conf keys: parsed, checked, and every mistake named with what is allowed."""
+"""Conf keys are parsed and checked; each error names what is allowed."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_an_unknown_key_is_named_with_all_known_ones(key: str) -> None:
         assert all(known in str(raised.value) for known in KEYS)
 
 
-def test_options_of_the_library_are_told_from_others() -> None:
+def test_options_of_the_library_are_separated_from_others() -> None:
     assert is_ckpt_option(BACKEND)
     assert is_ckpt_option("spark.ckpt.unknown")
     assert not is_ckpt_option("checkpointLocation")
@@ -289,13 +289,13 @@ def test_every_field_has_one_setting() -> None:
 
 
 def test_the_page_and_the_annotated_file_say_what_the_list_says() -> None:
-    """After a change of the list: ``make settings``."""
+    """Run ``make settings`` after a change of the list."""
     assert write_settings.page(write_settings.PAGE.read_text()) == write_settings.PAGE.read_text()
     assert write_settings.conf() == write_settings.CONF.read_text()
 
 
 def test_the_annotated_file_sets_what_is_uncommented(tmp_path: Path) -> None:
-    """Its lines are such that a user only removes the comment sign."""
+    """A user only has to remove the comment sign of a line."""
     lines = write_settings.CONF.read_text().splitlines()
     keys = [line for line in lines if line.startswith("#spark.")]
     assert len(keys) == len(SETTINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark_ckpt.text_table import text_pairs, text_table
 
 
-def test_columns_are_aligned_and_long_cells_go_on_below() -> None:
+def test_columns_are_aligned_and_long_cells_continue_below() -> None:
     rows = [("a", "one two three four", "x"), ("long name", "", "y z")]
     assert text_table(("k", "text", "end"), rows, cell_width=9).splitlines() == [
         "k          text     end",

@@ -1,4 +1,4 @@
-"""A test that hangs ends: by a signal, or with its process where a signal does not get through."""
+"""A hanging test ends: by a signal, or with its process if no signal gets through."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class _Comparison:
     def _structs(self, stored: T.StructType, wanted: T.StructType, path: str) -> None:
         repeated = sorted(_repeated(stored.names) | _repeated(wanted.names))
         for name in repeated:
-            self._refuse(f"field {_below(path, name)!r} is there more than once and cannot be told")
+            self._refuse(f"field {_below(path, name)!r} occurs more than once, so it is ambiguous")
         if repeated:
             return
         before = {field.name: field for field in stored.fields}

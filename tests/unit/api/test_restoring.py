@@ -1,4 +1,4 @@
-"""Savepoints are renamed into new ones; what they are made of is never changed."""
+"""Renaming a uid makes a new savepoint and never changes the old one."""
 
 from __future__ import annotations
 

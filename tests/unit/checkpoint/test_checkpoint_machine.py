@@ -34,7 +34,7 @@ ENDED = {CheckpointState.ABORTED, CheckpointState.SUBSUMED}
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.now_ms = 1000
@@ -50,7 +50,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def make(clock: Clock) -> Callable[..., CheckpointMachine]:
-    """Makes a machine that retains two, with some of the settings changed."""
+    """Return a function that makes a machine that retains two, with some settings changed."""
 
     def make(
         last_id: int = 0, completed: dict[int, int | None] | None = None, **changed: Any
@@ -191,7 +191,7 @@ def test_a_newer_checkpoint_subsumes_the_oldest(
     assert machine.ids(CheckpointState.COMPLETED) == [two, three]
 
 
-def test_ids_go_on_above_everything_that_was_ever_there(
+def test_ids_continue_above_everything_that_was_ever_there(
     make: Callable[..., CheckpointMachine],
 ) -> None:
     machine = make(last_id=9, completed={4: 1, 7: 2})
@@ -283,7 +283,7 @@ def test_one_is_under_way_and_each_end_of_it_makes_room(
 def test_failures_in_a_row_are_tolerated_up_to_the_limit(
     make: Callable[..., CheckpointMachine], tolerable: int
 ) -> None:
-    """Scenario 3: a success begins the count anew, each checkpoint counts once."""
+    """Scenario 3: a success resets the count, and each checkpoint counts once."""
     machine = make(tolerable_failed_checkpoints=tolerable)
     for _ in range(2):
         for _ in range(tolerable):
@@ -305,7 +305,7 @@ def test_every_reason_counts_but_the_harmless_ones(reason: AbortReason) -> None:
 
 
 class History(RuleBasedStateMachine):
-    """Any order of events; the model is a dict from id to what must be known of it."""
+    """Events in any order; the model maps each id to what is known of its checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -422,7 +422,7 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.last_id)
     @rule(data=st.data())
     def crash_and_start_again(self, data: st.DataObject) -> None:
-        """What is uncertain or being published may be on disk; what collects is not."""
+        """A checkpoint that is uncertain or being published may be on disk; others are not."""
         maybe = self.in_state("publishing", "uncertain")
         there = {n for n in maybe if data.draw(st.booleans())} | set(self.in_state("completed"))
         completed = {n: self.model[n]["epoch"] for n in there}

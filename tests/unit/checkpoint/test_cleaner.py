@@ -1,4 +1,4 @@
-"""The cleaner: what nobody needs is listed, and nothing else."""
+"""The cleaner lists the files that nothing needs, and no others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LocalStorage(Path(sys.argv[1])).write(sys.argv[2], chunks())
 
 @pytest.fixture
 def put_all(put_file: Callable[..., Path]) -> Callable[..., list[str]]:
-    """Puts files and returns their paths."""
+    """Return a function that puts files and returns their paths."""
 
     def put(*relatives: str) -> list[str]:
         for relative in relatives:
@@ -96,7 +96,7 @@ def test_files_of_later_epochs_stay(storage: Storage, put_all: Callable[..., lis
 def test_files_of_a_pending_snapshot_stay_until_it_is_not_pending_any_more(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:
-    """Scenario 16: what was uploaded goes once nobody waits for it."""
+    """Scenario 16: uploaded files are garbage once no handle names their snapshot."""
     pending, other = new_snapshot_id(), new_snapshot_id()
     waited_for = put_all(*(snapshot_path("op", 0, 5, pending) for _ in range(3)))
     given_up = put_all(snapshot_path("op", 0, 5, other), snapshot_path("op", 1, 4, other))
@@ -116,7 +116,7 @@ def test_files_of_other_names_and_places_stay(
 def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
     storage: Storage,
 ) -> None:
-    """Scenario 12: its files go."""
+    """Scenario 12: the files of the killed attempt are deleted."""
     command = [sys.executable, "-c", _KILLED_WRITE, str(storage.root), segment_path("op", 0, 5)]
     assert subprocess.run(command, check=False).returncode < 0
     left = [f"taskowned/{name}" for name in storage.list("taskowned")]

@@ -1,4 +1,4 @@
-"""The hold on cleaning: no file goes while someone copies, and neither waits without need."""
+"""The hold on cleaning: no file is deleted during a copy, and neither waits without need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario 29: the wall clock jumps. Checkpoints go by ids and by a clock that never goes back."""
+"""Scenario 29: the wall clock jumps. Checkpoints follow ids and a clock that never goes back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JUMPS = {
 
 
 class WallClock:
-    """The real one, set wrong by some time."""
+    """The real clock, wrong by some time."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.wrong_by_ms = 0
@@ -67,7 +67,7 @@ def test_ids_order_and_retention_do_not_follow_the_wall_clock(
 def test_history_is_in_the_order_of_ids(
     storage: LocalStorage, wall_clock: WallClock, jumps: list[int]
 ) -> None:
-    """Savepoints and failures too stand where they happened; each jump comes with a restart."""
+    """Savepoints and failures are listed where they happened; each jump comes with a restart."""
     epochs = Epochs(storage)
     for wrong_by_ms in jumps:
         wall_clock.wrong_by_ms += wrong_by_ms
@@ -85,10 +85,10 @@ def test_history_is_in_the_order_of_ids(
         with pytest.raises(CheckpointAbortedError):
             runner.take(epochs.committed_epoch, periodic=False)
         runner.close()
-    told = history(str(storage.root))
+    shown = history(str(storage.root))
     one_run = [("checkpoint", "completed"), ("savepoint", "completed"), ("checkpoint", "aborted")]
-    assert list(zip(told.kind, told.status, strict=True)) == one_run * len(jumps)
-    assert list(told.checkpoint_id.dropna()) == list(range(1, 2 * len(jumps) + 1))
+    assert list(zip(shown.kind, shown.status, strict=True)) == one_run * len(jumps)
+    assert list(shown.checkpoint_id.dropna()) == list(range(1, 2 * len(jumps) + 1))
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
@@ -113,7 +113,7 @@ def test_a_jump_within_a_checkpoint_changes_neither_its_timeout_nor_its_duration
 
 @pytest.mark.parametrize("age_s", [10**6, -(10**6)], ids=["old", "from the future"])
 def test_times_of_files_decide_nothing(storage: LocalStorage, age_s: int) -> None:
-    """Neither live files nor those of an epoch to come go, whatever their times are."""
+    """Live files and files of a later epoch stay, whatever their times are."""
     epochs = Epochs(storage)
     runner = epochs.runner()
     unpublished: list[str] = []

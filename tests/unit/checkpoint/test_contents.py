@@ -1,4 +1,4 @@
-"""Gathering an epoch: all that it refers to is there, or the checkpoint is given up by name."""
+"""Gathering an epoch: every file it refers to exists, or the checkpoint aborts and names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.epochs import Epochs, files_of, restored_epoch
 
 
 class Query:
-    """Has one checkpoint, and an epoch after it with a segment and a base snapshot of its own."""
+    """A query with one checkpoint, then an epoch with a segment and a base snapshot."""
 
     def __init__(self, base: Path) -> None:
         self.storage = LocalStorage(base / "location" / "pyspark_ckpt")
@@ -39,7 +39,7 @@ class Query:
         return self.epochs.handles[-1]
 
     def check_given_up(self, reason: AbortReason, *mentioned: str) -> None:
-        """Take a checkpoint, which cannot be; the one before stays as it is."""
+        """Take a checkpoint that must abort; the one before stays as it is."""
         with pytest.raises(CheckpointAbortedError) as caught:
             self.take()
         assert caught.value.reason is reason

@@ -35,7 +35,7 @@ def open_files() -> list[str]:
 
 @contextmanager
 def free_descriptors(number: int) -> Iterator[None]:
-    """Let so many files be opened, and no more."""
+    """Allow only this many more open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open("/", os.O_RDONLY)  # the lowest that is free
     os.close(probe)
@@ -53,7 +53,7 @@ def free_descriptors(number: int) -> Iterator[None]:
 
 
 def tried(action: Callable[[], object], number: int) -> OSError | None:
-    """Do it with so many descriptors; return the error, which blames no file."""
+    """Run it with this many descriptors; return the error, which must not blame a file."""
     error = None
     before = open_files()
     with free_descriptors(number):
@@ -115,7 +115,7 @@ def checkpoints(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
-def test_a_task_without_descriptors_blames_no_file_and_goes_on_later(
+def test_a_task_without_descriptors_blames_no_file_and_continues_later(
     tmp_path: Path, backend_type: str
 ) -> None:
     in_a_process(epochs_of_a_subtask, tmp_path, backend_type)

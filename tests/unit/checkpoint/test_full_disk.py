@@ -1,6 +1,6 @@
 """Scenario 27: the disk is full, for checkpoints, for the tasks' files, and for local copies.
 
-It really is: a small disk of its own, in a process of its own, that a file of ballast fills.
+The disk is really full: a process has a small disk, which a file of ballast fills.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def taken(runner: CheckpointRunner, epochs: Epochs) -> CompletedCheckpoint | Che
 
 
 def checkpoints(disk: Path) -> None:
-    """With ever more room, until there is enough, a checkpoint is tried."""
+    """Try a checkpoint with more and more room, until there is enough."""
     storage, ballast = LocalStorage(disk / "checkpoints"), Ballast(disk)
     epochs = Epochs(storage)
     runner = epochs.runner()
@@ -170,7 +170,7 @@ def test_a_checkpoint_on_a_full_disk_aborts_and_the_one_before_stays(tmp_path: P
 
 
 def test_an_fsync_that_finds_no_room_aborts_and_the_one_before_stays(tmp_path: Path) -> None:
-    """The file system had promised room that it has not: each fsync of a checkpoint in turn."""
+    """The file system promised room that it does not have: each fsync fails in turn."""
     storage = LocalStorage(tmp_path / "checkpoints")
     epochs, store = Epochs(storage), CompletedCheckpoints(storage)
     runner = epochs.runner()

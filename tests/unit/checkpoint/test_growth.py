@@ -1,6 +1,6 @@
-"""Files of several operators, of which some are idle: what is left is bounded, and enough.
+"""Files of several operators, some of them idle: enough files stay, and a bounded number.
 
-The test knows which attempt wrote a file since it looked before and after it. No name is read, so
+The test knows which attempt wrote a file because it looked before and after it. No name is read, so
 nothing that the cleaner decides by is trusted.
 """
 
@@ -44,7 +44,7 @@ ACTIVITY: dict[str, Callable[[random.Random, int, int], bool]] = {
 
 
 class Watched:
-    """A subtask, its files by the call that wrote them, and what attempts of it refer to."""
+    """A subtask, its files by the call that wrote them, and the files its attempts refer to."""
 
     def __init__(self, root: Path, storage: LocalStorage, uid: str, subtask: int) -> None:
         handle = Handle(
@@ -65,7 +65,7 @@ class Watched:
         return self.handles[-1] if self.handles else None
 
     def call(self, epoch: int, chance: random.Random) -> None:
-        """Run an epoch; some of them twice, and both attempts finish."""
+        """Run an epoch, sometimes twice; then both attempts finish."""
         before = files_of(self.storage)
         self.subtask.number = epoch - 1
         writes = {bytes([chance.randrange(9)]): chance.randbytes(40) for _ in range(2)}
@@ -78,18 +78,18 @@ class Watched:
         self.calls.append(files_of(self.storage) - before)
 
     def must_stay(self) -> set[str]:
-        """What an attempt refers to from which the next epoch may start."""
+        """Return the files of every attempt from which the next epoch may start."""
         attempts = [self.handle, self.loser]
         return {path for each in attempts if each is not None for path in paths_in(each)}
 
     def may_stay(self) -> set[str]:
-        """What the last calls wrote, or referred to."""
+        """Return the files that the last calls wrote or referred to."""
         referred = [paths_in(handle) for handle in self.handles[-3:]]
         return set().union(*referred, *self.calls[-3:])
 
 
 def paths_in(thing: Any) -> set[str]:
-    """Every value that is called a path, however deep in a stored structure."""
+    """Return every value under the key `path`, at any depth of a stored structure."""
     if not isinstance(thing, (dict, list)):
         thing = msgspec.json.decode(msgspec.json.encode(thing))
     found = set()
@@ -206,7 +206,7 @@ def test_idle_operators_keep_no_files_of_others(tmp_path: Path, seed: int) -> No
 def test_files_of_version_0_1_0_go_once_no_operator_can_need_them(
     tmp_path: Path, seed: int
 ) -> None:
-    """Until then those of subtasks with an idle namesake stay, and nothing grows by them."""
+    """Until then, files of subtasks with an idle namesake stay, but they do not grow in number."""
     lefts = list(history(tmp_path, seed, unmarked_until=40, all_from=100))
     unmarked = [{path for path in left if not is_marked(path)} for left in lefts]
     assert unmarked[39] == lefts[39]

@@ -1,4 +1,4 @@
-"""Work that is repeated fails for a while before its failure is raised; the log stays short."""
+"""Repeated work may fail for a while before its failure is raised; the log stays short."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fail(patience: Patience, text: str, times: int = 1) -> None:
 def test_equal_failures_are_logged_once(
     patience: Patience, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Again only if the failure changes, or comes back after a success."""
+    """It is logged again only if it changes, or comes back after a success."""
     with caplog.at_level(logging.DEBUG):
         patience.succeeded()
         fail(patience, "no", times=50)

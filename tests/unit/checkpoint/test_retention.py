@@ -1,6 +1,6 @@
-"""Scenario 46: files go when nothing refers to them any more, and not before.
+"""Scenario 46: files are deleted when nothing refers to them any more, and not before.
 
-The test counts who refers to a file by itself: from the handles that tasks returned and from the
+The test itself counts the references to a file: from the handles that tasks returned and from the
 directories that are there. It knows which call wrote a file because it looked before and after.
 """
 
@@ -39,7 +39,7 @@ def directory() -> Iterator[Path]:
 
 
 class Files:
-    """Who wrote the state files of a query, how large they are, and who refers to them."""
+    """The state files of a query: which call wrote each, its size, and what refers to it."""
 
     def __init__(self, query: KeyedQuery) -> None:
         self.query = query
@@ -67,7 +67,7 @@ class Files:
         query.commit(writes, made)
 
     def note(self) -> set[str]:
-        """Note what is there, and return it."""
+        """Note the files that exist, and return them."""
         there = self.query.state_files()
         for path in there - self.sizes.keys():
             self.sizes[path] = (self.query.storage.root / path).stat().st_size
@@ -96,7 +96,7 @@ class Files:
 def test_files_stay_as_long_as_they_are_referred_to_and_their_bytes_are_freed(
     directory: Path, retained: int, backend: str
 ) -> None:
-    """Scenario 46: with idle subtasks, twins and savepoints; the dry run is what happens."""
+    """Scenario 46: with idle subtasks, twins and savepoints; the dry run predicts the deletions."""
     chance = random.Random(retained)
     query = KeyedQuery(directory / "query", 4, backend, retained)
     files = Files(query)
@@ -134,7 +134,7 @@ def test_files_stay_as_long_as_they_are_referred_to_and_their_bytes_are_freed(
 
 
 def test_what_a_savepoint_copies_stays_until_it_is_written(directory: Path) -> None:
-    """Scenario 46: of a savepoint under way; files of no retained checkpoint go after it."""
+    """Scenario 46: files of no retained checkpoint are deleted only after the savepoint."""
     chance = random.Random(5)
     query = KeyedQuery(directory / "query", 4, "heap", 1)
     files = Files(query)
@@ -157,7 +157,7 @@ def test_what_a_savepoint_copies_stays_until_it_is_written(directory: Path) -> N
 def test_what_is_uploaded_of_a_pending_snapshot_stays_until_it_is_the_base(
     directory: Path,
 ) -> None:
-    """Scenario 46: an upload that takes many epochs is not begun anew behind every checkpoint."""
+    """Scenario 46: an upload that takes many epochs does not start again after a checkpoint."""
     query = KeyedQuery(directory / "query", 1, "rocksdb", 1)
     subtask = query.subtask("count", 0)
     assert subtask.uploads is not None
@@ -207,7 +207,7 @@ def test_a_savepoint_outlives_all_checkpoints_and_they_outlive_it(directory: Pat
 
 
 def _said_to_go(query: KeyedQuery, kept: list[int]) -> set[str]:
-    """Ask the library which files would go if so many checkpoints stayed."""
+    """Ask the library which files it would delete if it kept this many checkpoints."""
     retained = [read_metadata(query.storage, f"chk-{number}") for number in kept]
     needed = {path for metadata in retained for path in files_in(metadata)}
     return set(garbage_of(query.storage, retained[-1], needed))

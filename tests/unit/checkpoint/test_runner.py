@@ -32,7 +32,7 @@ TIMEOUT_MS = 700
 
 
 class FaultyStorage(LocalStorage):
-    """Fails or hangs when ``_metadata`` is written, before or after it is there."""
+    """A storage that fails or hangs when ``_metadata`` is written, before or after it exists."""
 
     before: Exception | None = None
     after: Exception | None = None
@@ -51,7 +51,7 @@ class FaultyStorage(LocalStorage):
 
 
 class Heard(CheckpointListener):
-    """Keeps what it hears."""
+    """A listener that keeps what it is notified of."""
 
     def __init__(self) -> None:
         self.completed: list[CompletedCheckpoint] = []
@@ -85,7 +85,7 @@ class Query:
         return self.epoch
 
     def snapshot(self, epoch: int) -> CheckpointMetadata:
-        """Gather an epoch; hangs as long as nobody writes to the pipe."""
+        """Gather an epoch; hang until something writes to the pipe."""
         self.gathered.append(epoch)
         if self.error is not None:
             raise self.error
@@ -132,7 +132,7 @@ def query(storage: Storage, snapshot: CheckpointMetadata) -> Query:
 
 @pytest.fixture
 def start(query: Query) -> Iterator[Callable[..., CheckpointRunner]]:
-    """Starts the query's runner, as often as wanted."""
+    """Return a function that starts the query's runner; it can be called again."""
     runners = []
 
     def start(**changed: Any) -> CheckpointRunner:
@@ -160,7 +160,7 @@ def directories(query: Query) -> list[str]:
     return [name for name in query.storage.list() if name.startswith("chk-")]
 
 
-def test_a_checkpoint_is_durable_told_of_and_returned(
+def test_a_checkpoint_is_durable_and_returned_and_listeners_are_notified(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
     runner, heard = start(), Heard()
@@ -272,7 +272,7 @@ def test_a_missing_subtask_is_no_checkpoint(query: Query) -> None:
     runner.close()
 
 
-def test_a_step_that_hangs_expires_and_cannot_publish_when_it_goes_on(
+def test_a_step_that_hangs_expires_and_cannot_publish_when_it_continues(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
     """Scenario 6: slower than the timeout, while it gathers."""
@@ -394,7 +394,7 @@ def test_a_metadata_that_may_have_been_written_is_not_deleted(
 def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_start_only(
     query: Query, start: Callable[..., CheckpointRunner], tmp_path: Path
 ) -> None:
-    """Scenario 2: it is never told of as complete twice."""
+    """Scenario 2: listeners are notified of it at most once."""
     runner, heard = start(timeout_ms=TIMEOUT_MS), Heard()
     runner.listeners.add(heard)
     query.commit()

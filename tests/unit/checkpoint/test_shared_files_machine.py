@@ -1,4 +1,4 @@
-"""Random histories of a subtask's files: nothing that is needed is missing, nothing else is left.
+"""Random histories of a subtask's files: no needed file is missing, no other file is left.
 
 Epochs, failed attempts, two attempts that both finish, uploads that end late or never, moves
 between executors, checkpoints and cleaning that is interrupted, in any order. Scenarios 12 to 14,
@@ -54,7 +54,7 @@ FOREIGN = ["shared/notes.txt", "taskowned/base-0-1-x.part", "shared/base-0-1-012
 
 
 class CrashingStorage(LocalStorage):
-    """Dies after some deletions."""
+    """A storage that dies after some deletions."""
 
     deletions_left: int | None = None
 
@@ -69,14 +69,14 @@ class CrashingStorage(LocalStorage):
 
 @dataclass(frozen=True)
 class Retained:
-    """A checkpoint, and what its state is."""
+    """A checkpoint and its state."""
 
     handle: Handle
     state: State
 
 
 class SharedFilesMachine(RuleBasedStateMachine):
-    """What a query, its executors and fate do to the files of one subtask."""
+    """What a query, its executors and faults do to the files of one subtask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
         twin: bool,
         start: int,
     ) -> None:
-        """Run an epoch, perhaps twice, while some of what waits is uploaded.
+        """Run an epoch, perhaps twice, while some of the waiting uploads run.
 
         It may start from the handle of an attempt that did not count.
         """
@@ -153,7 +153,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
             self.subtask.directory = here
 
     def upload(self, which: int, files: int) -> None:
-        """Go on with any upload, also one whose snapshot was given up long ago."""
+        """Continue any upload, also one whose snapshot was discarded long ago."""
         if self.waiting:
             directory = self.waiting[which % len(self.waiting)]
             for _ in range(files):
@@ -179,7 +179,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
         assert on_their_way <= self.files_of_the_pending_snapshot()
 
     def files_of_the_pending_snapshot(self) -> set[str]:
-        """Those that a later epoch may pick up."""
+        """Return the files that a later epoch may pick up."""
         pending = self.subtask.handle.pending
         if pending is None:
             return set()
@@ -250,7 +250,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
         assert all(self.storage.exists(name) for name in FOREIGN)
 
     def teardown(self) -> None:
-        """Let all end that goes on, clean up, and look at what is left."""
+        """Let everything end, clean up, and check what is left."""
         while self.waiting:
             self.upload(0, 100)
         for _ in self.executors:

@@ -51,7 +51,7 @@ def two_checkpoints(storage: Storage, location: Path | None = None) -> Epochs:
 
 
 def check_after(storage: Storage, epochs: Epochs, taken: Taken) -> None:
-    """What must hold after the third checkpoint met a fault, and after the one that follows."""
+    """Check what must hold after a fault in the third checkpoint, and after the next one."""
     store = CompletedCheckpoints(storage)
     assert restored_epoch(store, storage, 2) == 1
     if isinstance(taken, CompletedCheckpoint):
@@ -86,7 +86,7 @@ def check_whole_or_refused(store: CompletedCheckpoints, storage: Storage) -> Non
 
 
 def check_nothing_is_left(storage: Storage) -> None:
-    """Every file is one that a retained checkpoint needs, or says who wrote."""
+    """Check that each file is one that a retained checkpoint needs, or a driver's term."""
     store = CompletedCheckpoints(storage)
     needed = {reference.path for number in store.ids() for reference in store.read(number).files()}
     needed |= store.read(store.ids()[-1]).kept_files()
@@ -105,7 +105,7 @@ def seed() -> int:
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[Path]:
-    """Where disks are modelled: in memory if there is room, since thousands of files are synced."""
+    """Return where disks are modelled: in memory if possible, because many files are synced."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
@@ -220,7 +220,7 @@ def test_power_is_lost_at_each_operation_of_a_checkpoint(disks: Path, seed: int)
         print(f"power lost at {disk.done[index] if was_hit else 'the end'}: chk-{newest}")
         assert restored_epoch(store, storage, newest) == newest - 1
         if isinstance(taken, CompletedCheckpoint):
-            assert newest == 3, "it was told to be complete"
+            assert newest == 3, "it was reported as complete"
         revived = epochs.continued_on(storage, after)
         runner = revived.runner()
         revived.commit()
@@ -236,7 +236,7 @@ def test_power_is_lost_at_each_operation_of_a_checkpoint(disks: Path, seed: int)
 
 
 def test_a_store_that_flaps_is_tolerated_up_to_the_limit(storage: Storage) -> None:
-    """Scenario 3: failures in a row count, one checkpoint once; a success begins anew."""
+    """Scenario 3: failures in a row count, each checkpoint once; a success resets the count."""
     epochs, plan = Epochs(storage), Plan()
     runner = epochs.runner(FaultyStorage(storage, plan), tolerable_failed_checkpoints=2)
     for failures in (2, 1, 2, 3):
@@ -256,8 +256,8 @@ def test_a_store_that_flaps_is_tolerated_up_to_the_limit(storage: Storage) -> No
     assert [restored_epoch(store, storage, number) for number in store.ids()] == [2, 4]
 
 
-def test_a_slow_store_expires_and_what_comes_late_is_no_checkpoint(storage: Storage) -> None:
-    """Scenario 6: the reservation hangs past the timeout and goes on when the query has."""
+def test_a_slow_store_expires_and_late_writes_are_no_checkpoint(storage: Storage) -> None:
+    """Scenario 6: the reservation hangs past the timeout and continues after the query has."""
     epochs, plan = Epochs(storage), Plan()
     runner = epochs.runner(FaultyStorage(storage, plan), timeout_ms=300)
     epochs.commit()

@@ -1,4 +1,4 @@
-"""``pyspark-ckpt`` on files: what it prints, how it ends, and that it needs no Spark."""
+"""``pyspark-ckpt`` on files: its output, its exit code, and that it needs no Spark."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr().out
-    assert f"pyspark-ckpt {command} /data" in told
-    assert "--json" in told
+    printed = capsys.readouterr().out
+    assert f"pyspark-ckpt {command} /data" in printed
+    assert "--json" in printed
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_list_and_history(
         assert main([command, str(storage.root)]) == 0
         assert "chk-1" in capsys.readouterr().out
         assert main([command, str(storage.root), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        (row,) = told["checkpoints" if command == "list" else "history"]
+        printed = json.loads(capsys.readouterr().out)
+        (row,) = printed["checkpoints" if command == "list" else "history"]
         assert (row["checkpoint_id"], row["epoch"], row["files"]) == (1, 6, 4)
     shutil.rmtree(storage.root / "chk-1")
     assert main(["list", str(storage.root)]) == 0
@@ -111,8 +111,8 @@ def test_list_finds_savepoints_in_sub_directories(
         (below.parent.parent.parent / "sp" / "before-upgrade", {str(below)}),
     ):
         assert main(["list", str(path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert {row["path"] for row in told["savepoints"]} == expected
+        printed = json.loads(capsys.readouterr().out)
+        assert {row["path"] for row in printed["savepoints"]} == expected
     shutil.rmtree(savepoint)
     assert main(["list", str(savepoint.parent)]) == 0
     text = capsys.readouterr().out
@@ -133,7 +133,7 @@ def test_the_package_shows_public_names_only() -> None:
     assert dir(pyspark_ckpt) == sorted(pyspark_ckpt.__all__)
 
 
-def test_history_tells_what_the_query_was_restored_from(
+def test_history_shows_what_the_query_was_restored_from(
     savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     origin = Origin(
@@ -172,13 +172,13 @@ def test_show(savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[s
         assert "operator count" in text
         assert "completed_at  " in text
         assert main(["show", str(path), "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["operators"][0]["parallelism"] == 4
-        assert told["ancestors"] == []
+        printed = json.loads(capsys.readouterr().out)
+        assert printed["operators"][0]["parallelism"] == 4
+        assert printed["ancestors"] == []
 
 
 @pytest.mark.parametrize("kind", list(SavepointFormat))
-def test_the_format_of_a_savepoint_is_told_also_of_a_renamed_one(
+def test_the_format_of_a_savepoint_is_shown_also_of_a_renamed_one(
     kind: SavepointFormat,
     storage: Storage,
     snapshot: CheckpointMetadata,  # noqa: F811
@@ -243,9 +243,9 @@ def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_dispose(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (savepoint / "note").write_text("mine")
     assert main(["dispose", str(savepoint)]) == 0
-    told = capsys.readouterr().out
-    assert "4 files deleted" in told
-    assert "note" in told
+    printed = capsys.readouterr().out
+    assert "4 files deleted" in printed
+    assert "note" in printed
     assert [path.name for path in savepoint.iterdir()] == ["note"]
 
 

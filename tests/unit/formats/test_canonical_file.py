@@ -75,8 +75,8 @@ def test_row_groups_of_large_values_are_small() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 10])
-def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
-    """Sorted by key group and key; what belongs to no key group comes last."""
+def test_pyarrow_alone_reads_key_group_state_and_schemas(size: int) -> None:
+    """Sorted by key group and key; entries without a key group come last."""
     group = encode_key_group(97)
     stored = [
         group + b"\x00ada", group + b"\x01ada\x00", group + TIMERS_ID + b"ada" + encode_time(5),
@@ -97,9 +97,9 @@ def test_pyarrow_alone_tells_key_group_state_and_schemas(size: int) -> None:
         {"key_group": None, "kind": "raw", "state": None},
     ]
     assert table["stored_key"].to_pylist() == [key for key, _ in entries]
-    told = json.loads(table.schema.metadata[b"pyspark_ckpt.subtask"])
-    assert (told["uid"], told["subtask"], told["epoch"]) == ("op", 3, 7)
-    assert [state["name"] for state in told["states"]] == ["count", "tail"]
+    described = json.loads(table.schema.metadata[b"pyspark_ckpt.subtask"])
+    assert (described["uid"], described["subtask"], described["epoch"]) == ("op", 3, 7)
+    assert [state["name"] for state in described["states"]] == ["count", "tail"]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_pages_of_other_encodings_are_refused(options: dict[str, str]) -> None:
 
 
 def varint(number: int, length: int = 0) -> bytes:
-    """A number of the footer: zigzag, seven bits to a byte, as long as the other one if given."""
+    """Encode a number of the footer: zigzag, seven bits to a byte, at least of the given length."""
     number *= 2
     parts = []
     while number >= 0x80 or len(parts) + 1 < length:

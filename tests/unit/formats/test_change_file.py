@@ -1,4 +1,4 @@
-"""Change files: what went in comes out, or an error does."""
+"""Change files: reading returns what was written, or raises an error."""
 
 from __future__ import annotations
 

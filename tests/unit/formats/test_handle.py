@@ -1,4 +1,4 @@
-"""The handle: lineage, files, and what it makes of bytes that are none."""
+"""The handle: lineage, files, and errors for bytes that are no handle."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_fields_that_a_later_minor_version_adds_are_ignored(handle: Handle) -> N
 
 
 def test_a_handle_knows_what_the_versions_before_it_need(handle: Handle) -> None:
-    """Of the last two, and what it needs itself is not in it."""
+    """It lists the files of its last two predecessors, without those that it needs itself."""
 
     def segment(epoch: int) -> Segment:
         file = FileReference(f"taskowned/{epoch}", 1, "0" * 64)

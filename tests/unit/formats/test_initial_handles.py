@@ -1,4 +1,4 @@
-"""What epoch 0 starts from: each subtask finds its own handle, or an error."""
+"""The handles that epoch 0 starts from: each subtask finds its own, or an error is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names on disk, and what is read back from them."""
+"""Names on disk, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def test_a_foreign_name_says_nothing(name: str) -> None:
 
 
 @given(st.text(), _numbers, _epochs)
-def test_state_files_tell_their_operator_subtask_and_epoch(
+def test_names_of_state_files_have_operator_subtask_and_epoch(
     uid: str, subtask: int, epoch: int
 ) -> None:
-    told = (layout.operator_mark(uid), subtask, epoch, None)
+    parts = (layout.operator_mark(uid), subtask, epoch, None)
     for path in (
         layout.segment_path(uid, subtask, epoch),
         layout.base_path(uid, subtask, epoch),
     ):
-        assert layout.state_file(name_of(path)) == told
-        assert layout.state_file(f".{name_of(path)}.0a1b2c3d.tmp") == told
+        assert layout.state_file(name_of(path)) == parts
+        assert layout.state_file(f".{name_of(path)}.0a1b2c3d.tmp") == parts
         assert not layout.is_source_log(name_of(path))
 
 
 @given(st.text(), _numbers, _epochs)
-def test_files_of_base_snapshots_tell_their_snapshot_too(
+def test_names_of_base_snapshot_files_have_their_snapshot_too(
     uid: str, subtask: int, epoch: int
 ) -> None:
     snapshot_id = layout.new_snapshot_id()
@@ -70,13 +70,13 @@ def test_files_of_base_snapshots_tell_their_snapshot_too(
     assert path != layout.snapshot_path(uid, subtask, epoch, snapshot_id)
     assert str(PurePosixPath(path).parent) == layout.SHARED
     for name in (name_of(path), f".{name_of(path)}.0a1b2c3d.tmp"):
-        told = (layout.operator_mark(uid), subtask, epoch, snapshot_id)
-        assert layout.state_file(name) == told
+        parts = (layout.operator_mark(uid), subtask, epoch, snapshot_id)
+        assert layout.state_file(name) == parts
         assert not layout.is_source_log(name)
 
 
 @given(_numbers, _epochs)
-def test_names_of_version_0_1_0_are_read_and_tell_no_operator(subtask: int, epoch: int) -> None:
+def test_names_of_version_0_1_0_are_read_and_have_no_operator(subtask: int, epoch: int) -> None:
     token = "0123456789abcdef"
     for name in (f"segment-{subtask}-{epoch}-{token}.chg", f"base-{subtask}-{epoch}-{token}.chg"):
         assert layout.state_file(name) == (None, subtask, epoch, None)

@@ -1,4 +1,4 @@
-"""The ``_metadata`` file: whole and known, or an error."""
+"""The ``_metadata`` file: complete and of a known format, or an error."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_encoded_is_decoded(metadata: CheckpointMetadata) -> None:
 def test_version_0_1_0_reads_all_that_a_handle_can_hold(
     metadata: CheckpointMetadata, tmp_path: Path
 ) -> None:
-    """Scenario 42: back from this version; the code of 0.1.0 reads a checkpoint of this one."""
+    """Scenario 42: after a downgrade, the code of 0.1.0 reads a checkpoint of this version."""
     count = StateCount(name="s", keys=1, entries=1, size_bytes=1)
     counts = StateCounts(
         epoch=6, counted_at_ms=1, took_us=1, groups=1, of_groups=1, timers=0, states=(count,)

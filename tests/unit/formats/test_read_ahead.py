@@ -1,4 +1,4 @@
-"""Reading ahead: the same items, errors and ends, made in another thread one step before."""
+"""Reading ahead: the same items, errors and end, produced one step ahead by another thread."""
 
 from __future__ import annotations
 

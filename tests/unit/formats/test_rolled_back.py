@@ -1,4 +1,4 @@
-"""What is void after each rollback of a location, and after each way back."""
+"""Which epochs are void after each rollback of a location, and after each undo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_rollbacks_one_after_the_other() -> None:
 
 
 def test_the_way_back() -> None:
-    """What came back never knew of the others, so all that they wrote is void."""
+    """The restored query never knew the others, so all that they wrote is void."""
     assert void_after_return((), "a", (A10,), "b") == (ALL_B,)
     assert void_after_return((), "a", (A10, B12), "c") == (ALL_B, ALL_C)
     assert void_after_return((A10,), "b", (A10, B12), "c") == (A10, ALL_C)

@@ -1,4 +1,4 @@
-"""Lineage and history: told from files, whatever became of the ancestors."""
+"""Lineage and history are read from files, whatever happened to the ancestors."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def generations(storage: Storage, snapshot: CheckpointMetadata, count: int) -> l
     return paths
 
 
-def test_all_ancestors_are_told(storage: Storage, snapshot: CheckpointMetadata) -> None:
+def test_all_ancestors_are_listed(storage: Storage, snapshot: CheckpointMetadata) -> None:
     paths = generations(storage, snapshot, 3)
-    told = lineage(paths[2])
-    assert list(told.path) == paths[::-1]
-    assert list(told.epoch) == [2, 1, 0]
-    assert list(told.found) == [True] * 3
-    assert [row["count"]["restored"] for row in told.operators] == [True, True, False]
+    shown = lineage(paths[2])
+    assert list(shown.path) == paths[::-1]
+    assert list(shown.epoch) == [2, 1, 0]
+    assert list(shown.found) == [True] * 3
+    assert [row["count"]["restored"] for row in shown.operators] == [True, True, False]
 
 
 @pytest.mark.parametrize("fate", ["deleted", "damaged", "another"])
-def test_an_ancestor_that_is_gone_is_told_by_its_child(
+def test_a_deleted_ancestor_is_known_from_its_child(
     storage: Storage, snapshot: CheckpointMetadata, fate: str
 ) -> None:
     paths = generations(storage, snapshot, 3)
@@ -58,10 +58,10 @@ def test_an_ancestor_that_is_gone_is_told_by_its_child(
         shutil.rmtree(paths[1])
     if fate == "another":
         shutil.copytree(paths[2], paths[1])
-    told = lineage(paths[2])
-    assert list(told.path) == [paths[2], paths[1]]
-    assert list(told.found) == [True, False]
-    assert list(told.epoch) == [2, 1]
+    shown = lineage(paths[2])
+    assert list(shown.path) == [paths[2], paths[1]]
+    assert list(shown.found) == [True, False]
+    assert list(shown.epoch) == [2, 1]
 
 
 def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
@@ -76,7 +76,7 @@ def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
     assert len(lineage(str(place))) == 2
 
 
-def test_a_directory_is_told_as_a_tree(storage: Storage, snapshot: CheckpointMetadata) -> None:
+def test_a_directory_is_shown_as_a_tree(storage: Storage, snapshot: CheckpointMetadata) -> None:
     paths = generations(storage, snapshot, 3)
     fork = Origin(
         path="/moved/since", kind="savepoint", checkpoint_id=None, query_id="query0", epoch=0,
@@ -96,24 +96,24 @@ def test_a_directory_is_told_as_a_tree(storage: Storage, snapshot: CheckpointMet
     lost_path = write_savepoint(
         lost, storage, str(storage.root.parent / "sp"), SavepointFormat.NATIVE
     ).path
-    told = lineage(str(storage.root.parent))
-    own_checkpoint = told[told.query_id == snapshot.query_id]
-    told = told[told.query_id != snapshot.query_id]
-    by_query = {query: list(rows.path) for query, rows in told.groupby("query_id")}
+    shown = lineage(str(storage.root.parent))
+    own_checkpoint = shown[shown.query_id == snapshot.query_id]
+    shown = shown[shown.query_id != snapshot.query_id]
+    by_query = {query: list(rows.path) for query, rows in shown.groupby("query_id")}
     assert by_query["query0"] == [paths[0]]
     assert by_query["query1"] == [paths[1]]
     assert [Path(path).name for path in by_query["fork"]] == ["chk-1", "chk-2"]
     assert by_query["lost"] == [lost_path]
     assert by_query["gone"] == ["/gone"]
-    generation = dict(zip(told.query_id, told.generation, strict=True))
+    generation = dict(zip(shown.query_id, shown.generation, strict=True))
     assert generation == {
         "query0": 0, "query1": 1, "query2": 2, "fork": 1, "gone": 0, "lost": 1,
     }  # fmt: skip
-    order = list(told.query_id)
+    order = list(shown.query_id)
     assert order.index("query0") < order.index("query1") < order.index("query2")
     assert order.index("query0") < order.index("fork")
     assert order.index("gone") + 1 == order.index("lost")
-    assert list(told[~told.found].query_id) == ["gone"]
+    assert list(shown[~shown.found].query_id) == ["gone"]
     assert set(own_checkpoint.generation) <= {0}
 
 
@@ -142,17 +142,17 @@ def test_history_has_checkpoints_savepoints_and_failures(
     savepoint = write_savepoint(snapshot, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     log.note_savepoint(savepoint)
     log.onCheckpointAborted(aborted(3))
-    told = history(str(storage.root))
-    assert sorted(zip(told.kind, told.status, strict=True)) == [
+    shown = history(str(storage.root))
+    assert sorted(zip(shown.kind, shown.status, strict=True)) == [
         ("checkpoint", "aborted"), ("checkpoint", "completed"), ("checkpoint", "corrupt"),
         ("savepoint", "completed"),
     ]  # fmt: skip
-    failed = told[told.status == "aborted"].iloc[0]
+    failed = shown[shown.status == "aborted"].iloc[0]
     assert failed.reason == "expired: it took too long"
     assert (failed.checkpoint_id, failed.epoch, failed.duration_ms) == (3, 5, 7)
-    (saved,) = told[told.kind == "savepoint"].path
+    (saved,) = shown[shown.kind == "savepoint"].path
     assert saved == savepoint.path
-    assert "_metadata" in told[told.status == "corrupt"].iloc[0].reason
+    assert "_metadata" in shown[shown.status == "corrupt"].iloc[0].reason
 
 
 def test_history_is_found_from_the_location_too(storage: Storage, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What each subtask put into the checkpoints that are there, and how much of it was new."""
+"""What each subtask put into the existing checkpoints, and how many of its bytes were new."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_new_bytes_are_those_that_the_checkpoint_before_has_not(
     for number, metadata in enumerate(checkpoints, start=1):
         store.reserve(number)
         store.add(number, metadata)
-    told = subtask_history(str(storage.root)).set_index(["checkpoint_id", "subtask"])
-    busy = told.loc[(2, first.subtask)]
+    shown = subtask_history(str(storage.root)).set_index(["checkpoint_id", "subtask"])
+    busy = shown.loc[(2, first.subtask)]
     assert (busy.new_bytes, busy["keys"], busy.barrier_ms) == (103, first.epoch + 1, 7)
-    assert busy.size_bytes == told.loc[(1, first.subtask)].size_bytes + 103
-    assert told.loc[(2, idle.subtask)].new_bytes == 0
-    assert told.loc[(1, idle.subtask)].new_bytes == told.loc[(1, idle.subtask)].size_bytes
+    assert busy.size_bytes == shown.loc[(1, first.subtask)].size_bytes + 103
+    assert shown.loc[(2, idle.subtask)].new_bytes == 0
+    assert shown.loc[(1, idle.subtask)].new_bytes == shown.loc[(1, idle.subtask)].size_bytes
     whole = history(str(storage.root)).set_index("checkpoint_id")
     assert whole.loc[2].new_bytes == 103
     assert whole.loc[2].phases_ms == {"handles": 4}
@@ -68,6 +68,6 @@ def test_a_corrupt_checkpoint_is_left_out(storage: Storage, snapshot: Checkpoint
         store.reserve(number)
         store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
     (Path(str(storage.url)) / "chk-2" / "_metadata").write_bytes(b"")
-    told = subtask_history(str(storage.url))
-    assert sorted(set(told.checkpoint_id)) == [1, 3]
-    assert (told[told.checkpoint_id == 3].new_bytes == 0).all()
+    shown = subtask_history(str(storage.url))
+    assert sorted(set(shown.checkpoint_id)) == [1, 3]
+    assert (shown[shown.checkpoint_id == 3].new_bytes == 0).all()

@@ -1,4 +1,4 @@
-"""Epochs of a subtask: on one backend in memory, on the other spilling after each write.
+"""Epochs of a subtask: one backend works in memory, the other spills after each write.
 
 Writes spill to RocksDB whatever the backend is, so the other two combinations say nothing new.
 """

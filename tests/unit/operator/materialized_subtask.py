@@ -1,4 +1,4 @@
-"""A subtask that takes base snapshots while it goes from epoch to epoch, without Spark."""
+"""A subtask that takes base snapshots over several epochs, without Spark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALWAYS = Materialization(interval_ms=0, min_changelog_bytes=0, max_segments=10**
 
 
 class Uploads:
-    """Takes what epochs hand over, and uploads when the test says so."""
+    """The uploads that epochs hand over; they run when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: dict[Path, tuple[Storage, LocalSnapshot]] = {}
@@ -36,7 +36,7 @@ class Uploads:
         self.waiting[snapshot.directory] = (storage, snapshot)
 
     def run(self) -> None:
-        """Upload all that waits."""
+        """Upload everything that waits."""
         for storage, snapshot in self.waiting.values():
             upload(storage, snapshot)
         self.waiting.clear()
@@ -53,13 +53,13 @@ class Uploads:
         return True
 
     def drop(self, directory: Path) -> None:
-        """Have the process die that was to upload a snapshot."""
+        """Let the process die that should upload a snapshot."""
         self.waiting.pop(directory, None)
 
 
 @dataclass
 class MaterializedSubtask:
-    """A subtask with the handle that Spark committed last, and what its state must be."""
+    """A subtask with the handle that Spark committed last, and the state that it must have."""
 
     directory: Path
     backend_type: str

@@ -39,7 +39,7 @@ KEYS = sorted(
 
 
 class SubtaskEpochs:
-    """Goes from epoch to epoch: the barrier's changes go into the backend, states into the next.
+    """A subtask over epochs: each applies its changes to the backend and passes its states on.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class SubtaskEpochs:
     limit_bytes
         Memory that an epoch's writes may take.
     directory
-        Where writes beyond it go.
+        Where writes beyond the limit go.
     """
 
     def __init__(self, backend: StateBackend, limit_bytes: int, directory: Path) -> None:
@@ -70,7 +70,7 @@ class SubtaskEpochs:
         migrations: Mapping[str, Migration] | None = None,
         keys: Sequence[tuple[bytes, bytes]] = KEYS,
     ) -> ProcessorHandle:
-        """Begin an epoch, at its first key; returns the handle that ``init`` gets."""
+        """Begin an epoch at its first key; return the handle that ``init`` gets."""
         self.keys = keys
         self.writes = EpochWrites(self.limit_bytes, self.directory)
         self.table = StateTable(self.backend, keys, self.writes)
@@ -81,17 +81,17 @@ class SubtaskEpochs:
         return self.handle
 
     def to_key(self, position: int, event_time_ms: int | None = None) -> None:
-        """Go on with another key."""
+        """Enter another key."""
         current = self.table.current
         current.key_group, current.key = self.keys[position]
         current.position, current.event_time_ms = position, event_time_ms
 
     def leave_key(self) -> None:
-        """Be outside any key, as in ``init``."""
+        """Leave the current key, as in ``init``."""
         self.table.current.leave()
 
     def end(self) -> list[Changes]:
-        """End the epoch; returns what it changed."""
+        """End the epoch and return its changes."""
         swept = sweep(self.table, self.handle.descriptors, self.handle.aging, self.sweep_from)
         changes = list(self.table.changes())
         self.number += 1
@@ -101,15 +101,15 @@ class SubtaskEpochs:
         return changes
 
     def close(self) -> None:
-        """Let go of what an epoch that a test left open has on disk."""
+        """Remove what an epoch that a test left open has on disk."""
         if self.table is not None:
             self.table.close()
 
     def drop(self) -> None:
-        """Give the epoch up, as a failed attempt does."""
+        """Abandon the epoch, as a failed attempt does."""
         self.table.close()
         assert list(self.directory.iterdir()) == [], "nothing of an epoch stays on disk"
 
     def entries(self) -> dict[bytes, bytes]:
-        """All that is stored."""
+        """Return all stored entries."""
         return dict(self.backend.scan())

@@ -1,4 +1,4 @@
-"""Fingerprints: the same for the same code and schemas, another for others."""
+"""Fingerprints are equal for equal code and schemas, and differ otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of an epoch: what processors are told, and which time timers follow."""
+"""The clock of an epoch: the times that processors get, and the time that timers follow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark_ckpt.operator.time import DRAIN_TIME_MS, EpochClock, TimeMode
 
 
 @pytest.mark.parametrize(
-    ("mode", "watermark_ms", "told", "timers_now_ms"),
+    ("mode", "watermark_ms", "times", "timers_now_ms"),
     [
         (TimeMode.NONE, None, (-1, -1), None),
         (TimeMode.NONE, 50, (-1, -1), None),
@@ -19,14 +19,14 @@ from pyspark_ckpt.operator.time import DRAIN_TIME_MS, EpochClock, TimeMode
     ],
 )
 def test_times_by_mode(
-    mode: TimeMode, watermark_ms: int | None, told: tuple[int, int], timers_now_ms: int | None
+    mode: TimeMode, watermark_ms: int | None, times: tuple[int, int], timers_now_ms: int | None
 ) -> None:
     clock = EpochClock(mode, 100, watermark_ms)
     values = clock.timer_values
     assert (
         values.getCurrentProcessingTimeInMs(),
         values.getCurrentWatermarkInMs(),
-    ) == told
+    ) == times
     assert clock.timers_now_ms == timers_now_ms
 
 
@@ -34,8 +34,8 @@ def test_times_by_mode(
 def test_while_draining_every_event_time_timer_is_due_and_no_state_ages(mode: TimeMode) -> None:
     clock = EpochClock(mode, 100, 50, drained_at_ms=70)
     assert clock.watermark_ms == 50
-    told = clock.timer_values.getCurrentWatermarkInMs()
-    assert told == (-1 if mode is TimeMode.NONE else DRAIN_TIME_MS)
+    times = clock.timer_values.getCurrentWatermarkInMs()
+    assert times == (-1 if mode is TimeMode.NONE else DRAIN_TIME_MS)
     if mode is TimeMode.EVENT_TIME:
         assert clock.timers_now_ms == 2**63 - 1
         assert clock.earliest_timeout_ms == 70

@@ -1,4 +1,4 @@
-"""The user's lines in an error: theirs alone, bounded, and also of code without a file."""
+"""The user's lines in an error: only these, bounded, and also of code without a file."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def test_functions_that_only_globals_and_closures_name_travel_too() -> None:
 
 
 class Hostile:
-    """As proxies and lazy modules do: an attribute that is not there is another error."""
+    """A missing attribute is another error, as with proxies and lazy modules."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
 
 
 def test_any_global_may_be_used() -> None:
-    """What is under a method or decorator is found, and no other object is touched."""
+    """Functions below methods and decorators are found, and no other object is touched."""
     file = "/tmp/ipykernel_1/third.py"
     names = as_main("def call():\n    return proxy.x, inner\n", file)
     names["proxy"] = Hostile()

@@ -1,4 +1,4 @@
-"""The taker of checkpoints stops a query that cannot have them, and no other."""
+"""The taker stops a query that cannot have checkpoints, and no other query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.epochs import Epochs
 
 
 class Watched:
-    """Keeps the errors for which the query would be stopped."""
+    """A query that keeps the errors for which it would be stopped."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []

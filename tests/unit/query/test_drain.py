@@ -1,4 +1,4 @@
-"""Draining: whatever interrupts it, all timers fire and the true watermark comes back."""
+"""Draining: whatever interrupts it, all timers fire and the true watermark is restored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PowerCutError(Exception):
 
 
 class Failing(LocalStorage):
-    """Dies before or after the n-th change of a file."""
+    """A storage that dies before or after the n-th change of a file."""
 
     steps_left: int | None = None
 
@@ -45,7 +45,7 @@ class Failing(LocalStorage):
 
 
 class Query:
-    """A stopped query: its logs, and timers by their times. Runs an epoch as Spark would."""
+    """A stopped query: its logs, and timers by their times. It runs an epoch as Spark would."""
 
     def __init__(self, storage: Storage, handle: Handle, timers: list[int]) -> None:
         self.storage = storage
@@ -138,8 +138,8 @@ def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, t
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_whatever_it_is_interrupted_by_the_next_start_finishes_it(query: Query, step: int) -> None:
-    """Cut before each change of a file, and again while it is finished."""
+def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -> None:
+    """The drain is interrupted before each change of a file, and again while it is finished."""
     storage = query.storage
     assert isinstance(storage, Failing)
     storage.steps_left = step

@@ -40,7 +40,7 @@ def test_a_subtask_that_was_not_called_in_the_epoch_only_shows_its_state(handle:
 
 
 def test_counts_are_scaled_from_the_counted_key_groups(handle: Handle) -> None:
-    """The first subtask was counted whole, of the second one a quarter; keys are the most."""
+    """The first subtask was counted whole, the second one by a quarter; keys are the maximum."""
 
     def with_counts(subtask: int, groups: int, keys: int, timers: int) -> Handle:
         states = (

@@ -95,7 +95,7 @@ SOME_OPERATION = st.sampled_from([True, True, False]).flatmap(
 
 
 class QueryMachine(RuleBasedStateMachine):
-    """What users, Spark and fate do to queries."""
+    """What users, Spark and faults do to queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class QueryMachine(RuleBasedStateMachine):
         return self.root / f"q{self.made}"
 
     def query(self, which: int) -> KeyedQuery:
-        """Return the query that the step is about; the others must not change."""
+        """Return the query that the step changes; the others must not change."""
         query = self.queries[which % len(self.queries)]
         self.trees.pop(query.root, None)
         return query
@@ -259,7 +259,7 @@ class QueryMachine(RuleBasedStateMachine):
         backend: str,
         fails_at: int | None,
     ) -> None:
-        """Start another query from a checkpoint or savepoint of this one, which is not touched."""
+        """Start another query from a checkpoint or savepoint of this one, without touching it."""
         origin = self.queries[which % len(self.queries)]
         places = places_of(origin)
         if not places:
@@ -284,7 +284,7 @@ class QueryMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.queries) > 1)
     @rule(which=WHICH)
     def delete_a_query(self, which: int) -> None:
-        """Remove all that a query has; its forks do not need it."""
+        """Remove everything of a query; its forks do not need it."""
         query = self.queries.pop(which % len(self.queries))
         query.runner.close()
         shutil.rmtree(query.root)
@@ -294,7 +294,7 @@ class QueryMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, parallelism=PARALLELISMS, backend=BACKENDS)
     def rescale(self, which: int, parallelism: int, backend: str) -> None:
-        """Stop a query with a checkpoint and go on from it with other subtasks, in its place."""
+        """Stop a query with a checkpoint, and continue from it at another parallelism."""
         old = self.query(which)
         if old.epoch is None:
             return
@@ -309,7 +309,7 @@ class QueryMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, dies_at=st.none() | st.integers(0, 12))
     def clean_up(self, which: int, dies_at: int | None) -> None:
-        """Clean up; what was said to be garbage goes, and nothing else."""
+        """Clean up; exactly the announced garbage is deleted."""
         query = self.query(which)
         complete = list(query.checkpoints())
         if not complete:
@@ -334,7 +334,7 @@ class QueryMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, place=st.integers(0, 99), damage=DAMAGE, backend=st.none() | BACKENDS)
     def corrupt(self, which: int, place: int, damage: tuple[str, int], backend: str | None) -> None:
-        """Damage a file: all that refers to it refuses and names it, all else restores."""
+        """Damage a file: what refers to it refuses and names it; everything else restores."""
         query = self.query(which)
         places = places_of(query)
         needed = {path: all_files_of(path) for path in places}
@@ -413,7 +413,7 @@ class QueryMachine(RuleBasedStateMachine):
             assert tree(query.root) == self.trees.setdefault(query.root, tree(query.root))
 
     def check_cleaned(self, query: KeyedQuery) -> None:
-        """Check that what is left belongs to a checkpoint, or to the last calls of a subtask."""
+        """Check that each remaining file belongs to a checkpoint or to a subtask's last calls."""
         checkpoints = query.checkpoints()
         assert len(checkpoints) <= RETAINED
         ids = {int(path.name[4:]) for path in query.storage.root.glob("chk-*")}
@@ -432,7 +432,7 @@ class QueryMachine(RuleBasedStateMachine):
 
 
 def _upload(subtask: Subtask, files: int) -> None:
-    """Upload so many files of what waits."""
+    """Upload this many of the waiting files."""
     assert subtask.uploads is not None
     for directory in list(subtask.uploads.waiting):
         for _ in range(files):
@@ -448,7 +448,7 @@ def _attempted(query: KeyedQuery) -> None:
 
 
 def assert_reads(query: KeyedQuery, subtask: Subtask) -> None:
-    """Check a subtask's state at the handle that Spark committed; it begins from that again."""
+    """Check a subtask's state at the handle that Spark committed; it starts from there again."""
     uid, number = subtask.handle.uid, subtask.handle.subtask
     handle = query.handles.get(uid, {}).get(number)
     if handle is None:
@@ -473,9 +473,9 @@ def _run(examples: int, steps: int, phases: Sequence[Phase] = tuple(Phase)) -> N
 
 
 def test_queries_against_a_model() -> None:
-    """Scenario 50: all that may happen to queries, in any order.
+    """Scenario 50: everything that may happen to queries, in any order.
 
-    A history that fails is printed as it was found: to shrink one takes longer than a test may.
+    A failing history is printed as it was found: shrinking takes longer than a test may.
     """
     _run(12, 25, [Phase.explicit, Phase.reuse, Phase.generate])
 

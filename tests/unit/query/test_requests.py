@@ -1,4 +1,4 @@
-"""Requests from outside: each is dealt with once, answered, kept; none harms the query."""
+"""Requests from outside: each is handled once, answered and kept; none harms the query."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def request(**changes: Any) -> Request:
 
 
 class Query:
-    """What the handler asks of its query; keeps the calls."""
+    """A query as the handler sees it; it keeps the calls."""
 
     def __init__(self, storage: Storage, savepoints: Path | None) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -101,7 +101,7 @@ def answered(query: Query, files: RequestFiles, request_id: str) -> Any:
     raise AssertionError(request_id)
 
 
-def test_a_request_is_dealt_with_once_and_stays(
+def test_a_request_is_handled_once_and_stays(
     query: Query, files: RequestFiles, savepoints: Path, storage: Storage
 ) -> None:
     request_id = files.post(request(format="NATIVE", directory="before/upgrade"))
@@ -293,8 +293,8 @@ def test_the_command_line_asks_and_waits(
     serving = serve(query, until)
     try:
         assert main(["savepoint", str(storage.root), "--type", "native", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["path"], told["epoch"]) == (f"{savepoints}/savepoint-1", 5)
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["path"], printed["epoch"]) == (f"{savepoints}/savepoint-1", 5)
         assert main(["stop", str(storage.root), "--drain", "--directory", "d"]) == 0
         assert f"{savepoints}/d/savepoint-1" in capsys.readouterr().out
         assert main(["savepoint", str(storage.root), "--directory", "/etc"]) == 1
@@ -314,15 +314,15 @@ def test_the_command_line_gives_up_in_time(
 ) -> None:
     """A request that nobody took is withdrawn, and no query takes it later.
 
-    A query that takes one late because the machine is busy gets another one with more time.
+    If a busy machine lets the query take it late, another request gets more time.
     """
     put_file("shared/x")
     assert main(["stop", str(storage.root), "--timeout", "0.3"]) == 1
     assert "withdrawn" in capsys.readouterr().err
     assert main(["savepoint", str(storage.root), "--pick-up-timeout", "0.3"]) == 1
-    told = capsys.readouterr().err
-    assert "withdrawn" in told
-    assert "No query runs" in told
+    printed = capsys.readouterr().err
+    assert "withdrawn" in printed
+    assert "No query runs" in printed
     query.requests.poll()
     query.requests.close()
     assert query.calls == []
@@ -343,7 +343,7 @@ def test_the_command_line_gives_up_in_time(
         serving.join()
 
 
-def test_a_request_as_it_is_read_is_as_it_was_posted(files: RequestFiles) -> None:
+def test_a_request_is_read_as_it_was_posted(files: RequestFiles) -> None:
     wanted = request(directory="x", drain=True)
     assert files.read(files.post(wanted)) == wanted
     with pytest.raises(CorruptFileError):

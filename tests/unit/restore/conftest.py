@@ -1,4 +1,4 @@
-"""What tests of hostile and of whole savepoints share."""
+"""Fixtures of tests of hostile and of whole savepoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of all files opened from here on."""
+    """Return the names of all files opened from here on."""
     names: list[str] = []
     recording = True
 

@@ -1,4 +1,4 @@
-"""``_metadata`` files as a hostile hand would write them: whole, with a right checksum."""
+"""``_metadata`` files as an attacker would write them: complete, with a correct checksum."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def packed(body: bytes, version: int = METADATA_FORMAT_VERSION, length: int | No
 
 
 def tampered(directory: Path, metadata: CheckpointMetadata) -> None:
-    """Put other content into the place of a savepoint's ``_metadata``."""
+    """Replace the content of a savepoint's ``_metadata``."""
     (directory / "_metadata").write_bytes(packed(msgspec.json.encode(metadata)))

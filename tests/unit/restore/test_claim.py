@@ -1,4 +1,4 @@
-"""A claimed original goes once the query has a checkpoint of its own, and nothing else does."""
+"""A claimed original is deleted after the query's own first checkpoint, and nothing else is."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_files_that_are_not_the_savepoints_own_stay(savepoint: Path) -> None:
     assert tree(savepoint) == {"notes.txt", "shared", "shared/other"}
 
 
-def test_a_deletion_that_was_cut_off_is_gone_on_with(savepoint: Path) -> None:
+def test_an_interrupted_deletion_is_continued(savepoint: Path) -> None:
     origin = origin_of(savepoint)
     (savepoint / "taskowned" / "segment").unlink()
     assert discard(origin)

@@ -1,4 +1,4 @@
-"""A savepoint from a hostile hand is refused before a data file is opened; nothing is executed."""
+"""A hostile savepoint is refused before a data file is opened; nothing is executed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rewrite(root: Path, change: Change) -> None:
 def refused(
     root: Path, opened: list[str], error: type[Exception] = CheckpointError, match: str = "."
 ) -> None:
-    """Every reader refuses it, none opens a data file or changes anything."""
+    """Check that every reader refuses it, opens no data file and changes nothing."""
     before = sorted((str(p), p.stat().st_mtime_ns) for p in root.rglob("*"))
     for reader in READERS:
         opened.clear()
@@ -226,7 +226,7 @@ def test_a_pickle_in_the_place_of_metadata(
 
 @pytest.mark.parametrize("where", ["key_schema", "value_schema", "earlier", "map_key"])
 def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str) -> None:
-    """Scenario 43: pySpark's own reader of schemas unpickles what a user-defined type says."""
+    """Scenario 43: PySpark's own reader of schemas unpickles what a user-defined type names."""
     udt = {
         "type": "udt", "pyClass": "nowhere.Canary", "sqlType": "string",
         "serializedClass": base64.b64encode(canary[0]).decode(),
@@ -261,7 +261,7 @@ def test_a_pickle_in_a_schema(root: Path, canary: tuple[bytes, Path], where: str
 
 
 @pytest.mark.parametrize("schema", ["", "{", "[]", '"x"', '{"type":"struct"}', "[" * 100_000])
-def test_a_schema_that_is_none(root: Path, schema: str) -> None:
+def test_a_text_that_is_no_schema(root: Path, schema: str) -> None:
     metadata = read_metadata(LocalStorage(root))
     (operator,) = metadata.operators
     operator = msgspec.structs.replace(operator, key_schema=schema)
@@ -334,7 +334,7 @@ NATIVE = "0/1.snapshot"
 def test_names_of_sparks_state_files(
     storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path, name: str, operator_id: int
 ) -> None:
-    """They become paths in the location of a query: those of state stores only, of one operator."""
+    """They become paths in a query's location: only names of state stores of one operator pass."""
     file = storage.write("shared/native", [b"x"])
     native = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile(NATIVE, file),))
     whole = msgspec.structs.replace(snapshot, stored_spark_operators=(native,))
@@ -379,7 +379,7 @@ def with_entry(root: Path, fields: object) -> RestoreSource:
 
 
 def test_conf_that_names_a_class_is_dropped(root: Path) -> None:
-    """Spark loads state stores and codecs by name; values of other keys never get to it."""
+    """Spark loads state stores and codecs by name; it never gets values of other keys."""
     stores = "spark.sql.streaming.stateStore."
     provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     plain = {
@@ -406,13 +406,13 @@ def test_conf_that_names_a_class_is_dropped(root: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"conf": []}, {"conf": "x"}, [], 1, "x"])
-def test_conf_that_is_none(root: Path, fields: object) -> None:
+def test_a_conf_that_is_no_mapping(root: Path, fields: object) -> None:
     with pytest.raises(CorruptFileError, match="offsets"):
         _ = with_entry(root, fields).plain_conf
 
 
 @pytest.mark.parametrize("value", ["1", 1.5, None, True, [1], {}])
-def test_times_that_are_none(root: Path, value: object) -> None:
+def test_impossible_times(root: Path, value: object) -> None:
     source = with_entry(root, {"batchWatermarkMs": 5, "batchTimestampMs": value})
     with pytest.raises(CorruptFileError, match="batchTimestampMs"):
         plan_of(source, StatefulOperators(()), RestoreRequest(str(root)))

@@ -1,4 +1,4 @@
-"""The plan of a restore names every operator and state, and refuses what cannot be."""
+"""The plan of a restore names every operator and state, and refuses what is impossible."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ MODES = ("None", "ProcessingTime", "EventTime")
 def test_timers_keep_their_clock(
     source: RestoreSource, stored: str, wanted: str, parallelism: int
 ) -> None:
-    """One subtask of three has a timer; its time must not be read by another clock."""
+    """One subtask of three has a timer; another clock must not read its time."""
     source = in_mode(source, stored, None, 7, None)
     made = plan(source, operator(time_mode=wanted, parallelism=parallelism), allow=True)
     if stored == wanted:
@@ -293,7 +293,7 @@ def test_state_of_spark_that_does_not_fit_the_query(
     parallelism: int,
     words: str,
 ) -> None:
-    """Also names of classes, which Spark would load."""
+    """Also refused are names of classes, which Spark would load."""
     source = mixed(storage, snapshot, tmp_path / "sp", ("dedupe",), **conf)
     made = spark_plan(source, DEDUPE, parallelism=parallelism)
     assert [row.operator for row in made.refused] == ["Spark's dedupe"]

@@ -1,4 +1,4 @@
-"""The content of a location is exchanged, wherever the exchange is cut off and finished later."""
+"""The content of a location is exchanged, wherever the exchange is interrupted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CutOffError(Exception):
 
 
 class CutOffStorage(LocalStorage):
-    """Works for so many operations, then is cut off, before or after the last of them."""
+    """A storage that stops after a number of operations, before or after the last one."""
 
     def __init__(self, root: Path, operations: int, *, does_last: bool) -> None:
         super().__init__(root)
@@ -91,7 +91,7 @@ def test_all_goes_out_and_in(location: Path) -> None:
 @pytest.mark.parametrize("does_last", [False, True])
 @pytest.mark.parametrize("operations", range(1, STEPS + 1))
 def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool) -> None:
-    """Before the marker nothing is changed; after it, the exchange is finished, once or twice."""
+    """Before the marker, nothing changes; after it, the exchange is finished once or twice."""
     before = content(location)
     with pytest.raises(CutOffError):
         exchange(CutOffStorage(location, operations, does_last=does_last), WANTED)
@@ -114,7 +114,7 @@ def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool)
 def test_what_is_void_is_known_wherever_it_is_cut_off(
     location: Path, operations: int, does_last: bool
 ) -> None:
-    """Also where an older list comes in with the rest."""
+    """This holds also if an older list comes in with the rest."""
     (location / "_staged" / "_rolled_back.json").write_text("[]")
     wanted = msgspec.structs.replace(WITH_VOID, incoming=("_rolled_back.json", *WANTED.incoming))
     with suppress(CutOffError):

@@ -71,7 +71,7 @@ def test_fallback_goes_to_the_one_before_with_its_own_offsets(
     assert name in reason
 
 
-def test_fallback_goes_on_until_one_is_whole(checkpoints: LocalStorage) -> None:
+def test_fallback_continues_until_one_is_whole(checkpoints: LocalStorage) -> None:
     """Scenario 10: several are corrupt."""
     for name in ("chk-10/_metadata", "shared/log-5"):
         flip(checkpoints.root / name)
@@ -151,7 +151,7 @@ def test_a_file_that_is_missing_while_the_checkpoint_stands_is_damage(
 
 
 def test_metadata_is_read_once(checkpoints: LocalStorage, opened: list[str]) -> None:
-    """Its content, its digest and the plan are of the same bytes."""
+    """Its content, its digest and the plan come from the same bytes."""
     path = Path(path_of(checkpoints, 10))
     source = RestoreSource(str(path))
     plan_of(source, StatefulOperators(()), RestoreRequest(str(path), allow_non_restored_state=True))

@@ -1,4 +1,4 @@
-"""Of the source logs of a savepoint a restore takes what its offsets ask for, and checks it."""
+"""A restore takes the entries of source logs up to the offsets, and checks them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_of_compacted_logs_the_last_one_and_its_tail(savepoint: Savepoint) -> No
 
 
 def test_of_several_sources_each_its_own(savepoint: Savepoint) -> None:
-    """Of a source that is no file source all is copied; of one without an offset nothing."""
+    """A source that is no file source is copied whole; one without an offset, not at all."""
     kafka = '{"events":{"0":4,"1":3}}'
     logs = {
         "0/0": log(entry(0)),

@@ -65,7 +65,7 @@ def test_what_was_interrupted_is_finished_by_a_second_call(savepoint: Savepoint,
 
 
 def test_metadata_goes_last(savepoint: Savepoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever it is interrupted, what is left is refused as damaged, and can be disposed of."""
+    """After any interruption, the rest is refused as damaged and can be disposed of."""
     path = Path(savepoint.path)
 
     def delete_one(self: Storage, names: list[str]) -> None:
@@ -145,7 +145,7 @@ def test_all_damaged_files_are_named(
     assert all(name in str(caught.value) for name in FILES[1:])
 
 
-def test_files_of_the_same_size_are_told_apart(savepoint: Savepoint) -> None:
+def test_files_of_the_same_size_are_distinguished(savepoint: Savepoint) -> None:
     """Scenario 7: two files swapped."""
     for name in FILES[1:]:
         path = Path(savepoint.path) / name
@@ -156,7 +156,7 @@ def test_files_of_the_same_size_are_told_apart(savepoint: Savepoint) -> None:
 
 
 def test_in_a_store_without_directories(storage: Storage, snapshot: CheckpointMetadata) -> None:
-    """A savepoint in an object store is whole, and nothing of it is left."""
+    """A savepoint in an object store is deleted completely."""
     place = f"memory://{secrets.token_hex(8)}/sp"
     made = write_savepoint(snapshot, storage, place, SavepointFormat.NATIVE)
     assert verify(made.path).files == made.files == 4

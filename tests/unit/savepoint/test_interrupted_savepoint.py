@@ -1,4 +1,4 @@
-"""A savepoint whose driver ended before it was complete: named as that, and removed exactly."""
+"""A savepoint whose driver ended before it was complete: named as such, removed exactly."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ QUERY, RUN = "0123456789", "the run before"
 
 
 class Killed(BaseException):
-    """The driver ends here; nothing that Python would do at its end is done."""
+    """The driver ends here; Python runs nothing at its end."""
 
 
 def killed_while_copying(copies: Sequence[SubtaskCopy]) -> list[Handle]:
-    """The first subtask is copied; of the second there is a part."""
+    """The first subtask is copied, the second one in part."""
     first, second = copies
     target = open_storage(first.target)
     if first.is_canonical:
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_it(
     assert directory.parent().list() == []
 
 
-def test_one_that_has_nothing_yet_goes_too(place: str) -> None:
+def test_one_without_files_is_removed_too(place: str) -> None:
     new = NewSavepoint(QUERY, place, RUN)
     assert dispose_savepoint(new.path).files == 0
     assert open_storage(place).list() == []
@@ -159,7 +159,7 @@ def test_a_disposal_that_was_interrupted_is_finished_by_the_next(
     assert directory.parent().list() == []
 
 
-def test_a_driver_that_lives_on_completes_nothing_that_was_disposed_of(
+def test_a_driver_that_is_still_alive_completes_nothing_that_was_disposed_of(
     storage: Storage, snapshot: CheckpointMetadata, place: str
 ) -> None:
     new = NewSavepoint(QUERY, place, RUN)
@@ -175,7 +175,7 @@ def test_a_driver_that_lives_on_completes_nothing_that_was_disposed_of(
         verify(new.path)
 
 
-def test_a_driver_that_lives_on_finds_the_name_taken(
+def test_a_driver_that_is_still_alive_finds_the_name_taken(
     storage: Storage, snapshot: CheckpointMetadata, place: str
 ) -> None:
     """The disposal has only begun when the driver is about to complete the savepoint."""
@@ -261,7 +261,7 @@ def test_a_hostile_one_is_refused_and_nothing_is_deleted(
 def test_a_link_out_of_it_is_not_followed(
     storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path
 ) -> None:
-    """Scenario 44: a symbolic link in the place of a directory."""
+    """Scenario 44: a symbolic link in place of a directory."""
     new = NewSavepoint(QUERY, str(tmp_path / "sp"), RUN)
     with pytest.raises(Killed):
         new.write(snapshot, storage, SavepointFormat.NATIVE, killed_while_copying)

@@ -20,7 +20,7 @@ with shown_progress("savepoint of epoch 7", 4) as progress:
 """
 
 
-def test_without_a_terminal_the_log_tells(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_terminal_the_log_shows_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with shown_progress("savepoint of epoch 7", 1000) as progress:
         for _ in range(1000):

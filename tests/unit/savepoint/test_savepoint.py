@@ -1,4 +1,4 @@
-"""Savepoints: whole, self-contained, the user's own; or nothing at all."""
+"""Savepoints are complete, self-contained and the user's own, or leave nothing."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_path_out_of_the_checkpoints_directory_is_never_followed(
 def test_a_directory_that_cannot_be_written_is_named(
     storage: Storage, snapshot: CheckpointMetadata, tmp_path: Path
 ) -> None:
-    """Scenario 4: of a savepoint, too."""
+    """Scenario 4: also for a savepoint."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         write_savepoint(snapshot, storage, str(tmp_path / "file"), NATIVE)

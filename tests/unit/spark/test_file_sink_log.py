@@ -1,4 +1,4 @@
-"""What the log of a file sink gets before the first epoch of a restored query."""
+"""The log of a file sink before the first epoch of a restored query."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyspark_ckpt.spark.sink import FileSinkLog
 def test_it_starts_with_the_last_compaction(
     tmp_path: Path, epoch: int, first: str, last: str
 ) -> None:
-    """Spark reads the entries from there on, and every one of them has to be there."""
+    """Spark reads all entries from there on, so each of them must exist."""
     log = FileSinkLog(str(tmp_path), 10)
     log.fill(epoch)
     names = sorted(
@@ -39,7 +39,7 @@ def test_it_starts_with_the_last_compaction(
 
 
 def test_a_path_is_fresh_until_something_else_is_written(tmp_path: Path) -> None:
-    """What an interrupted restore left behind is completed; output of a query is refused."""
+    """Entries of an interrupted restore are completed; a path with a query's output is refused."""
     log = FileSinkLog(str(tmp_path), 3)
     assert log.newest_epoch() is None
     log.check_fresh(4)

@@ -35,7 +35,7 @@ def log(storage: Storage) -> SparkLog:
 
 @pytest.fixture
 def put_source_log(put_file: PutFile) -> Callable[..., None]:
-    """Puts the log entries of a file source."""
+    """Return a function that puts the log entries of a file source."""
 
     def put(*names: str, index: int = 0) -> None:
         for name in names:
@@ -99,7 +99,7 @@ def test_offsets_are_read_and_written_as_spark_does(log: SparkLog, put_file: Put
 
 
 @pytest.mark.parametrize("metadata", [{}, {"conf": {}}])
-def test_offsets_without_shuffle_partitions_are_bound_to_none(metadata: dict[str, object]) -> None:
+def test_offsets_without_shuffle_partitions_fix_no_number(metadata: dict[str, object]) -> None:
     assert OffsetsEntry(metadata, ()).parallelism is None
 
 
@@ -147,7 +147,7 @@ def test_a_log_version_of_a_newer_spark_is_refused_by_name(
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_commits_tell_the_next_watermark(log: SparkLog, put_file: PutFile, version: str) -> None:
+def test_commits_have_the_next_watermark(log: SparkLog, put_file: PutFile, version: str) -> None:
     text = version + '\n{"nextBatchWatermarkMs":1234}'
     put_file("commits/3", text.encode())
     put_file("commits/4", f"{version}\n{{}}".encode())

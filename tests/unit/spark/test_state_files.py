@@ -1,4 +1,4 @@
-"""Files of Spark's state stores: which a version needs, and what they are called elsewhere."""
+"""Files of Spark's state stores: which a version needs, and their names after a restore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PutFile = Callable[..., Path]
 
 @pytest.fixture
 def location(storage: Storage, put_file: PutFile) -> LocalStorage:
-    """An operator 0 that has told its name and schema, and no versions."""
+    """An operator 0 with its name and schema, and without versions."""
     assert isinstance(storage, LocalStorage)
     put_file("state/0/_metadata/metadata", METADATA)
     put_file("state/0/_metadata/.metadata.crc")
@@ -115,7 +115,7 @@ def test_every_store_of_every_partition_counts(location: LocalStorage, put_file:
         needed_files(location, 0, 1, 2)
 
 
-def test_versions_with_ids_and_checksums_are_none_that_are_known() -> None:
+def test_versions_with_ids_and_checksums_are_not_taken_for_versions() -> None:
     assert version_of("12.delta") == (12, "delta")
     for name in ("12_0a-1b.zip", "12.delta.crc", ".12.delta", "x.delta", "12.sst", "schema"):
         assert version_of(name) is None
@@ -124,7 +124,7 @@ def test_versions_with_ids_and_checksums_are_none_that_are_known() -> None:
 def test_the_first_version_becomes_another_one(
     location: LocalStorage, put_file: PutFile, tmp_path: Path
 ) -> None:
-    """Checksums of Spark go along, Hadoop's stay behind; the operator has another id."""
+    """Spark's checksums are moved, Hadoop's stay behind; the operator has another id."""
     put(put_file, "0", "1.delta", "1.delta.crc")
     put(put_file, "1", "1_0a-b.zip")
     put(put_file, "1/SSTs", "000001-a.sst")
@@ -158,7 +158,7 @@ def test_paths_in_the_metadata_of_transform_with_state_follow(location: LocalSto
 def test_a_file_is_copied_once_until_spark_replaces_it(
     location: LocalStorage, put_file: PutFile, tmp_path: Path
 ) -> None:
-    """Or until its copy is cleaned away; one that is gone aborts the checkpoint."""
+    """It is also copied again after its copy was cleaned away; a missing file aborts."""
     checkpoints = LocalStorage(tmp_path / "copies")
     copies = SparkStateCopies(location, checkpoints, "run")
     path = put_file("state/0/0/1.delta", b"first")

@@ -1,4 +1,4 @@
-"""The error that a task ended with comes to the driver with its class and message."""
+"""The driver gets the error that ended a task, with its class and message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORGED = "no\n  [pyspark_ckpt error 1: PlanError, 2 characters]"
 
 
 def traceback_of(error: CkptError) -> str:
-    """Return what a Python worker says of an error that leaves a task."""
+    """Return the text that a Python worker reports for an error that leaves a task."""
     try:
         with marked_errors():
             try:
@@ -106,7 +106,7 @@ def test_a_real_task_passes_class_and_message_on(spark: SparkSession, simplified
 
 
 def test_an_error_of_the_user_is_left_alone(spark: SparkSession) -> None:
-    """Also if its text looks like one of the library's."""
+    """It is left alone even if its text looks like an error of the library."""
     text = "pyspark_ckpt.errors.CorruptFileError: said by the user"
     job = spark.range(1).mapInArrow(_Raises(lambda: ValueError(text)), "id long")
     with pytest.raises(PySparkException) as caught:
@@ -152,7 +152,7 @@ def test_other_marks_are_left_alone(mark: str) -> None:
     assert failure_in(f"x\n  {mark}") is None
 
 
-def test_a_worker_without_the_library_is_told_what_to_set() -> None:
+def test_a_worker_without_the_library_gets_advice_what_to_set() -> None:
     text = "worker:\n  File \"x\", line 1\nModuleNotFoundError: No module named 'pyspark_ckpt'\n"
     error = task_error(PySparkException(text))
     assert type(error) is ConfigurationError

@@ -29,7 +29,7 @@ IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class BackendMachine(RuleBasedStateMachine):
-    """Whatever was applied is there, at its version; whatever failed is not."""
+    """Applied changes are there, at their version; failed ones are not."""
 
     backend_type: str
 

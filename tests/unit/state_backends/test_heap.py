@@ -1,4 +1,4 @@
-"""The heap backend: the contract, and what only it promises."""
+"""The heap backend: the contract, and its own promises."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_in_another_process(directory: Path) -> tuple[int, str]:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    """A backend of 3,000 entries on some hundred pages."""
+    """Return a backend of 3,000 entries on some hundred pages."""
     directory = tmp_path / "filled"
     with open_backend("heap", directory, create=True) as backend:
         backend.load([Changes([b"%05d" % n for n in range(3000)], [b"v" * 100] * 3000)], "1")
@@ -173,7 +173,7 @@ def test_a_flipped_bit_never_changes_or_hides_an_entry(tmp_path: Path) -> None:
 
 
 def test_an_entry_that_lies_elsewhere_is_not_missing(filled: Path) -> None:
-    """The first letter of a key is changed, so a look-up of it passes by."""
+    """The first letter of a key is changed, so a look-up misses it."""
     data = (filled / "data.mdb").read_bytes()
     at = data.index(b"01234v")
     (filled / "data.mdb").write_bytes(data[:at] + b"9" + data[at + 1 :])
@@ -216,7 +216,7 @@ def test_the_file_shrinks_once_most_of_it_is_free(tmp_path: Path) -> None:
 
 
 def test_address_space_follows_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state may become many times as large as what was reserved for it at first."""
+    """A state may become many times as large as the space first reserved."""
     monkeypatch.setattr("state_backends.heap.ROOM_BYTES", 4 << 20)
     keys = [b"%05d" % n for n in range(2_000)]
     parts = [Changes(keys[n : n + 100], [b"v" * 20_000] * 100) for n in range(0, 2_000, 100)]

@@ -1,4 +1,4 @@
-"""A process killed at each single step of ``apply``: the old version or the new one, whole."""
+"""A process is killed at each step of ``apply``: the old or the new version is complete."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_no_other_format_belongs_to_a_backend(tmp_path: Path, name: str) -> None
 
 
 def test_no_other_module_compares_with_the_name_of_a_backend() -> None:
-    """Defaults of arguments and settings may name one; a decision asks the table of backends."""
+    """Arguments and settings may have a backend as default; decisions ask the table of backends."""
     found = [
         f"{path}:{node.lineno}"
         for path in Path(pyspark_ckpt.__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""The RocksDB backend: the contract, and what only it promises."""
+"""The RocksDB backend: the contract, and its own promises."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory, entries: dict[bytes, bytes]
 
 @pytest.fixture
 def copied(stored: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """Return a copy that a test may damage."""
     return Path(shutil.copytree(stored, tmp_path / "copied"))
 
 
@@ -84,7 +84,7 @@ def test_a_second_opener_of_one_process_is_locked_out_too(copied: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 def test_of_many_threads_one_has_it_until_its_task_is_over(copied: Path, fails: bool) -> None:
-    """Scenario 26: threads; the lock goes with the task, also if it fails with a scan open."""
+    """Scenario 26: threads; the lock is released with the task, even if a scan is open."""
     threads = 8
     all_tried, outcomes = threading.Barrier(threads), []
 
@@ -160,7 +160,7 @@ def _outcome(
 
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*", "*.sst"])
 def test_a_missing_file_is_corrupt_and_costs_no_other_file(copied: Path, pattern: str) -> None:
-    """Scenario 7: one or several files of a database are gone."""
+    """Scenario 7: one or several files of a database are missing."""
     for path in [*copied.glob("*.log"), *copied.glob(pattern)]:
         path.unlink()
     remaining = {path.name for path in copied.glob("*.sst")}
@@ -170,7 +170,9 @@ def test_a_missing_file_is_corrupt_and_costs_no_other_file(copied: Path, pattern
     assert {path.name for path in copied.glob("*.sst")} == remaining
 
 
-def test_one_to_be_read_only_is_left_as_it_is(copied: Path, entries: dict[bytes, bytes]) -> None:
+def test_a_database_opened_for_reading_is_not_changed(
+    copied: Path, entries: dict[bytes, bytes]
+) -> None:
     before = {path.name: path.read_bytes() for path in copied.iterdir()}
     with open_backend("rocksdb", copied, create=False, read_only=True) as backend:
         assert (backend.version(), _in_parts(backend)) == ("2", entries)
@@ -181,7 +183,7 @@ def test_one_to_be_read_only_is_left_as_it_is(copied: Path, entries: dict[bytes,
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
-def test_what_cannot_be_read_only(copied: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_for_reading(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be read only"):
         open_backend("rocksdb", tmp_path / "new", create=True, read_only=True)
     with pytest.raises(ValueError, match="heap"):
@@ -200,7 +202,7 @@ def test_stored_bytes_are_never_unpickled(tmp_path: Path) -> None:
 
 
 def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None:
-    """A merge of large runs would not end in a short epoch, and begin again in each."""
+    """In short epochs, a merge of large runs would never end and would start again each time."""
     place = tmp_path / "db"
     rng = random.Random(3)
     state: dict[bytes, bytes] = {}
@@ -210,11 +212,11 @@ def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None
         state.update(changes)
         with open_backend("rocksdb", place, create=not place.exists()) as backend:
             backend.apply([Changes(list(changes), list(changes.values()))], version)
-        log = (place / "LOG").read_text()  # of merges that were given up, too
+        log = (place / "LOG").read_text()  # also those of cancelled merges
         begun = re.findall(r'"compaction_started".*"input_data_size": (\d+)', log)
         merged_bytes.extend(map(int, begun))
 
-    # As a load leaves them: none as large as the one before it, all no more than three times that.
+    # As after a load: each smaller than the one before it, all at most three times the largest.
     for run, size in enumerate((100_000, 80_000, 60_000, 50_000)):
         numbers = range(run, 4 * size, 4)
         epoch(f"large {run}", {b"%06d" % number: rng.randbytes(100) for number in numbers})

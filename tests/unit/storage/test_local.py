@@ -18,7 +18,7 @@ Log = list[tuple[str, str]]
 
 @pytest.fixture
 def disk_log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """What is synced, linked and unlinked, in order; all of it really happens."""
+    """Return what is synced, linked and unlinked, in order; all of it really happens."""
     log: Log = []
     fsync, link, unlink = os.fsync, os.link, os.unlink
 

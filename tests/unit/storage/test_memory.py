@@ -1,4 +1,4 @@
-"""The memory as a storage: what ends with the process, and what does not."""
+"""Memory as a storage: what ends with the process, and what does not."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from tests.faults.epochs import Epochs, files_of, restored_epoch
 
 
 class MemoryWithDurableMetadata(Storage):
-    """State in memory, and what says which checkpoints there are in another storage.
+    """State in memory; the files that say which checkpoints exist are in another storage.
 
-    As Flink's MemoryBackendCheckpointStorage with a checkpoint directory: what outlives the
-    process restores if all its state is inline, and is refused by the name of the lost file if not.
+    It corresponds to Flink's MemoryBackendCheckpointStorage with a checkpoint directory. A
+    checkpoint that outlives the process restores if all its state is inline; otherwise the error
+    names the lost file.
 
     Parameters
     ----------
     state
-        Where state goes.
+        Where the state is written.
     metadata
-        Where ``_metadata``, ``_author`` and terms go.
+        Where ``_metadata``, ``_author`` and terms are written.
     """
 
     is_shared = False
@@ -86,7 +87,7 @@ class MemoryWithDurableMetadata(Storage):
 
 
 def _is_metadata(path: str) -> bool:
-    """Return whether a path is of what says that a checkpoint is there, not of its state."""
+    """Return whether a path belongs to the record of a checkpoint and not to its state."""
     directory, _, name = path.rpartition("/")
     is_note = directory in (OWNERS, "drivers", "stores")
     return is_note or name in (METADATA_NAME, AUTHOR_NAME, POINTED_NAME)

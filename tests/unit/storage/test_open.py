@@ -94,7 +94,7 @@ def test_what_is_no_bucket_is_refused_and_no_secret_is_shown(url: str) -> None:
 
 
 def test_importing_the_library_imports_no_storage_but_the_local_one() -> None:
-    # The modules of tests would hide it: their conftest imports fsspec.
+    # In this process it would not show, because the tests' conftest imports fsspec.
     program = (
         "import sys, pyspark_ckpt\n"
         "from pyspark_ckpt.storage.open import open_storage\n"

@@ -1,4 +1,4 @@
-"""S3 alone: answers that get lost, uploads in parts, buckets that are not there."""
+"""S3 alone: lost answers, uploads in parts, missing buckets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LARGE = 2 * PART_BYTES + 1
 
 
 class LostAnswers(S3Storage):
-    """Sends every request that gives a file its name twice, as after an answer that got lost."""
+    """A storage that sends each naming request twice, as after a lost answer."""
 
     def _call(self, method: str, relative: str, **arguments: Any) -> dict[str, Any]:
         if method in ("put_object", "complete_multipart_upload"):
@@ -37,7 +37,7 @@ class LostAnswers(S3Storage):
 
 
 class Failing(S3Storage):
-    """Fails at one method of the API, before the request."""
+    """A storage that fails at one method of the API, before the request."""
 
     fails_at = ""
 
@@ -53,7 +53,7 @@ def prefix(s3_url: str) -> str:
 
 
 def uploads(prefix: str) -> list[str]:
-    """The uploads below a prefix that have neither ended nor been given up."""
+    """Return the uploads below a prefix that are neither completed nor aborted."""
     file_system = fsspec.filesystem("s3", use_listings_cache=False)
     answer = file_system.call_s3("list_multipart_uploads", Bucket=BUCKET, Prefix=prefix)
     return [upload["Key"] for upload in answer.get("Uploads", [])]
@@ -72,7 +72,7 @@ def test_a_request_that_was_repeated_has_written_the_file_once(prefix: str, size
 def conflicts(
     s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Conflicts]:
-    """The server that every storage asks from now on."""
+    """Return the server that every storage asks from now on."""
     with conflicting_s3(s3_environment["AWS_ENDPOINT_URL"]) as conflicts:
         ask(conflicts.url, monkeypatch)
         yield conflicts
@@ -194,7 +194,7 @@ def test_a_storage_of_another_bucket_has_other_files(s3_url: str) -> None:
 def test_unfinished_uploads_on_every_page_are_garbage(
     prefix: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 tells of a thousand at once; here of three, and some have one name."""
+    """S3 lists a thousand per page; here three, and some have equal names."""
     file_system = fsspec.filesystem("s3", use_listings_cache=False)
     paths = [segment_path("op", number, 5) for number in range(8)]
     for path in [*paths, *paths[:3]]:

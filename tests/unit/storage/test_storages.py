@@ -1,4 +1,4 @@
-"""Every storage holds the contract: local files, the memory, and S3 behind a real server."""
+"""Every storage fulfils the contract: local files, memory, and S3 with a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store of completed checkpoints promises, and what it lets no second driver do."""
+"""The promises of every store of completed checkpoints, and how it fences a second driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(kind: str, storage: Storage, request: pytest.FixtureRequest) -> Storag
 
 @pytest.fixture
 def new_driver(kind: str, place: Storage, request: pytest.FixtureRequest) -> Iterator[NewDriver]:
-    """Opens the store as another driver would."""
+    """Return a function that opens the store as another driver would."""
     shared = SharedPointers()
     query_id = secrets.token_hex(8)
     opened: list[CompletedCheckpointStore] = []
@@ -62,7 +62,7 @@ def new_driver(kind: str, place: Storage, request: pytest.FixtureRequest) -> Ite
 
 @pytest.fixture
 def store(new_driver: NewDriver) -> CompletedCheckpointStore:
-    """The store of a driver that is the only one."""
+    """Return the store of the only driver."""
     store = new_driver()
     store.claim()
     return store
@@ -217,7 +217,7 @@ def test_a_driver_is_fenced_by_the_next_one(
 def test_what_was_given_up_by_another_driver_cannot_be_completed(
     store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
 ) -> None:
-    """Scenario 24: the first driver stopped after its last check, and goes on after a clean-up."""
+    """Scenario 24: the first driver stops after its last check, and continues after a clean-up."""
     store.reserve(1)
     store.check_reserved(1)
     other = new_driver()
@@ -237,7 +237,7 @@ def test_what_was_given_up_by_another_driver_cannot_be_completed(
     assert other.used_ids() == [2]
 
 
-def test_an_id_that_was_freed_is_given_to_nobody(
+def test_an_id_that_was_freed_is_not_given_out_again(
     store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
 ) -> None:
     """Scenario 24: the first driver is about to reserve an id that was used and cleaned away."""
@@ -268,7 +268,7 @@ def test_many_drivers_that_claim_at_once_leave_one(new_driver: NewDriver) -> Non
     assert alive == [2]
 
 
-def test_the_store_goes_on_after_it_was_closed(
+def test_the_store_continues_after_it_was_closed(
     store: CompletedCheckpointStore, snapshot: CheckpointMetadata
 ) -> None:
     store.add(1, snapshot)

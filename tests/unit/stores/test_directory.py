@@ -1,4 +1,4 @@
-"""Completed checkpoints by their directories alone: what is one, and what a crash leaves."""
+"""Completed checkpoints by their directories alone: which count, and what a crash leaves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_other_directories_do_not_count(
     assert completed.last_id() == 9
 
 
-def test_a_checkpoint_that_cannot_be_made_durable_is_none(
+def test_a_checkpoint_that_cannot_be_made_durable_does_not_count(
     completed: CompletedCheckpoints, snapshot: CheckpointMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     completed.add(1, snapshot)

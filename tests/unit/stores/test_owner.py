@@ -1,4 +1,4 @@
-"""Who owns a checkpoints directory: one location, wherever it is moved to, and no copy of it."""
+"""The owner of a checkpoints directory: one location, even if moved, and no copy of it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def original(tmp_path: Path) -> LocalStorage:
 
 
 def copy_of(location: LocalStorage, name: str) -> LocalStorage:
-    """Copy a location as ``cp -a`` does, times included."""
+    """Copy a location as ``cp -a`` does, with its times."""
     copy = location.root.with_name(name)
     shutil.copytree(location.root, copy)
     return LocalStorage(copy)
 
 
 def owns(location: LocalStorage, directory: Storage) -> bool:
-    """Tell whether a location may start, by the look at it and by the claim."""
+    """Return whether a location may start, by the check and by the claim."""
     before = sorted(location.list()), directory.list("owners")
     try:
         check_owner(location, directory)
@@ -67,7 +67,7 @@ def test_a_copy_does_not_own_the_directory(original: LocalStorage, directory: St
 def test_of_copies_without_an_identity_the_first_owns_it(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """As version 0.1.0 left them; the second is not even given an identity."""
+    """Version 0.1.0 left them so; the second does not even get an identity."""
     second = copy_of(original, "second")
     assert owns(original, directory)
     assert not owns(second, directory)
@@ -108,7 +108,7 @@ def test_a_crash_between_the_two_writes(original: LocalStorage, directory: Stora
 def test_a_location_that_is_moved_takes_its_directory_along(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """What comes to lie at its old path does not own it, nor does it at its new one."""
+    """Another location at its old path does not own the directory, nor at its new path."""
     claim_directory(original, directory)
     moved = LocalStorage(original.root.with_name("moved"))
     original.root.rename(moved.root)
@@ -120,7 +120,7 @@ def test_a_location_that_is_moved_takes_its_directory_along(
 def test_a_location_that_is_put_back_at_its_path_takes_the_directory(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """From a backup, say; the one that was moved aside for it does not own it any more."""
+    """It may come from a backup; the location that was moved aside is no owner any more."""
     claim_directory(original, directory)
     aside = LocalStorage(original.root.with_name("aside"))
     original.root.rename(aside.root)
@@ -139,7 +139,7 @@ def test_another_location_at_the_same_path(original: LocalStorage, directory: St
 def test_the_way_out_of_a_location_that_was_moved_to_another_disk(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """As the message says: the owner is gone, and what names it is deleted by hand."""
+    """As the message says: if the owner is gone, its records are deleted by hand."""
     claim_directory(original, directory)
     copy = copy_of(original, "copy")
     shutil.rmtree(original.root)
@@ -162,7 +162,7 @@ def test_changed_files_are_errors(original: LocalStorage, directory: Storage, te
 
 
 def test_many_records(original: LocalStorage, directory: Storage) -> None:
-    """The newest counts, also where each start makes one: file numbers change on some mounts."""
+    """The newest counts, even if each start makes one: on some mounts file numbers change."""
     copies = [copy_of(original, f"loc{number}") for number in range(2)]
     claim_directory(copies[0], directory)
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""Scenarios 23 and 24: a driver is stopped in its tracks, another one takes over, it goes on.
+"""Scenarios 23 and 24: a driver is stopped, another one takes over, the first continues.
 
 The first driver is a process that stops itself (SIGSTOP) at one operation; the second is this one.
 """
@@ -25,7 +25,7 @@ from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restor
 ROOT = Path(__file__).parents[3]
 
 FILES = [
-    ("before exists drivers/2", 4),  # after its first checkpoint: about to look whether it is alone
+    ("before exists drivers/2", 4),  # after its first checkpoint: before it checks the fence
     ("before write chk-2/_author", 1),
     ("after write chk-2/_author", 1),
     ("before write chk-2/_metadata", 1),
@@ -58,7 +58,7 @@ class FirstDriver:
         assert os.WIFSTOPPED(status), f"it ended before {stop_at}"
 
     def go_on(self) -> list[dict[str, object]]:
-        """Let it go on to its end; return what became of its checkpoints."""
+        """Let it continue to its end; return what became of its checkpoints."""
         self._process.send_signal(signal.SIGCONT)
         output, _ = self._process.communicate("go on\n", timeout=60)
         assert self._process.returncode == 0
@@ -72,7 +72,7 @@ def taken_over(
     *,
     has_completed_2: bool = False,
 ) -> list[int]:
-    """Take three checkpoints as the second driver, then let the first go on.
+    """Take three checkpoints as the second driver, then let the first continue.
 
     Returns the newest checkpoint that the second one found, and its own.
     """
@@ -88,13 +88,13 @@ def taken_over(
         seen.append(taken)
     store = open_store(storage, Settings(**settings), QUERY_ID)
     before = checkpoints(store, storage)
-    told = first.go_on()
-    assert told[0] == {"completed": 1}
-    fenced = [line for line in told[1:] if line.get("reason") == "fenced"]
+    reports = first.go_on()
+    assert reports[0] == {"completed": 1}
+    fenced = [line for line in reports[1:] if line.get("reason") == "fenced"]
     if has_completed_2:
-        assert told[1:] == [{"completed": 2}, *fenced]
+        assert reports[1:] == [{"completed": 2}, *fenced]
     else:
-        assert told[1:] == fenced
+        assert reports[1:] == fenced
     assert len(fenced) == 2 - has_completed_2
     assert checkpoints(store, storage) == before
     epochs.commit()
@@ -110,14 +110,14 @@ def taken_over(
 
 
 def checkpoints(store: CompletedCheckpointStore, storage: Storage) -> dict[int, int]:
-    """The epochs of all complete checkpoints; each has all of its files, and one author."""
+    """Return the epochs of all complete checkpoints; each has all of its files, and one author."""
     for number in store.ids():
         assert {f"chk-{number}/_metadata"} <= files_of(storage, f"chk-{number}")
     return {number: restored_epoch(store, storage, number) for number in store.ids()}
 
 
 @pytest.mark.parametrize(("stop_at", "occurrence"), FILES)
-def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
+def test_a_driver_that_was_stopped_is_fenced_when_it_continues(
     tmp_path: Path, stop_at: str, occurrence: int
 ) -> None:
     """Scenario 24: on local files."""
@@ -134,7 +134,7 @@ def test_a_driver_that_was_stopped_is_fenced_when_it_goes_on(
 def test_a_driver_that_was_stopped_between_finding_garbage_and_deleting_it_deletes_nothing(
     tmp_path: Path,
 ) -> None:
-    """Scenario 24: what it found is the next driver's to judge."""
+    """Scenario 24: the next driver decides about the garbage that it found."""
     storage = open_storage(str(tmp_path / "checkpoints"))
     first = FirstDriver(storage.url, {}, "after list taskowned", 6, checkpoints=6)
     retained = CompletedCheckpoints(storage)

@@ -1,4 +1,4 @@
-"""ZooKeeper alone: its absence, its end, and what is asked of the settings."""
+"""ZooKeeper alone: it is absent, it dies, and its settings are checked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_its_library_it_says_what_to_install() -> None:
 def test_servers_that_die_fail_checkpoints_and_forget_nothing(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server is killed, a checkpoint fails, and a server on the same data goes on."""
+    """The server is killed, a checkpoint fails, and a server on the same data continues."""
     epochs = Epochs(storage)
     epochs.commit()
     with zookeeper_server(tmp_path) as address:
@@ -90,7 +90,7 @@ def test_servers_that_die_fail_checkpoints_and_forget_nothing(
 
 @pytest.fixture
 def looking(storage: LocalStorage) -> Iterator[Callable[[], CompletedCheckpointStore]]:
-    """Opens the store as those do who have no settings."""
+    """Return a function that opens the store without a query's settings."""
     opened: list[CompletedCheckpointStore] = []
 
     def look() -> CompletedCheckpointStore:
@@ -115,7 +115,7 @@ def taken(epochs: Epochs, times: int, **settings: str) -> list[str]:
     return paths
 
 
-def test_whoever_looks_finds_the_store_that_is_written_down(
+def test_every_reader_finds_the_store_that_is_written_down(
     storage: LocalStorage,
     zookeeper_address: str,
     looking: Callable[[], CompletedCheckpointStore],
@@ -145,7 +145,7 @@ def test_whoever_looks_finds_the_store_that_is_written_down(
     (storage.root / "stores" / "3").write_bytes(b'{"type": "zookeeper", "strange": 1}')
     with pytest.raises(CorruptFileError, match="stores/3"):
         looking()
-    taken(epochs, 1, **settings)  # a note that was changed is none to the query itself
+    taken(epochs, 1, **settings)  # the query itself ignores a changed note
     assert looking().ids() == [4, 5]
 
 

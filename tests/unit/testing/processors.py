@@ -13,7 +13,7 @@ from pyspark_ckpt import AggregateFunction, BatchProcessor, StateTtlConfig
 
 
 class Processor(StatefulProcessor):
-    """What the others need not repeat."""
+    """The methods that the other processors need not repeat."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -41,7 +41,7 @@ class Count(Processor):
 
 
 class PandasCount(Processor):
-    """The same with frames."""
+    """Count with frames."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n bigint")

@@ -1,4 +1,4 @@
-"""A test written for PySpark's TwsTester gives the same with ProcessorHarness in its place."""
+"""A test written for PySpark's TwsTester gives the same results with ProcessorHarness."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def at_row(row: Row) -> int:
 
 
 class TestBothTesters:
-    """Each scenario is a test body; what it sees must not depend on the class."""
+    """Each scenario is a test body; its results must not depend on the class."""
 
     def both(self, scenario: Scenario, processor: Any, backend: str = "heap", **named: Any) -> Any:
         ours = scenario(ProcessorHarness(processor, backend=backend, **named))
@@ -94,7 +94,7 @@ class TestBothTesters:
     @given(st.lists(st.tuples(KEYS, AT), max_size=4), st.lists(st.integers(1, 30), max_size=4))
     @pytest.mark.parametrize("mode", ["ProcessingTime", "EventTime"])
     def test_timers(self, mode: str, calls: list[tuple[Any, list[int]]], moves: list[int]) -> None:
-        """All are set before the clock reaches the first; the order across keys is not compared."""
+        """All timers are set before the first is due; the order across keys is not compared."""
 
         def scenario(tester: Any) -> Any:
             seen = []
@@ -137,9 +137,9 @@ class TestBothTesters:
 
 
 class _AlarmAsTheTesterShowsIt(Alarm):
-    """Leaves out what PySpark's engine and ours show alike and the tester otherwise.
+    """A processor without the output in which only PySpark's tester differs.
 
-    These are the key's timers while one fires, and the watermark of a stream that has none.
+    Left out are the key's timers while one fires, and the watermark of a stream without one.
     """
 
     def row(self, what: str, key: Any, times: Any, at: int) -> Row:

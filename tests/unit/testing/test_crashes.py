@@ -1,4 +1,4 @@
-"""Crashes and lost copies: nothing that a test can see tells them from a run without."""
+"""Crashes and lost copies: a test cannot see a difference from a run without them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ IN_EVERY_EPOCH = [
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the harness, and what goes wrong before it ends."""
+    """One call of the harness, and the faults before it ends."""
 
     rows: dict[Any, list[Row]]
     time_ms: int | None

@@ -1,4 +1,4 @@
-"""What the harness has beyond PySpark's TwsTester, and where it does as a query does."""
+"""The harness's additions to PySpark's TwsTester, and where it behaves as a query."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class TestTime:
             ("EventTime", "setProcessingTime"),
         ],
     )
-    def test_a_clock_that_the_operator_has_not(self, mode: str, move: str) -> None:
+    def test_a_clock_that_the_operator_does_not_have(self, mode: str, move: str) -> None:
         event_time = (lambda row: 0) if mode == "EventTime" else None
         harness = ProcessorHarness(Count(), timeMode=mode, eventTimeExtractor=event_time)
         with pytest.raises(ckpt.TimeModeError, match=f"UNSUPPORTED_OPERATION.*{move}"):

@@ -1,4 +1,4 @@
-"""DDL text without the JVM gives what Spark's parser gives."""
+"""DDL text is parsed without the JVM as Spark's parser does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base snapshots: what is written is what a rebuild reads."""
+"""Base snapshots: a rebuild reads exactly what was written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ STATE = [(b"%04d" % number, b"v%d" % number) for number in range(1_000)]
 
 
 def stored_database(place: Path, version: str) -> tuple[LocalStorage, BaseSnapshot]:
-    """A base that is the files of a database."""
+    """Return a base that consists of the files of a database."""
     storage = LocalStorage(place / "stored")
     with open_backend("rocksdb", place / "db", create=True) as backend:
         backend.apply([Changes([k for k, _ in STATE], [v for _, v in STATE])], version)

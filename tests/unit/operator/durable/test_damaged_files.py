@@ -1,4 +1,4 @@
-"""A bit that flips on an executor's disk: it never becomes a base snapshot, and is never state."""
+"""A bit that flips on an executor's disk never gets into a base snapshot or the state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, Materialized
 def subtask(
     request: pytest.FixtureRequest, tmp_path: Path, storage: Storage, handle: Handle
 ) -> MaterializedSubtask:
-    """A subtask after four epochs, the snapshot of which is pending."""
+    """A subtask after four epochs; its snapshot is pending."""
     made = MaterializedSubtask(tmp_path / "local", str(request.param), storage, handle)
     for number in range(4):
         made.epoch({b"%d %04d" % (number, n): b"v%d" % number * 20 for n in range(2000)}, NEVER)
@@ -106,7 +106,7 @@ def test_a_damaged_snapshot_is_not_uploaded_as_the_base(
     check_recovery(subtask)
 
 
-def test_an_epoch_that_waits_for_the_upload_goes_on_without_it(
+def test_an_epoch_that_waits_for_the_upload_continues_without_it(
     subtask: MaterializedSubtask,
 ) -> None:
     flip_state(snapshot_of(subtask))

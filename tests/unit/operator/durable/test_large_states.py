@@ -1,4 +1,4 @@
-"""Large state under one key: what is read and written does not grow with it."""
+"""Large state under one key: reads and writes do not grow with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOB = T.StructType([T.StructField("b", T.BinaryType())])
 
 
 class Counted:
-    """Counts what is read from a backend."""
+    """A backend that counts what is read from it."""
 
     def __init__(self, backend: StateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys_read = 0

@@ -1,4 +1,4 @@
-"""The local copy: always at the version of the handle, whatever became of it before."""
+"""The local copy is always at the version of the handle, whatever happened to it before."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_retry_finds_the_state_before_the_failed_attempt(subtask: Subtask) -> 
     assert subtask.read(committed) == {b"a": b"1"}
 
 
-def test_a_copy_ahead_of_the_handle_goes_back(subtask: Subtask) -> None:
+def test_a_copy_ahead_of_the_handle_is_rebuilt_at_the_handle(subtask: Subtask) -> None:
     handles = [(subtask.epoch(a=str(number)), dict(subtask.state)) for number in range(4)]
     subtask.read(subtask.handle)
     for handle, state in [*handles[::-1], (None, {}), *handles]:
@@ -311,7 +311,7 @@ with open_local_copy(Path(sys.argv[1]), sys.argv[2], Killing(Path(sys.argv[3])),
 
 
 def killed_while_opening(subtask: Subtask, handle: Handle, eighths: int) -> None:
-    """Kill a process that brings the copy to a handle after so many eighths of the last segment."""
+    """Kill a process that applies segments to the copy, after some eighths of the last one."""
     file = subtask.directory.with_name("handle")
     file.write_bytes(encode_handle(handle))
     places = [str(subtask.directory), subtask.backend_type, str(subtask.storage.root), str(file)]
@@ -324,7 +324,7 @@ def large_puts(value: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("eighths", [1, 6])
-def test_a_copy_that_was_being_brought_on_is_completed_and_never_trusted(
+def test_a_copy_that_was_being_brought_to_a_handle_is_completed_and_never_trusted(
     subtask: Subtask, eighths: int
 ) -> None:
     """A large segment is applied in steps; the process is killed between them."""

@@ -38,14 +38,14 @@ IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 @dataclass(frozen=True)
 class Version:
-    """A handle, and what the subtask's state is at it; ``None`` before the first epoch."""
+    """A handle, and the subtask's state at it; ``None`` before the first epoch."""
 
     handle: Handle | None
     state: State
 
 
 class SubtaskMachine(RuleBasedStateMachine):
-    """What Spark and fate do to a subtask between its epochs."""
+    """What Spark and faults do to a subtask between its epochs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class SubtaskMachine(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 3), which=st.integers(0, 3))
     def fail_while_it_is_brought_on(self, after: int, which: int) -> None:
-        """Every segment is a step of its own here, so a copy stays half applied."""
+        """Apply every segment in a step of its own, so that a copy stays half applied."""
         version = self.retained[-1 - which % len(self.retained)]
         cut = CutStorage(self.root / "checkpoints", after)
         with suppress(InterruptedError), one_step_each():
@@ -168,7 +168,7 @@ class SubtaskMachine(RuleBasedStateMachine):
 
 
 class CutStorage(LocalStorage):
-    """Fails after so many files."""
+    """A storage that fails after a number of files."""
 
     def __init__(self, root: Path, files: int) -> None:
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""Materialization: a changelog becomes a base snapshot in the background, and nothing is lost."""
+"""Materialization: a changelog becomes a base snapshot in the background without any loss."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def root_of(storage: Storage) -> Path:
 
 
 class CountedReads(LocalStorage):
-    """Notes what is read."""
+    """A storage that notes what is read."""
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(root_of(storage))
@@ -188,7 +188,7 @@ def test_a_retry_leaves_the_snapshot_of_the_failed_attempt_behind(
     subtask.check()
 
 
-def test_an_upload_goes_on_where_a_killed_one_ended(rocksdb: MaterializedSubtask) -> None:
+def test_an_upload_continues_where_a_killed_one_ended(rocksdb: MaterializedSubtask) -> None:
     for seed in range(3):
         rocksdb.epoch(rows(500, seed))
     pending = rocksdb.epoch({}, ALWAYS).pending
@@ -347,7 +347,7 @@ def test_a_missing_or_changed_file_is_corrupt_for_every_backend(
 def test_a_base_with_a_file_that_no_database_has_is_refused(
     rocksdb: MaterializedSubtask, name: str
 ) -> None:
-    """Scenario 7: names that cannot be."""
+    """Scenario 7: impossible file names."""
     rocksdb.uploads = None
     rocksdb.epoch(rows(100))
     handle = rocksdb.epoch({}, ALWAYS)
@@ -407,7 +407,7 @@ def test_a_snapshot_elsewhere_is_waited_for_until_another_one_would_be_due(
     assert pending.snapshot_id not in subtask.snapshots
 
 
-def test_a_snapshot_of_a_run_that_ended_is_given_up_unless_it_is_here(
+def test_a_snapshot_of_an_ended_run_is_discarded_unless_it_is_local(
     subtask: MaterializedSubtask,
 ) -> None:
     """Scenario 16: an upload of the run before."""

@@ -1,4 +1,4 @@
-"""All state of a handle in key order: as a dictionary would have it, however it is spread."""
+"""All state of a handle in key order equals a dictionary, however the state is spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work at low priority leaves the priority of its process, and of the caller, as it is."""
+"""Work at low priority does not change the priority of its process or of its caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The copy of a subtask in a savepoint: all of its state, whatever it was spread over."""
+"""The copy of a subtask in a savepoint has all of its state, however it was spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local copies that no task opens go, by age and size; one that is in use never does."""
+"""Local copies that no task opens are removed by age and size; one in use never is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Copies:
         return subtask_directory(self.local, query, "op", subtask)
 
     def make(self, query: str, subtask: int = 0, *, unused_s: float = 0, size: int = 0) -> Path:
-        """A copy that was opened last so many seconds ago."""
+        """Make a copy that was last opened this many seconds ago."""
         directory = self.directory(query, subtask)
         with open_local_copy(directory, "heap", LocalStorage(self.storage), None, self.root):
             (directory / "more").write_bytes(b"x" * size)
@@ -54,7 +54,7 @@ class Copies:
         return directory
 
     def remove(self, keeping: Keeping) -> set[Path]:
-        """Remove what is unused; the thread that deletes has ended."""
+        """Remove unused copies, and wait for the thread that deletes them."""
         removed = remove_unused(self.root, keeping)
         for thread in threading.enumerate():
             if thread.name == "pyspark_ckpt removal":
@@ -91,7 +91,7 @@ def test_of_copies_that_are_too_much_the_longest_unused_go(copies: Copies) -> No
 
 @pytest.mark.parametrize("held", [1, 2])
 def test_a_copy_in_use_stays_however_old(copies: Copies, held: int) -> None:
-    """By another process, which works on its private copy if there are two."""
+    """Another process uses it; with two copies, it uses the private one."""
     directory = copies.make("q")
     arguments = [sys.executable, "-c", _HOLDS, directory, copies.storage, copies.root]
     with ExitStack() as stack:
@@ -107,7 +107,7 @@ def test_a_copy_in_use_stays_however_old(copies: Copies, held: int) -> None:
             os.utime(directory / "lock", (0, 0))
             assert copies.remove(AT_ONCE) == set()
             assert (directory / "heap").is_dir()
-            holders.pop(0).communicate("")  # the one with the subtask's own place goes first
+            holders.pop(0).communicate("")  # the copy in the subtask's own place is removed first
     assert copies.remove(AT_ONCE) == {directory}
 
 

@@ -1,4 +1,4 @@
-"""The upload of snapshots: in the background, once, and cut short at any moment without a loss."""
+"""The upload of snapshots: once, in the background, interrupted at any moment without loss."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def root_of(storage: Storage) -> Path:
 
 
 class GatedStorage(LocalStorage):
-    """Holds writes back until it is told to let them go."""
+    """A storage that holds writes back until a test releases them."""
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(root_of(storage))
@@ -63,7 +63,7 @@ class GatedStorage(LocalStorage):
 
 
 class FailingStorage(LocalStorage):
-    """Fails to write the file of some number."""
+    """A storage that fails to write the n-th file."""
 
     fails_at = 1
 
@@ -78,7 +78,7 @@ class FailingStorage(LocalStorage):
 def subtask(
     tmp_path: Path, request: pytest.FixtureRequest, storage: Storage, handle: Handle
 ) -> MaterializedSubtask:
-    """With a snapshot that is taken and not uploaded."""
+    """A subtask with a snapshot that is taken and not uploaded."""
     subtask = MaterializedSubtask(tmp_path / "local", request.param, storage, handle)
     for n in range(2):
         subtask.epoch({b"%d %05d" % (n, row): b"v" * 40 for row in range(2000)})
@@ -98,7 +98,7 @@ def check_picked_up(subtask: MaterializedSubtask) -> None:
     subtask.check()
 
 
-def test_epochs_go_on_while_a_snapshot_is_uploaded(subtask: MaterializedSubtask) -> None:
+def test_epochs_continue_while_a_snapshot_is_uploaded(subtask: MaterializedSubtask) -> None:
     uploads, gated = BackgroundUploads(), GatedStorage(subtask.storage)
     snapshot = taken(subtask)
     for _ in range(3):  # what each epoch does
@@ -192,7 +192,7 @@ def test_a_killed_upload_costs_nothing_but_the_upload(
 def test_a_file_of_the_same_name_with_other_content_is_uploaded(
     tmp_path: Path, storage: Storage, handle: Handle
 ) -> None:
-    """Two executors number their SST files alike; a name says nothing about what is in a file."""
+    """Two executors number their SST files alike, so a name says nothing about the content."""
     here, there = (
         MaterializedSubtask(tmp_path / name, "rocksdb", storage, handle)
         for name in ("here", "there")

@@ -1,4 +1,4 @@
-"""State moves to any number of subtasks and back, and none of it is lost, doubled or changed."""
+"""State moves to any number of subtasks and back; nothing is lost, doubled or changed."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ State = dict[bytes, bytes]
 
 
 def key_group_of(key: bytes, max_parallelism: int) -> int:
-    """In the place of Spark's hash."""
+    """Compute a key group in place of Spark's hash."""
     return zlib.crc32(key) % max_parallelism
 
 
 class Subtask:
-    """An old subtask: its handle and what it stores."""
+    """An old subtask: its handle and its stored entries."""
 
     def __init__(self, handle: Handle, entries: State) -> None:
         self.handle, self.entries = handle, entries
@@ -137,7 +137,7 @@ def move(
     wanted: Sequence[StateDescriptor] = (),
     migrations: dict[str, Migration] | None = None,
 ) -> list[Subtask]:
-    """Return the new subtasks, but for those that get no entries."""
+    """Return the new subtasks that get entries."""
     merged = UnifiedStates("u", [each.handle for each in subtasks], wanted, migrations)
     made = []
     for number, entries in place(subtasks, merged, parallelism, maximum).items():
@@ -151,7 +151,7 @@ def move(
 
 
 def keyed(subtasks: Iterable[Subtask]) -> Counter[Entry]:
-    """All entries of keys and timers, however often they are there."""
+    """Return all entries of keys and timers, duplicates included."""
     return Counter(
         entry
         for subtask in subtasks
@@ -208,7 +208,7 @@ def test_to_every_parallelism_and_back(parallelism: int, directory: Path) -> Non
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 1), (4, 4), (5, 2), (2, 7), (16, 5)])
 def test_operator_state(old: int, new: int, directory: Path) -> None:
-    """Scenario 37: lists are dealt out or given to all, broadcast to all, raw streams dealt."""
+    """Scenario 37: lists are split or go to all, broadcast goes to all, raw streams are split."""
     subtasks = filled(old, directory)
     numbers = [subtask.handle.subtask for subtask in subtasks]
     opened = [
@@ -228,7 +228,7 @@ def test_operator_state(old: int, new: int, directory: Path) -> None:
 
 
 def test_another_number_of_key_groups(directory: Path) -> None:
-    """Scenario 38: key groups are found anew, also in the order of time; and found back."""
+    """Scenario 38: key groups are computed again, also in the order of time, and back."""
     old = filled(3, directory, 128)
     new = move(old, 5, 1000)
     assert keyed(new) != keyed(old)
@@ -326,7 +326,7 @@ def states_of(subtask: Subtask) -> dict[str, tuple[StateDescriptor, int]]:
 def content(
     subtask: Subtask, name: str, schema: T.StructType, directory: Path
 ) -> dict[str, object]:
-    """Each key's value of a value state."""
+    """Return each key's value of a value state."""
     opened = Opened(subtask, directory)
     state = opened.handle.getValueState(name, schema)
     keys = sorted({(stored[:2], stored[3:]) for stored in filter(is_keyed, subtask.entries)})
@@ -342,7 +342,7 @@ LONGS = T.StructType([T.StructField("n", T.LongType()), T.StructField("m", T.Lon
 
 
 def test_subtasks_with_other_ids_and_older_schemas(directory: Path) -> None:
-    """One is behind, one has its states in another order and has skipped a schema."""
+    """One is behind; another has its states in another order and has skipped a schema."""
     newest = Subtask(
         handle_of(0, 3, (
             StateDescriptor("x", "value", LONGS.json(), None, (NUMBER.json(), BOTH.json())),
@@ -421,7 +421,7 @@ def in_text(row: T.Row) -> tuple[str]:
 
 
 def test_migrations_are_done_on_the_way(directory: Path) -> None:
-    """Also of subtasks of which some have been migrated before; a second name is not needed."""
+    """Some subtasks may have been migrated before; a second name is not needed."""
     wanted = StateDescriptor("text", "value", TEXT.json())
     before = Subtask(
         handle_of(0, 2, (StateDescriptor("n", "value", NUMBER.json()),), epoch=1),

@@ -43,7 +43,7 @@ def schema_of(*types: T.DataType, nullable: bool = True) -> T.StructType:
 
 
 def sent(kind: T.DataType, value: Any) -> Any:
-    """What the plan makes of a value."""
+    """Return the form that the plan gives a value."""
     if isinstance(kind, T.DateType):
         return (value - EPOCH).days
     if isinstance(kind, T.TimestampType):
@@ -52,7 +52,7 @@ def sent(kind: T.DataType, value: Any) -> Any:
 
 
 def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
-    """The frame that Spark hands over for `rows`, masks and all."""
+    """Return the frame that Spark hands over for `rows`, with its masks."""
     columns: dict[str, Any] = {}
     masked: list[Sequence[bool]] = []
     for index, field in enumerate(schema.fields):
@@ -72,7 +72,7 @@ def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -
 
 
 def grouped(columns: InputColumns, *frames: pd.DataFrame) -> dict[Any, tuple[int, list[Row]]]:
-    """Key group and rows of each key, in the order in which the keys first came."""
+    """Return key group and rows of each key, in the order in which the keys first came."""
     part = RowsPart(columns, list(frames))
     found = {
         key: (int.from_bytes(group, "big"), list(part.rows(place)))
@@ -83,7 +83,7 @@ def grouped(columns: InputColumns, *frames: pd.DataFrame) -> dict[Any, tuple[int
 
 
 def received(schema: T.StructType, *rows: tuple[Any, ...]) -> list[Row]:
-    """All rows as the processor gets them, keyed by the first column."""
+    """Return all rows as the processor gets them, keyed by the first column."""
     part = RowsPart(InputColumns(schema, [schema.names[0]]), [frame(schema, rows)])
     return [row for place in range(len(part.keys)) for row in part.rows(place)]
 

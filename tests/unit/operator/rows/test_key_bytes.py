@@ -1,4 +1,4 @@
-"""Keys encode to fixed bytes: they are stored, and must be found again by any Python anywhere."""
+"""Keys encode to fixed bytes: they are stored, and any Python anywhere must find them again."""
 
 from __future__ import annotations
 

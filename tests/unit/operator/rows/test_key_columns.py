@@ -1,4 +1,4 @@
-"""Numbers for keys: equal exactly where Python's equality of keys says so."""
+"""Numbers for keys are equal exactly if Python's equality of keys says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _texts = st.none() | st.sampled_from(["", "a", "ä", "a\0b", "\U0001f600"]) | st
 
 
 def same_groups(codes: np.ndarray[Any, Any], values: list[Any]) -> bool:
-    """Whether codes are 0 to n-1 and tell the same values apart."""
+    """Return whether codes are 0 to n-1 and distinguish the same values."""
     pairs = set(zip(codes.tolist(), values, strict=True))
     numbers = {code for code, _ in pairs}
     return numbers == set(range(len(set(values)))) and len(pairs) == len(numbers)

@@ -1,4 +1,4 @@
-"""Output rows on the executor: what Spark's Arrow conversion makes of the frames."""
+"""Output rows on the executor, as Spark's Arrow conversion passes them on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def output(kind: T.DataType) -> OutputRows:
 
 
 def sent(rows: OutputRows, values: list[Any], name: str = "c0") -> list[Any]:
-    """The column as it arrives in the JVM; converts as PySpark's serializer does."""
+    """Return the column as it arrives in the JVM, converted as PySpark's serializer does."""
     frame = rows.frame(values)
     assert list(frame) == rows.sent_schema.names
     series = frame[name]

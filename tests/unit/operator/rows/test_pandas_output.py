@@ -78,7 +78,7 @@ def test_texts_beside_numbers() -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "Int64", "int32", "uint8"])
 def test_integers_are_no_decimals_without_room_for_all_of_their_kind(dtype: str) -> None:
-    """PyArrow's own rule, which PySpark's output goes by, is asked for each type."""
+    """The oracle for each type is PyArrow's own rule, which PySpark's output follows."""
     frame = pd.DataFrame({"a": pd.Series([7], dtype=dtype)})
     whole = pa.array([7], pa.type_for_alias(dtype.lower()))
     for precision, scale in [(38, 0), (21, 2), (20, 2), (19, 0), (12, 2), (11, 2), (5, 2), (4, 2)]:

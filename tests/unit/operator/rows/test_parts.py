@@ -52,7 +52,7 @@ def row_of(rng: random.Random, number: int) -> tuple[Any, ...]:
 def frames_of(
     rows: int, per_frame: int, groups: range = GROUPS
 ) -> tuple[list[pd.DataFrame], list[int]]:
-    """Frames of rows that are numbered in the first column, and the key group of each."""
+    """Return frames of rows numbered in the first column, and the key group of each."""
     rng = random.Random(rows)
     of_row = [rng.choice(groups) for _ in range(rows)]
     frames = [
@@ -71,7 +71,7 @@ def parts_of(directory: Path, limit_bytes: int, groups: range = GROUPS) -> Input
 
 
 def rows_of(frames: list[pd.DataFrame]) -> list[str]:
-    """Rows as the processor sees them, in order, told apart to the last bit."""
+    """Return rows as the processor sees them, in order, exact to the last bit."""
     part = RowsPart(COLUMNS, frames)
     return [repr(tuple(row)) for place in range(len(part.keys)) for row in part.rows(place)]
 
@@ -113,7 +113,7 @@ def test_rows_of_a_key_group_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_parts_are_as_small_as_key_groups_allow(tmp_path: Path) -> None:
-    """More key groups than files: what is still too large is split again."""
+    """More key groups than files: a part that is still too large is split again."""
     groups = range(100)
     frames, of_row = frames_of(300, 100, groups)
     seen = [

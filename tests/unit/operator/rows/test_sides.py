@@ -21,7 +21,7 @@ SIDES = [WAKE, BROADCAST.side]
 
 
 def sent(kinds: list[str], numbers: list[int]) -> pd.DataFrame:
-    """A frame of the union: rows of a kind have their number in the kind's own column."""
+    """Return a frame of the union: rows of each kind have their number in the kind's own column."""
 
     def column(kind: str) -> list[int]:
         return [n if each == kind else 0 for each, n in zip(kinds, numbers, strict=True)]
@@ -40,7 +40,7 @@ def sent(kinds: list[str], numbers: list[int]) -> pd.DataFrame:
 def read(
     frames: Iterator[pd.DataFrame], directory: Path, limit_bytes: int = 1 << 30
 ) -> tuple[list[int], list[int], int]:
-    """The numbers of the keyed rows and of the broadcast rows, and how many rows wake."""
+    """Return the numbers of the keyed and of the broadcast rows, and the count of wake rows."""
     parts = InputParts(COLUMNS.sent_schema, range(8), limit_bytes, directory)
     keyed, sides = read_divided(frames, SIDES, parts)
     # The sides are whole before any keyed row is asked for.
@@ -65,7 +65,7 @@ def test_each_row_is_of_one_side_in_the_order_of_its_arrival(
     assert wake == kinds.count("wake")
 
 
-def test_an_input_that_broke_off_leaves_no_broadcast_row_to_the_next_one(tmp_path: Path) -> None:
+def test_an_interrupted_input_leaves_no_broadcast_row_to_the_next_one(tmp_path: Path) -> None:
     def breaks_off() -> Iterator[pd.DataFrame]:
         yield sent(["broadcast", "keyed"], [1, 2])
         raise ConnectionError

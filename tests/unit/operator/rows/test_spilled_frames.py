@@ -38,7 +38,7 @@ ALL_TYPES: list[Typed] = [
 
 
 def sent_type(kind: T.DataType) -> T.DataType:
-    """The type that the shuffle has for a column."""
+    """Return the type that the shuffle has for a column."""
     if isinstance(kind, T.DateType):
         return T.IntegerType()
     if isinstance(kind, T.TimestampType):
@@ -49,7 +49,7 @@ def sent_type(kind: T.DataType) -> T.DataType:
 
 
 def sent(kind: T.DataType, value: Any) -> Any:
-    """What the plan makes of a value that is not a null kept by a mask."""
+    """Return the form that the plan gives a value that is not a masked null."""
     if isinstance(kind, T.DateType):
         return (value - datetime.date(1970, 1, 1)).days
     if isinstance(kind, T.TimestampType):
@@ -66,7 +66,7 @@ def sent(kind: T.DataType, value: Any) -> Any:
 
 
 def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
-    """The frame that PySpark's worker makes of the Arrow batch of some rows."""
+    """Return the frame that PySpark's worker makes of an Arrow batch of rows."""
     columns: dict[str, Any] = {}
     for index, field in enumerate(schema.fields):
         kind = sent_type(field.dataType)

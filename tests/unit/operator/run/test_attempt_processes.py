@@ -1,6 +1,6 @@
-"""Two executors run one epoch of a subtask: real processes, of which some stand still on their way.
+"""Two executors run one epoch of a subtask: real processes, some of which stand still.
 
-Oracle: a dict that has what the accepted attempts wrote. What Spark does, to accept one attempt's
+Oracle: a dict of what the accepted attempts wrote. The test does what Spark does, and accepts one
 handle, the test does; the checkpoints and the clean-up behind them are the library's.
 """
 
@@ -68,11 +68,11 @@ class Attempt:
         self._process.send_signal(signal.SIGCONT)
 
     def ended(self) -> dict[str, str]:
-        """Return what it says at its end, its handle or its error."""
+        """Return what it prints at its end: its handle or its error."""
         output, _ = self._process.communicate("go on\n", timeout=60)
         assert self._process.returncode == 0
-        told: dict[str, str] = json.loads(output)
-        return told
+        answer: dict[str, str] = json.loads(output)
+        return answer
 
     def close(self) -> None:
         self._process.kill()
@@ -128,7 +128,7 @@ class Running:
             assert [[handle.subtask for handle in each.handles] for each in counts] == [[0]]
 
     def left(self) -> set[str]:
-        """Return the files that no checkpoint has a use for."""
+        """Return the files that no checkpoint needs."""
         store = CompletedCheckpoints(self.storage)
         retained = [store.read(number) for number in store.ids()]
         files = {file.path for metadata in retained for file in metadata.files()}
@@ -137,7 +137,7 @@ class Running:
         )
 
     def hidden_files(self) -> set[str]:
-        """What is written and has no name yet."""
+        """Return the files that are written and have no name yet."""
         return {path for path in self.state_files() if "/." in path}
 
     def state_files(self) -> set[str]:
@@ -155,7 +155,7 @@ def files_of_handle(handle: Handle) -> set[str]:
 
 @pytest.fixture
 def begin(running: Running) -> Iterator[Callable[..., Attempt]]:
-    """Begins attempts at the next epoch; none is left running."""
+    """Return a function that begins attempts at the next epoch; none is left running."""
     attempts: list[Attempt] = []
 
     def begin(place: Path, stop_at: str, writes: Writes) -> Attempt:
@@ -170,7 +170,7 @@ def begin(running: Running) -> Iterator[Callable[..., Attempt]]:
 def test_a_task_and_its_twin_on_another_executor_both_finish(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path, chance: random.Random
 ) -> None:
-    """Scenario 14: each has written its files when both go on; one handle counts, by chance."""
+    """Scenario 14: both continue after their files are written; one handle counts, by chance."""
     running.subtask.settings = ALWAYS
     places = [tmp_path / "first", tmp_path / "second"]
     writes = [{b"a": b"%d" % number, b"twin": b"%d" % number} for number in range(2)]
@@ -197,12 +197,12 @@ def test_a_task_and_its_twin_on_another_executor_both_finish(
     assert running.left() == set()
 
 
-def test_executors_that_stand_still_go_on_when_they_are_given_up(
+def test_executors_that_stand_still_continue_after_they_are_given_up(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path
 ) -> None:
     """Scenario 20: checkpoints and clean-ups come between, and nothing that they made stays.
 
-    They stand still with a base snapshot written, with a segment written, and before they tell
+    They stand still with a base snapshot written, with a segment written, and before they return
     their handle. One of them holds the local copy that the retry wants.
     """
     held = running.subtask.directory
@@ -223,11 +223,11 @@ def test_executors_that_stand_still_go_on_when_they_are_given_up(
     before = running.state_files()
     for zombie in zombies.values():
         zombie.go_on()
-    told = {stop_at: zombie.ended() for stop_at, zombie in zombies.items()}
-    print(told)
+    answers = {stop_at: zombie.ended() for stop_at, zombie in zombies.items()}
+    print(answers)
     for stop_at in ("base", "segment"):
-        assert "error" in told[stop_at], "it named a file that was cleaned away"
-    of_zombie = files_of_handle(unpacked(told["handle"]["handle"]))
+        assert "error" in answers[stop_at], "it named a file that was cleaned away"
+    of_zombie = files_of_handle(unpacked(answers["handle"]["handle"]))
     assert not of_zombie <= before, "nothing of its own was cleaned"
     running.check(*places.values())
     running.epoch({b"b": b"after"})

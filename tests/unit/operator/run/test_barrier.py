@@ -108,7 +108,7 @@ def test_without_changes_there_is_no_segment(
 
 
 class Pulled:
-    """Counts the frames that were taken, and how many of them are still referred to."""
+    """Frames that count how many were taken, and how many are still referred to."""
 
     def __init__(self, frames: int) -> None:
         self.frames = frames

@@ -1,4 +1,4 @@
-"""Which attributes an epoch loses is told, and of nothing else."""
+"""An epoch names the attributes that it loses, and no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_ckpt.operator.run.lost_attributes import MAX_ITEMS, LostAttributes
 
 
 class Held:
-    """What every test's processor begins with."""
+    """The processor that the tests' processors extend."""
 
     def __init__(self) -> None:
         self.n = 0

@@ -1,4 +1,4 @@
-"""An epoch of a subtask: steps, keys and timers in their order, errors with their place."""
+"""An epoch of a subtask: steps, keys and timers in order, and errors with their place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def frame_of(rows: Input, at_ms: int | None = 0) -> pd.DataFrame:
 
 
 class Logged(StatefulProcessor):
-    """Notes every call; what it does in them is given as functions."""
+    """A processor that notes every call; functions say what it does in them."""
 
     def __init__(self, **steps: Callable[..., Any]) -> None:
         self.steps = steps
@@ -106,7 +106,7 @@ class Subtask:
         *,
         fails: bool = False,
     ) -> list[tuple[Any, ...]]:
-        """Run an epoch; returns the rows that came out."""
+        """Run an epoch and return the rows that it emitted."""
         epochs = self.epochs
         handle = epochs.begin()
         epochs.leave_key()
@@ -164,20 +164,20 @@ def test_spilled_input_gives_the_same_as_input_in_memory(subtask: Subtask, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "times"),
     [
         (TimeMode.NONE, (-1, -1)),
         (TimeMode.PROCESSING_TIME, (1000, 700)),
         (TimeMode.EVENT_TIME, (1000, 700)),
     ],
 )
-def test_the_processor_is_told_the_times_of_the_epoch(
-    subtask: Subtask, mode: TimeMode, told: tuple[int, int]
+def test_the_processor_gets_the_times_of_the_epoch(
+    subtask: Subtask, mode: TimeMode, times: tuple[int, int]
 ) -> None:
     subtask.epochs.clock = EpochClock(mode, 1000, 700)
     processor = Logged()
     subtask.run(processor, [[frame_of([("a", 1)])]])
-    assert processor.times == told
+    assert processor.times == times
 
 
 @pytest.mark.parametrize("drained", [0, 1])

@@ -1,4 +1,4 @@
-"""What is counted of a subtask's state: all of it while it is small, else whole key groups."""
+"""Counting a subtask's state: all of it while it is small, otherwise whole key groups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateBac
 
 
 def entries_of(seed: int, keys: int) -> Entries:
-    """A value and a timer for each key, for each third one a map of three, and other subtasks'."""
+    """Return a value and a timer per key, a map of three per third key, and others' entries."""
     choices = random.Random(seed)
     entries = {encode_key_group(group) + b"\x00x": b"other" for group in (0, 31, 64)}
     entries[b"\x80\x00" + encode_time(1)] = b""
@@ -75,7 +75,7 @@ def counted(backend: StateBackend, changes: dict[bytes, bytes | None]) -> StateC
 
 
 def model(entries: Entries, groups: int) -> dict[str, tuple[int, int, int]]:
-    """Keys, entries and bytes of the first key groups, the long way round."""
+    """Count keys, entries and bytes of the first key groups in the obvious, slow way."""
     first, last = encode_key_group(GROUPS.start), encode_key_group(GROUPS.start + groups)
     inside = {key: value for key, value in entries.items() if first <= key < last}
     sums = {}

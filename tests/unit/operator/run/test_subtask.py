@@ -1,4 +1,4 @@
-"""What a subtask notices of completed checkpoints."""
+"""How a subtask notices completed checkpoints."""
 
 from __future__ import annotations
 

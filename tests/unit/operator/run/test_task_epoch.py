@@ -1,4 +1,4 @@
-"""The epoch of a task is what Spark or ``foreachBatch`` says, or an error."""
+"""The epoch of a task comes from Spark or ``foreachBatch``, or an error is raised."""
 
 from __future__ import annotations
 

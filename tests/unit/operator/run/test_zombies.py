@@ -1,4 +1,4 @@
-"""Attempts that go on after they were given up, and files that many checkpoints share.
+"""Attempts that continue after they were given up, and files that many checkpoints share.
 
 With the real files of a subtask and the real checkpoints of its query.
 """
@@ -23,7 +23,7 @@ from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, Materialized
 
 
 class StallingStorage(LocalStorage):
-    """Stalls before a file gets its name: all of its content is written."""
+    """A storage that stalls before a file gets its name, after its content is written."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -42,9 +42,9 @@ class StallingStorage(LocalStorage):
 def test_a_zombie_s_segment_that_appears_late_is_in_no_state(
     tmp_path: Path, storage: LocalStorage, handle: Handle, backend_type: str
 ) -> None:
-    """Scenario 13: attempt 1 stalls as it ends, attempt 2 commits, then attempt 1's file is there.
+    """Scenario 13: attempt 1 stalls at its end, attempt 2 commits, then attempt 1's file appears.
 
-    It held the local copy no longer, so it is the retry that has it.
+    Attempt 1 no longer held the local copy, so the retry has it.
     """
     subtask = MaterializedSubtask(tmp_path / "local", backend_type, storage, handle)
     subtask.epoch({b"a": b"before", b"b": b"before"})

@@ -1,4 +1,4 @@
-"""Schemas compared, with each change in words, and the values that follow."""
+"""Schemas are compared; each change is named, and the values are converted."""
 
 from __future__ import annotations
 
@@ -245,14 +245,14 @@ def test_every_refusal_is_listed_not_only_the_first() -> None:
     assert [text.split("'")[1] for text in evolution.refused] == ["a", "b.c"]
 
 
-def test_names_that_are_there_twice_cannot_be_told() -> None:
+def test_a_changed_field_whose_name_occurs_twice_is_refused() -> None:
     twice = T.StructType([T.StructField("a", INT), T.StructField("a", INT)])
     assert compare(twice, twice).verdict is Verdict.SAME
     assert converter(twice, twice) is None
     assert compare(struct(s=twice, b=INT), struct(s=twice, b=LONG)).verdict is Verdict.EVOLVED
     for stored, wanted in ((twice, struct(a=TEXT)), (struct(a=TEXT), twice)):
         assert compare(stored, wanted).refused == (
-            f"field 'a' is there more than once and cannot be told{NOT}",
+            f"field 'a' occurs more than once, so it is ambiguous{NOT}",
         )
 
 

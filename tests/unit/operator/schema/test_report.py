@@ -177,7 +177,7 @@ def test_one_subtask_that_does_not_fit_is_enough_to_refuse() -> None:
             check("u", stored, operator(value("a")), {})
 
 
-def test_a_rename_that_some_subtasks_have_made_goes_on() -> None:
+def test_a_rename_that_some_subtasks_have_made_continues() -> None:
     renamed = {"new": Migration(renamed_from="old")}
     wanted = operator(value("new"))
     report = check("u", [operator(value("old")), operator(value("new"))], wanted, renamed)
@@ -200,7 +200,7 @@ def test_a_rename_that_some_subtasks_have_made_goes_on() -> None:
         (operator(value("odl")), "no state 'old' is stored ('odl'): correct renamed_from"),
     ],
 )
-def test_a_rename_that_cannot_be_told_is_refused(stored: OperatorSchema, what_to_do: str) -> None:
+def test_a_rename_that_is_ambiguous_is_refused(stored: OperatorSchema, what_to_do: str) -> None:
     migrations = {"new": Migration(renamed_from="old")}
     report = compare_operator("u", [stored], operator(value("new")), migrations)
     (refused,) = report.refused

@@ -58,7 +58,7 @@ class Schemas:
         self._names = 0
 
     def name(self) -> str:
-        """A name never used before: a field that comes back would be a stored one."""
+        """Return a name never used before; a field with an old name would be a stored field."""
         self._names += 1
         return f"f{self._names}"
 
@@ -97,7 +97,7 @@ class Schemas:
         return LEAVES[kind.simpleString()](self.rand)
 
     def edit(self, kind: T.DataType) -> tuple[T.DataType, Change]:
-        """Edit a type at one random place; the change is that of its values."""
+        """Edit a type at one random place; return it with the change of its values."""
         if isinstance(kind, T.StructType):
             return self._edit_struct(kind)
         if isinstance(kind, T.ArrayType):
@@ -217,7 +217,7 @@ def test_converted_values_equal_the_model_after_any_allowed_edits(seed: int, edi
 @pytest.mark.soak
 @settings(max_examples=20_000)
 @given(SEEDS, st.integers(0, 12))
-def test_converted_values_equal_the_model_for_long(seed: int, edits: int) -> None:
+def test_converted_values_equal_the_model_in_long_runs(seed: int, edits: int) -> None:
     check_converted_values(seed, edits)
 
 

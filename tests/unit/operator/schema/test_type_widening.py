@@ -1,4 +1,4 @@
-"""Widening: for every pair of types whether it loses nothing, and what the value becomes."""
+"""Widening: which pairs of types lose nothing, and what a value becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processor handle: states by name, with ids for good, and clear refusals."""
+"""The processor handle: states by name, with permanent ids, and clear refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MakeHandle = Callable[..., ProcessorHandle]
 
 @pytest.fixture
 def make_handle(make_table: Callable[..., StateTable]) -> MakeHandle:
-    """Makes the handle of a new epoch, as it is given to ``init``."""
+    """Return a function that makes the handle of a new epoch, as ``init`` gets it."""
 
     def make(*stored: StateDescriptor, **schemas: T.StructType) -> ProcessorHandle:
         return ProcessorHandle(make_table(KEYS), CLOCK, "operator 'count'", stored, schemas)
@@ -200,7 +200,7 @@ def test_a_time_to_live_that_is_no_duration_is_refused(make_handle: MakeHandle, 
         make_handle().getValueState("v", NUMBER, ttl)
 
 
-def test_a_redistribution_that_is_none_is_refused(make_handle: MakeHandle) -> None:
+def test_an_unknown_redistribution_is_refused(make_handle: MakeHandle) -> None:
     with pytest.raises(PlanError, match=r"operator 'count'.*'o'.*'random'.*split, union"):
         make_handle().getOperatorListState("o", NUMBER, "random")
 

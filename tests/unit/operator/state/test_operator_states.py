@@ -1,4 +1,4 @@
-"""Operator state: lists and broadcast maps of a subtask, and its raw state."""
+"""Operator state: lists, broadcast maps and raw state of a subtask."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_broadcast_map_is_not_written_while_a_key_is_handled(epochs: Epochs, m
 
 
 class Keeper:
-    """A processor with raw state: writes what it is told, notes what it finds."""
+    """A processor with raw state: it writes given streams, and notes what it reads."""
 
     def __init__(self, write: bytes | None) -> None:
         self.write = write
@@ -178,7 +178,7 @@ def test_raw_state_that_stays_as_it_is_is_not_written_again(
 
 
 def test_streams_of_several_subtasks_are_given_one_by_one(subtask_epochs: SubtaskEpochs) -> None:
-    """As a restore at another parallelism leaves them."""
+    """A restore at another parallelism leaves several streams."""
     subtask_epochs.begin()
     for stream, number, chunk in [(0, 0, b"a"), (0, 1, b"b"), (1, 0, b"c"), (300, 0, b"d")]:
         key = RAW_STATE + stream.to_bytes(2, "big") + number.to_bytes(4, "big")

@@ -22,7 +22,7 @@ TTLS = [None, LONG_MS, RENEWING]
 
 
 class Epochs:
-    """One state of each kind, from epoch to epoch."""
+    """One state of each kind, over several epochs."""
 
     def __init__(self, epochs: SubtaskEpochs, ttl: int | StateTtlConfig | None) -> None:
         self.subtask = epochs
@@ -40,7 +40,7 @@ class Epochs:
         self.subtask.to_key(position)
 
     def end(self) -> int:
-        """End the epoch; returns how many bytes it wrote."""
+        """End the epoch and return how many bytes it wrote."""
         changes = self.subtask.end()
         self.begin()
         return sum(len(value or b"") for frame in changes for value in frame.values)
@@ -53,7 +53,7 @@ def epochs(request: pytest.FixtureRequest, subtask_epochs: SubtaskEpochs) -> Epo
 
 @pytest.fixture(params=[False, True], ids=["same epoch", "next epoch"])
 def later(request: pytest.FixtureRequest, epochs: Epochs) -> Callable[[], object]:
-    """Does nothing, or ends the epoch: what a state says must not depend on it."""
+    """Do nothing, or end the epoch: what a state returns must not depend on it."""
     return epochs.end if request.param else lambda: None
 
 
@@ -163,7 +163,7 @@ def test_put_replaces_a_list(epochs: Epochs, later: Callable[[], object]) -> Non
     assert list(epochs.list.get()) == [(4,), (5,)]
 
 
-def test_an_iterator_of_one_key_goes_on_after_the_next_key_was_entered(epochs: Epochs) -> None:
+def test_an_iterator_of_one_key_continues_after_the_next_key_was_entered(epochs: Epochs) -> None:
     epochs.list.put([(1,)])
     epochs.to_key(1)
     epochs.list.put([(2,), (3,)])

@@ -1,6 +1,6 @@
 """Random histories of all kinds of state over keys and epochs, against dicts and lists.
 
-Between epochs time goes on, schemas change, time to live is switched, states are deleted and made
+Between epochs time passes, schemas change, time to live is switched, states are deleted and made
 again, attempts fail, the backend is opened anew.
 """
 
@@ -66,7 +66,7 @@ class Entry:
 
 @dataclass
 class Model:
-    """What all states should hold."""
+    """What all states should contain."""
 
     values: dict[int, Entry] = field(default_factory=dict)
     lists: dict[int, list[Entry]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Model:
     since_ms: int = 0
 
     def keyed(self) -> list[tuple[Any, Any]]:
-        """All aging entries: the container that each is in, and its place there."""
+        """Yield all aging entries: the container of each, and its place there."""
         return [
             *((self.values, position) for position in self.values),
             *((items, at) for items in self.lists.values() for at in range(len(items))),
@@ -89,7 +89,7 @@ class Model:
 
 
 class StatesMachine(RuleBasedStateMachine):
-    """What a state says is what was done to it, in this epoch or in committed ones before."""
+    """States return what was done to them, in this epoch or in committed ones before."""
 
     backend_type: str
 
@@ -184,7 +184,7 @@ class StatesMachine(RuleBasedStateMachine):
 
     @rule()
     def fail(self) -> None:
-        """The retry has the same time, and may have been given another time to live."""
+        """The retry has the same time, but may have another time to live."""
         ttl, schema = self.model.ttl, self.model.schema
         self.epochs.drop()
         committed, _ = self.committed
@@ -209,7 +209,7 @@ class StatesMachine(RuleBasedStateMachine):
         return written_ms + ttl.duration_ms <= self.time_ms
 
     def entry(self, fields: dict[str, Any]) -> Entry:
-        """An entry that is written now for the current key."""
+        """Return an entry that is written now for the current key."""
         ttl = self.model.ttl
         if ttl is None:
             return Entry(fields)
@@ -217,7 +217,7 @@ class StatesMachine(RuleBasedStateMachine):
         return Entry(fields, ttl.time, self.time_ms + (self.ahead_ms[self.key] if is_event else 0))
 
     def shown(self, entry: Entry, *, is_read: bool = True) -> Value | None:
-        """What reading an entry gives; it may make it young again."""
+        """Return what reading an entry gives; reading may renew it."""
         if self.is_expired(entry):
             return None
         ttl = self.model.ttl
@@ -383,7 +383,7 @@ class StatesMachine(RuleBasedStateMachine):
         assert list(self.map.values()) == [value for _, value in found]
 
     def check_what_is_stored(self) -> None:
-        """Expired entries and those of deleted states are gone from the backend."""
+        """Check that the backend has no expired entries and none of deleted states."""
         model = self.model
         stored: Counter[str] = Counter()
         lists = set()

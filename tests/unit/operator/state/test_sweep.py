@@ -1,4 +1,4 @@
-"""The sweep: expired and deleted entries go, a stretch at a time, and nothing else."""
+"""The sweep removes expired and deleted entries, a stretch at a time, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_MS = 10_000
 
 
 class Reads:
-    """Counts the entries that are scanned in the backend."""
+    """A backend that counts the entries that are scanned."""
 
     def __init__(self, epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entries = 0
@@ -119,7 +119,7 @@ def test_live_and_rewritten_entries_and_other_states_stay(
 
 
 def test_a_lists_first_entry_stays_as_long_as_a_chunk_does(subtask_epochs: SubtaskEpochs) -> None:
-    """Its time may be over before a chunk's is, when the time that they age in was changed."""
+    """It may expire before a chunk, if the time in which they age was changed."""
     in_event_time = StateTtlConfig(TTL_MS, time="event")
 
     def at(watermark_ms: int, ttl: int | StateTtlConfig = in_event_time) -> ListState:

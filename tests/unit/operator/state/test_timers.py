@@ -36,7 +36,7 @@ class Epochs:
             self.timers.register(time_ms)
 
     def fire(self, now_ms: int, most: int = 100) -> list[tuple[int, int]]:
-        """Fire all due timers; returns their times and the places of their keys."""
+        """Fire all due timers; return their times and the places of their keys."""
         fired = []
         while due := self.timers.take_due(now_ms, most):
             assert len(due) <= most
@@ -162,7 +162,7 @@ def test_timers_can_be_deleted_while_they_are_listed(
 
 
 def test_timers_fire_once_however_the_clock_jumps(epochs: Epochs) -> None:
-    """Scenario 29: an hour forward fires what became due, an hour back fires nothing twice."""
+    """Scenario 29: a jump forward fires what became due, a jump back fires nothing twice."""
     hour_ms, start_ms = 3_600_000, 10_000_000
     epochs.register(0, start_ms + 1, start_ms + hour_ms, start_ms + hour_ms + 1)
     epochs.end()

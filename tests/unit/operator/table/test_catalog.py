@@ -1,4 +1,4 @@
-"""The catalog: how a stored state follows what a processor asks for."""
+"""The catalog: how a stored state changes to what a processor asks for."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_dropped_field_that_comes_back_is_null_in_older_entries() -> None:
     assert codec_of(state, "s").decode(stored) == (1, None)
 
 
-def test_ids_are_for_good_and_freed_ones_are_used_again() -> None:
+def test_ids_are_permanent_and_freed_ones_are_used_again() -> None:
     free = StateDescriptor("", FREE, "", sweeps=0)
     deleted = value_state(name="deleted", sweeps=1)
     catalog = StateCatalog((value_state(name="a"), free, deleted), "operator 'u'")

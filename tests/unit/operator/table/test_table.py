@@ -1,4 +1,4 @@
-"""The state table: an epoch's writes over the backend."""
+"""The state table: an epoch's writes above the backend."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def go_to(table: StateTable, position: int) -> None:
 
 
 def pairs(table: StateTable) -> Iterator[tuple[bytes, bytes | None]]:
-    """The epoch's writes, as they leave at the barrier."""
+    """Return the epoch's writes, as the barrier gets them."""
     for frame in table.changes():
         yield from zip(frame.keys, frame.values, strict=True)
 
 
 class Reads:
-    """Counts what is read from a backend."""
+    """A backend that counts what is read from it."""
 
     def __init__(self, backend: StateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keys: list[int] = []

@@ -1,4 +1,4 @@
-"""Time to live: when entries expire, what makes them young again, and switching it."""
+"""Time to live: when entries expire, what renews them, and switching it on and off."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def test_put_and_clear_forget_earlier_times(aged: Aged) -> None:
 def test_what_is_written_before_the_first_watermark_counts_from_that_one(
     subtask_epochs: SubtaskEpochs,
 ) -> None:
-    """As an initial state is, whose rows have no event time."""
+    """So it is with an initial state, whose rows have no event time."""
     config = StateTtlConfig(10, time="event")
 
     def at(watermark_ms: int) -> Any:
@@ -388,7 +388,7 @@ def test_what_is_written_before_the_first_watermark_counts_from_that_one(
 
 
 def test_entries_expire_by_the_wall_clock_wherever_it_jumps(aged: Aged) -> None:
-    """Scenario 29: an hour back they live that much longer, an hour forward they are gone."""
+    """Scenario 29: after a jump back they live longer, after a jump forward they are gone."""
     hour_ms, start_ms = 3_600_000, 10_000_000
     aged.at(start_ms, 100)
     aged.write(1)

@@ -99,7 +99,7 @@ def test_memory_is_bounded_and_all_writes_come_back(make_writes: MakeWrites) -> 
 
 
 def test_a_spill_takes_little_beside_the_writes(make_writes: MakeWrites) -> None:
-    """Memory is full when writes are spilled, so they are encoded a few at a time."""
+    """Memory is full when writes are spilled, so only a few are encoded at a time."""
     writes = make_writes(10**9)
     for number in range(3000):
         writes.add(b"%05d" % number, b"%05d" % number * 2000)  # 30 MB in all

@@ -1,4 +1,4 @@
-"""The codec: a value that is taken can be read again, any other is refused at once."""
+"""The codec: an accepted value can be read again; any other is refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that travel as JSON: what is written can be read, and is what the JVM expects."""
+"""Columns that travel as JSON: written text can be read, and is what the JVM expects."""
 
 from __future__ import annotations
 

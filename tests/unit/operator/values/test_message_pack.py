@@ -1,4 +1,4 @@
-"""Where MessagePack values end, against what msgspec writes."""
+"""The ends of MessagePack values, compared with what msgspec writes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_float_of_32_bits() -> None:
 
 
 @given(value=_VALUES, data=st.data())
-def test_a_value_that_is_cut_is_none(value: Any, data: st.DataObject) -> None:
+def test_a_cut_value_is_no_value(value: Any, data: st.DataObject) -> None:
     whole = encoded(value)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(ValueError, match="no whole MessagePack value at 0"):

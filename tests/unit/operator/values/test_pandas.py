@@ -1,4 +1,4 @@
-"""Frames that processors get have the dtypes and values that PySpark's worker gives."""
+"""Processors get frames with the dtypes and values that PySpark's worker gives."""
 
 from __future__ import annotations
 

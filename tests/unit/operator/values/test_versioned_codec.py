@@ -1,4 +1,4 @@
-"""The codec over a state's schemas: writes the newest, reads them all."""
+"""The codec of a state's schemas writes the newest and reads all."""
 
 from __future__ import annotations
 
