@@ -1,1 +1,1 @@
-"""All that knows Spark's files, classes and settings: the port to the next Spark is here."""
+"""All that knows Spark's files, classes and settings; a new Spark version changes only this."""

@@ -1,6 +1,6 @@
 """Spark conf that a query starts with, in addition to the conf of the user's session.
 
-:mod:`pyspark_ckpt.spark.own_session` gives it to the query alone.
+:mod:`pyspark_ckpt.spark.own_session` sets it in the query's own session only.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ def conf_of_start(
     ends_by_itself
         Whether its trigger ends the query when all data is read.
     one_watermark
-        Whether Spark's own operators follow one of these, and all have one watermark.
+        Whether Spark's own operators follow one of these, and all operators share one watermark.
     passed_watermarks
-        Whether Spark's own operators follow, and each operator has a watermark of its own.
+        Whether Spark's own operators follow, and each operator has its own watermark.
     """
-    # A session may ask for Avro, which Spark's own operators support and this one does not.
+    # A session may ask for Avro. Spark's own operators support Avro; this library does not.
     conf = {_ENCODING: "unsaferow"}
     if operators:
         conf[_PARTITIONS] = str(operators[0].parallelism)
     if passed_watermarks:
-        # Spark does not know that these operators pass their watermark on.
+        # Spark does not know that these operators pass their watermark to the next operator.
         conf[_CORRECTNESS_CHECK] = "false"
     if one_watermark:
-        # Spark gives no watermark to an operator after applyInPandasWithState: windows there would
-        # never close. The check of the plan made sure that rows may be late by a common watermark.
+        # Spark gives no watermark to an operator after applyInPandasWithState, so windows there
+        # would never close. The plan was checked: no operator drops rows by the common watermark.
         conf[WATERMARK_PER_OPERATOR] = "false"
         conf[_CORRECTNESS_CHECK] = "false"
     if len(operators) > 1:
-        # Spark refuses a second applyInPandasWithState, and gives it no watermark of its own;
-        # with one watermark for the whole query both run.
+        # Spark refuses a second applyInPandasWithState, because it cannot give it a watermark. With
+        # one watermark for the whole query both run.
         conf[_OPERATION_CHECK] = "false"
         if not passed_watermarks:
             conf[WATERMARK_PER_OPERATOR] = "false"
@@ -65,6 +65,6 @@ def conf_of_start(
         operator.time_mode == TimeMode.PROCESSING_TIME.value for operator in operators
     )
     if ends_by_itself and has_processing_time:
-        # Spark would run empty epochs for processing-time timers for ever.
+        # Spark would run empty epochs for processing-time timers without end.
         conf[_EMPTY_EPOCHS] = "false"
     return conf

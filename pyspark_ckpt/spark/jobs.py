@@ -1,7 +1,7 @@
 """The Spark jobs of one checkpoint or savepoint, and the errors that they raise on the driver.
 
-The jobs are named for Spark's pages and cancelled together. They may run in a thread of the user,
-whose own description, pool and tags are restored afterwards.
+The jobs have a description for Spark's job pages, and are cancelled together. They may run in a
+thread of the user. Afterwards the thread has its own description, pool and tags again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCAL_PROPERTIES = (
 )
 
 _AGAIN_S = 0.5
-"""Jobs that were started meanwhile are cancelled this long after a cancellation."""
+"""How long after a cancellation the jobs are cancelled that started meanwhile."""
 
 
 class SparkJobs:
@@ -51,7 +51,7 @@ class SparkJobs:
 
     @contextmanager
     def running(self, pool: str | None = None) -> Iterator[None]:
-        """Make this thread's new jobs part of these; if it is interrupted, no job remains.
+        """Add this thread's new jobs to these jobs; if the thread is interrupted, no job remains.
 
         Parameters
         ----------
@@ -132,21 +132,21 @@ class SparkJobs:
 
     def _expired(self) -> CheckpointAbortedError:
         return CheckpointAbortedError(
-            f"{self._what}: expired, its Spark jobs were cancelled; see what keeps the executors "
-            "busy, or raise spark.ckpt.execution.checkpointing.timeout",
+            f"{self._what}: expired, and its Spark jobs were cancelled: look for what keeps the "
+            "executors busy, or raise spark.ckpt.execution.checkpointing.timeout",
             AbortReason.EXPIRED,
         )
 
 
 def collected(frame: DataFrame, what: str) -> list[Row]:
-    """Run a job and return its rows; what a task raised is raised here.
+    """Run a job and return its rows; raise the error of a task that failed.
 
     Parameters
     ----------
     frame
         The rows; few enough for the driver.
     what
-        What the job is for, as Spark's job page says it.
+        What the job is for, as Spark's job page shows it.
 
     Raises
     ------
@@ -190,7 +190,8 @@ def error_text(error: BaseException) -> str:
 def task_error(failure: Exception) -> CkptError | None:
     """Return the error of this library that a task ended with.
 
-    Workers without the library cannot mark an error, so what Python says of them is looked for.
+    A worker that cannot import the library cannot mark its error. Its error is recognised by
+    Python's message.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Spark's own files in a ``checkpointLocation``: committed epochs and source offsets.
 
 Layout and texts are Spark's (HDFSMetadataLog, OffsetSeqLog, CommitLog, FileStreamSourceLog). They
-are read as they are, and written only while a restore fills a fresh location.
+are read as they are. They are written while a restore seeds a fresh location, and by a drain.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ class SparkLog:
         return int(fields.get("nextBatchWatermarkMs", 0))
 
     def source_log_files(self, offsets: OffsetsEntry, sources: Sources) -> list[SourceLogFile]:
-        """Return the files that sources need to continue from `offsets`, and no later ones.
+        """Return the files that sources need to continue from `offsets`, and no later files.
 
         A file source regards every file in its log as read, so entries beyond the offset are left
-        out. Other sources only keep what they need from their first start.
+        out. Other sources keep only what they wrote at their first start.
 
         Parameters
         ----------
@@ -196,12 +196,13 @@ class SparkLog:
         Raises
         ------
         CheckpointAbortedError
-            If Spark has already removed an entry, or has another number of offsets.
+            If Spark has already deleted an entry, or the number of offsets is not as expected.
         """
         if len(sources.ids) != len(offsets.source_offsets):
             raise CheckpointAbortedError(
-                f"{self.storage.root}: Spark keeps {len(offsets.source_offsets)} offsets, the "
-                f"query reads sources at {len(sources.ids)} places; report the query's plan"
+                f"{self.storage.root}: Spark stores {len(offsets.source_offsets)} offsets, but the "
+                f"query reads sources at {len(sources.ids)} places: report the query's plan to the "
+                "authors of pyspark_ckpt"
             )
         files: list[SourceLogFile] = []
         for index, offset in dict(zip(sources.ids, offsets.source_offsets, strict=True)).items():
@@ -215,7 +216,7 @@ class SparkLog:
         return files
 
     def replace(self, path: str, text: str) -> None:
-        """Replace one of Spark's files with `text`; used while a location is seeded."""
+        """Replace one of Spark's files with `text`."""
         directory, _, name = path.rpartition("/")
         # Hadoop's local file system keeps a checksum beside each file and would refuse the new one.
         self.storage.delete([path, f"{directory}/.{name}.crc".lstrip("/")])
@@ -232,7 +233,8 @@ class SparkLog:
             raise self._corrupt(path, "it is cut short")
         if version not in _KNOWN_VERSIONS[path.partition("/")[0]]:
             raise NotBuiltYetError(
-                f"{self.storage.path(path)}: Spark's log version {version!r} is not built yet"
+                f"{self.storage.path(path)}: Spark's log version {version!r} is not supported yet: "
+                "use a version of PySpark that this library supports"
             )
         return text
 
@@ -248,7 +250,7 @@ class SparkLog:
         except ValueError as exc:
             raise self._corrupt(path, str(exc)) from exc
         if not isinstance(fields, dict):
-            raise self._corrupt(path, f"{line[:80]!r} is no JSON object")
+            raise self._corrupt(path, f"{line[:80]!r} is not a JSON object")
         return fields
 
     def _corrupt(self, path: str, what: str) -> CorruptFileError:
@@ -290,12 +292,12 @@ def _log_offset(offset: str) -> int | None:
 
 
 def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
-    """Return the log files that hold entries 0 to `position`: the last compaction and its tail.
+    """Return the log files of entries 0 to `position`: the last compaction and the entries after.
 
     Raises
     ------
     CheckpointAbortedError
-        If `names`, the files of `directory`, lack one.
+        If `names`, the files of `directory`, lack an entry.
     """
     numbers = {int(name.removesuffix(".compact")): name for name in names}
     compactions = [n for n, name in numbers.items() if name.endswith(".compact") and n <= position]
@@ -304,7 +306,8 @@ def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
     missing = list(islice((each for each in needed if each not in numbers), _MOST_NAMED))
     if missing:
         raise CheckpointAbortedError(
-            f"{directory} lacks the entries {missing}: Spark has cleaned them away; the next "
-            "checkpoint of a newer epoch will find its own"
+            f"{directory} lacks the entries {missing}, because Spark has deleted them. The next "
+            "checkpoint is of a newer epoch; if it fails too, raise "
+            "spark.sql.streaming.minBatchesToRetain"
         )
     return [numbers[number] for number in needed]

@@ -10,7 +10,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 
 @dataclass(frozen=True, slots=True)
 class SparkOperator:
-    """A stateful operator of Spark's own, by its name in Spark's state metadata."""
+    """One of Spark's own stateful operators, by its name in Spark's state metadata."""
 
     name: str
 
@@ -23,7 +23,7 @@ class StatefulOperators:
 
     @classmethod
     def of(cls, operators: Iterable[OperatorDescriptor | SparkOperator]) -> StatefulOperators:
-        """Put operators together, in the order of their ids."""
+        """Return the operators of a query from an iterable in the order of their ids."""
         return cls(tuple(operators))
 
     @property
@@ -56,7 +56,7 @@ class StatefulOperators:
     def each_has_its_watermark(self) -> bool:
         """Whether Spark's own operators follow, and Spark computes a watermark for each operator.
 
-        All operators of this library that have a follower then pass their watermark on.
+        Then every operator of this library passes its watermark to the operator that follows it.
         """
         followed = [operator for number, operator in self.ours.items() if number > 0]
         return self._spark_follows and all(operator.passes_watermark for operator in followed)
@@ -67,7 +67,7 @@ class StatefulOperators:
 
     @property
     def _spark_follows(self) -> bool:
-        """Whether an operator of Spark's own follows an operator of this library."""
+        """Whether one of Spark's own operators follows an operator of this library."""
         return min(self.spark_operators, default=len(self.in_order)) < max(self.ours, default=0)
 
     @property

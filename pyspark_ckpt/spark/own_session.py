@@ -1,6 +1,6 @@
-"""Conf for one query, in sessions of its own; the user's session never has it.
+"""Conf for one query, set in the query's own sessions; the user's session never has it.
 
-This module alone depends on how Spark starts a query. Beyond Spark's API it relies on this
+Only this module depends on how Spark starts a query. Beyond Spark's API it relies on this
 (PySpark 4.0 to 4.3, classic session):
 
 * ``SparkSession.cloneSession()`` copies conf, temporary views and functions.
@@ -10,10 +10,10 @@ This module alone depends on how Spark starts a query. Beyond Spark's API it rel
   ``streams``, before ``start()`` returns.
 * ``StreamExecution.resolvedCheckpointRoot()`` is the query's location.
 * ``MicroBatchExecution.watermarkPropagator`` gives each operator its watermark. It is made with
-  the query, by the conf of the user's session, and is not used before that event is over. Its
-  companion makes another one by the query's own conf.
-* ``SQLConf.withExistingConf`` makes the calling thread, and no other, check a plan by another conf.
-  It requires Py4J's pinned threads, PySpark's default.
+  the query, from the conf of the user's session, and is not used before that event is over. Its
+  companion object makes a new one from the query's own conf.
+* ``SQLConf.withExistingConf`` lets the calling thread check a plan with another conf; other threads
+  are not affected. It requires Py4J's pinned threads, PySpark's default.
 
 If a version of Spark differs, the start fails with an error that says so, and the query is stopped
 (docs/design/0019-a-session-of-its-own.md).
@@ -57,7 +57,7 @@ def start_with_conf(
     conf: Mapping[str, str],
     start: Callable[[], StreamingQuery],
 ) -> StreamingQuery:
-    """Start Spark's query with conf of its own.
+    """Start Spark's query with additional conf that only this query has.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def start_with_conf(
     location
         The query's ``checkpointLocation``.
     conf
-        Settings that the query has in addition to the session's conf, or instead of it.
+        Settings that are added to the session's conf for this query, or replace keys of it.
     start
         Calls Spark's start.
 
@@ -80,7 +80,7 @@ def start_with_conf(
     NotBuiltYetError
         If this version of Spark starts queries in another way; the query was stopped.
     ConfigurationError
-        If the conf must reach Spark's check of the plan, and cannot.
+        If Spark's check of the plan needs the conf, and Py4J's threads are not pinned.
     """
     check_conf = {
         key: value
@@ -96,9 +96,9 @@ def start_with_conf(
     if not held.is_set:
         query.stop()
         raise NotBuiltYetError(
-            f"query {query.id}: PySpark {spark.version} starts queries in another way than PySpark "
-            f"4.0 to 4.3, and the query's settings did not reach it ({held.error or 'no event'}): "
-            "use one of these versions"
+            f"query {query.id} was stopped: PySpark {spark.version} starts queries in another way "
+            "than PySpark 4.0 to 4.3, and the query did not get its settings "
+            f"({held.error or 'no event'}): use one of these versions"
         ) from held.error
     return query
 
@@ -128,7 +128,7 @@ class _ConfAtStart(StreamingQueryListener):
         root = str(_execution(query).resolvedCheckpointRoot())
         try:
             return open_local_storage(root).root.samefile(self._location.root)
-        except (NotBuiltYetError, FileNotFoundError):  # of another query, on another file system
+        except (NotBuiltYetError, FileNotFoundError):  # another query, on another file system
             return False
 
     def _set_conf(self, query: StreamingQuery) -> None:
@@ -139,7 +139,7 @@ class _ConfAtStart(StreamingQueryListener):
             if WATERMARK_PER_OPERATOR in self._conf:
                 _propagate_watermarks(self._spark, _execution(query), own.sessionState().conf())
         except Exception:
-            end_after_epoch(self._spark, query)  # before its first one
+            end_after_epoch(self._spark, query)  # before its first epoch
             raise
         self.is_set = True
 
@@ -158,7 +158,7 @@ def _execution(query: StreamingQuery) -> Any:
 
 
 def _propagate_watermarks(spark: SparkSession, execution: Any, conf: Any) -> None:
-    """Make a new query propagate watermarks as its own conf says."""
+    """Make a new query propagate watermarks according to its own conf."""
     java: Any = spark._jvm
     owner = execution.getClass()
     while owner.getSimpleName() != _MICRO_BATCHES:  # a subclass tracks progress in the background
@@ -173,11 +173,11 @@ def _propagate_watermarks(spark: SparkSession, execution: Any, conf: Any) -> Non
 def _checked_by(
     spark: SparkSession, conf: Mapping[str, str], start: Callable[[], StreamingQuery]
 ) -> StreamingQuery:
-    """Call `start` while Spark checks plans of this thread by another conf."""
+    """Call `start` while Spark checks plans of this thread with another conf."""
     if not isinstance(spark.sparkContext._gateway, ClientServer):
         raise ConfigurationError(
-            f"the query needs {', '.join(conf)} while Spark checks its plan, which takes Py4J's "
-            "pinned threads: unset PYSPARK_PIN_THREAD, or set it to true"
+            f"the query needs {', '.join(conf)} while Spark checks its plan, and that requires "
+            "Py4J's pinned threads: unset PYSPARK_PIN_THREAD, or set it to true"
         )
     java: Any = spark._jvm
     own = spark._jsparkSession.sessionState().conf().clone()
@@ -197,7 +197,7 @@ class _Call:
         self._error: BaseException | None = None
 
     def apply(self) -> None:
-        """Call the function and keep its outcome: a Python error would not survive the way back."""
+        """Call the function and keep its outcome, because the JVM would lose a Python error."""
         try:
             self._query = self._start()
         except BaseException as exc:  # raised again by `outcome`
@@ -210,5 +210,5 @@ class _Call:
         assert self._query is not None
         return self._query
 
-    class Java:  # Py4J asks for it
+    class Java:  # Py4J reads it
         implements = ("scala.Function0",)

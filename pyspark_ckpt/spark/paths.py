@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 def qualified_path(spark: SparkSession, path: str) -> str:
     """Return the URL that Spark makes of a path.
 
-    A path without a scheme is on Hadoop's default file system, which may be HDFS and must not be
-    taken for a local disk. A relative path starts from the JVM's working directory.
+    A path without a scheme is on Hadoop's default file system, which may be HDFS instead of the
+    local disk. A relative path starts from the JVM's working directory.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
         return path

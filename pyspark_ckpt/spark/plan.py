@@ -55,7 +55,7 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     Raises
     ------
     PlanError
-        If there is no operator of this library, or two have one uid.
+        If there is no operator of this library, or two operators have the same uid.
     NotBuiltYetError
         If Spark's own stateful operators cannot be checkpointed with them.
     """
@@ -72,8 +72,8 @@ def operators_of(df: DataFrame) -> StatefulOperators:
 def source_ids(df: DataFrame) -> tuple[int, ...]:
     """Return the id of the source at each place where a query reads a source.
 
-    In the order of Spark's source offsets. A DataFrame that the query uses twice is one source,
-    with one log, and has its offset at two places.
+    The places are in the order of Spark's source offsets. A DataFrame that the query uses twice is
+    one source with one log; its offset is at two places.
     """
     return _sources(df)[0]
 
@@ -105,7 +105,7 @@ def _given_name(source: Any) -> str | None:
 
 
 def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:
-    """Return the id of the source at each place, and the sources by their ids."""
+    """Return the id of the source at each place, and the sources in the order of their ids."""
     distinct: list[Any] = []
     ids = []
     for node in _nodes(df._jdf.queryExecution().analyzed()):
@@ -171,14 +171,14 @@ def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
     if unnamed and len(ours) > 1:
         processors = ", ".join(operator.processor for operator in unnamed)
         raise PlanError(
-            f"the query has {len(ours)} operators and no uid for {processors}: give each operator "
-            f"a uid; state that the query's only operator has stored without one is found by "
-            f"uid={DEFAULT_UID!r}"
+            f"the query has {len(ours)} operators, and no uid for {processors}: give each operator "
+            f"a uid. If the query had only one operator before, without a uid, give that operator "
+            f"uid={DEFAULT_UID!r} to keep its state"
         )
     uids = [operator.uid for operator in ours]
     for uid in uids:
         if uids.count(uid) > 1:
-            raise PlanError(f"two operators have the uid {uid!r}: give each its own")
+            raise PlanError(f"two operators have the uid {uid!r}: give each operator its own uid")
 
 
 def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) -> None:
@@ -186,8 +186,8 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
     where = f"Spark's own stateful operators ({names}) beside {operators.descriptors[0].uid!r}"
     if spark.conf.get(_FORMAT_VERSION, "1") != "1":
         raise NotBuiltYetError(
-            f"{where} with {_FORMAT_VERSION} above 1 are not built yet: unset it, or compute them "
-            "in a query of their own"
+            f"{where} with {_FORMAT_VERSION} above 1 are not supported yet: unset it, or compute "
+            "them in a separate query"
         )
     if operators.each_has_its_watermark:
         _check_passed_watermarks(where, operators)
@@ -200,22 +200,22 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
     emits_late = len(operators.ours) > 1 or operators.descriptors[0].time_mode == _EVENT_TIME
     if (after and emits_late) or any(each.name not in _BEFORE_OURS for each in before):
         raise NotBuiltYetError(
-            f"{where} are not built yet in this order: before several operators of this library, "
-            "or before one that has others of Spark's behind it, there can be dropDuplicates only; "
-            "behind several, or one with timeMode='EventTime', nothing; compute them in a query of "
-            "their own"
+            f"{where} are not supported yet in this order. Only dropDuplicates may come before "
+            "several operators of this library, or before one that other operators of Spark "
+            "follow. None may follow several operators of this library, or one with "
+            "timeMode='EventTime'. Compute Spark's operators in a separate query"
         )
 
 
 def _check_passed_watermarks(where: str, operators: StatefulOperators) -> None:
-    """Refuse operators of Spark that do not pass the query's watermark on as it is."""
+    """Refuse operators of Spark that pass on another watermark than the query's."""
     last = max(operators.ours)
     for number, operator in operators.spark_operators.items():
         if number > last and operator.name in _DELAYING:
             raise NotBuiltYetError(
-                f"{where} are not built yet in this order: {operator.name} delays the watermark or "
-                "has none, and what follows the operator would go by the query's: compute it in a "
-                "query of its own"
+                f"{where} are not supported yet in this order: {operator.name} delays the "
+                "watermark or has none, but the operators that follow it would use the query's: "
+                "compute it in a separate query"
             )
 
 

@@ -37,13 +37,17 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
     spark, query
         The query and its session.
     timeout_ms
-        How long to wait for the epoch; then it is interrupted, as by ``stop``.
+        How long to wait for the epoch. Then the epoch is interrupted, as by ``stop``.
     """
     if query.isActive:
         try:
             end_after_epoch(spark, query)
         except Py4JError:
-            logger.warning("query %s: its last epoch will be interrupted", query.id, exc_info=True)
+            logger.warning(
+                "query %s: cannot stop it after an epoch, so its last epoch may be interrupted",
+                query.id,
+                exc_info=True,
+            )
         deadline = time.monotonic() + timeout_ms / 1000
         while query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -51,7 +55,7 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
 
 
 def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
-    """Let a query start no other epoch; returns at once.
+    """Tell Spark to start no more epochs of a query; returns at once.
 
     Raises
     ------
@@ -74,8 +78,8 @@ def _terminated(spark: SparkSession, state: Any) -> Any:
 def idle_ms(query: StreamingQuery) -> float:
     """Return for how long a query has been waiting for input: 0 while it has input.
 
-    Called by the driver, while the query runs or after it was stopped. Infinite if Spark reports
-    that there is no input, which it does ten seconds after the last epoch by default.
+    Call it on the driver. It is infinite if the query was stopped, or if Spark has reported that
+    there is no input. By default Spark reports this ten seconds after the last epoch.
     """
     if not query.isActive:
         return math.inf

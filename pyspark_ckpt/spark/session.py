@@ -1,4 +1,4 @@
-"""What the library asks of a session and its application. Driver only."""
+"""What the library reads from a session and its application. Driver only."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ STATE_STORE_PROVIDERS = frozenset(
         f"{_STATE_STORE_CLASSES}RocksDBStateStoreProvider",
     }
 )
-"""The state stores whose names may come from a file."""
+"""The state stores that a file of a checkpoint may name."""
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
 
 def is_classic(df: DataFrame) -> bool:
-    """Return whether a DataFrame is of a classic session, not of Spark Connect."""
+    """Return whether a DataFrame belongs to a classic session, not to Spark Connect."""
     return hasattr(df, "_jdf")
 
 
 def frame_of_groups(groups: GroupedData) -> DataFrame:
-    """Return the DataFrame that ``groupBy`` was called on; PySpark has no public way to it."""
+    """Return the DataFrame that ``groupBy`` was called on; PySpark has no public way."""
     return groups._df
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Return whether the application of a session was stopped; PySpark has no public way to it."""
+    """Return whether the application of a session was stopped; PySpark has no public way."""
     context: Any = spark.sparkContext._jsc
     return context is None or bool(context.sc().isStopped())
 

@@ -1,11 +1,11 @@
 """The sink of a query: what its writer chose, its table, and the log of Spark's file sink.
 
-The log, ``_spark_metadata``, lists the epochs that the file sink has written. A reader takes what
-the log lists from the last compaction on, and requires every entry from there. The sink skips the
-epochs that the log has. So a query whose first epoch is not 0 needs a log with empty entries before
-it. Names and texts are Spark's (FileStreamSinkLog, version 1).
+The log, ``_spark_metadata``, lists the epochs that the file sink has written. A reader requires the
+last compaction and every entry after it. The sink skips epochs that are in the log. So a query
+whose first epoch is not 0 needs empty entries for the epochs before. Names and texts are Spark's
+(FileStreamSinkLog, version 1).
 
-Spark makes the table of ``toTable`` when the query starts, in an empty directory only. But a
+Spark makes the table of ``toTable`` when the query starts, and only in an empty directory. But a
 restored query needs entries in the sink's log by then. So the library makes the table first, in the
 same way.
 """
@@ -40,8 +40,8 @@ _SINK_PATH = "a restored query needs the log of its file sink; the output path"
 class FileSinkLog:
     """The log of one output path.
 
-    Only a location that was seeded needs it. So its storage is opened by the first question about
-    the log: without one, Spark may write to file systems that this library does not know.
+    Only a location that was seeded needs it. So its storage is opened when the log is first used:
+    Spark may write the output of other queries to file systems that this library does not support.
 
     Parameters
     ----------
@@ -77,16 +77,17 @@ class FileSinkLog:
         Raises
         ------
         RestoreError
-            If a query has. The sink skips epochs that it has seen, so output would be lost.
+            If a query has written there. The sink skips epochs that are in its log, so output
+            would be lost.
         """
         if not self.is_fresh(epoch):
             raise RestoreError(
-                f"{self.path} already has the output of another query, whose epochs Spark's file "
-                "sink would skip: give the restored query a new path or table"
+                f"{self.path} already has the output of another query. Spark's file sink would "
+                "skip epochs with the same numbers: give the restored query a new path or table"
             )
 
     def is_fresh(self, epoch: int) -> bool:
-        """Return whether the log has nothing but what :meth:`fill` writes, or a part of it."""
+        """Return whether the log has at most the entries that :meth:`fill` writes."""
         wanted = self._entries(epoch)
         return all(
             name in wanted and self._log.read(name) == _EMPTY_ENTRY
@@ -95,7 +96,7 @@ class FileSinkLog:
         )
 
     def fill(self, epoch: int) -> None:
-        """Write that all epochs up to this one wrote nothing; durable."""
+        """Write empty entries for all epochs up to this one; durable."""
         for name in self._entries(epoch):
             if not self._log.exists(name):
                 self._log.write(name, [_EMPTY_ENTRY])
@@ -146,7 +147,7 @@ class TableSink:
 
     @property
     def format(self) -> str | None:
-        """The table's format, ``None`` if another catalog than Spark's own makes it."""
+        """The table's format, ``None`` if the table is not in Spark's own catalog."""
         if not self._is_of_session:
             return None
         return self._details().get("Provider") if self._exists else self._new_provider
@@ -223,14 +224,14 @@ _LOCATION = "checkpointLocation"
 
 @dataclass(slots=True)
 class SinkChoice:
-    """The sink of one writer, as far as it was chosen; PySpark's writer cannot be asked for it.
+    """The sink of one writer, as far as it was chosen; PySpark's writer does not return it.
 
     Parameters
     ----------
     options
-        Options of the sink, their names in lower case.
+        Options of the sink, with names in lower case.
     format, query_name, partition_by
-        As given; by default Spark's.
+        As given to the writer; by default Spark's defaults.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -266,7 +267,7 @@ class SinkChoice:
         if is_temporary:
             return None
         raise ConfigurationError(
-            "the query has no checkpointLocation, where its state is kept: set "
+            "the query has no checkpointLocation, which keeps its state: set "
             ".option('checkpointLocation', path), or spark.sql.streaming.checkpointLocation and "
             "a queryName"
         )

@@ -1,8 +1,8 @@
 """The kind of source that an offset belongs to, as far as Spark's log shows it.
 
-Spark writes an offset without the name of its source. The offsets of its own sources differ in
-form. A source that gets the offset of another one would start at a wrong position, or read the
-data of others.
+Spark writes an offset without the name of its source, but offsets of its own sources differ in
+form. A source that gets another source's offset would start at a wrong position, or read other
+data.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def kind_of_offset(offset: str) -> str | None:
-    """Return which of Spark's sources writes such an offset, ``None`` if that cannot be seen.
+    """Return which of Spark's sources writes such an offset, ``None`` if the form does not show it.
 
-    A number may belong to several sources.
+    A number can be the offset of several sources.
     """
     if offset == NO_OFFSET:
         return None
@@ -64,7 +64,7 @@ def kind_of_offset(offset: str) -> str | None:
 def fits(offset: str, name: str) -> bool:
     """Return whether an offset can belong to the source that Spark calls `name`.
 
-    True also for sources of other libraries, unless the offset is a file source's.
+    For sources of other libraries it returns true, unless the offset is a file source's.
     """
     if offset == NO_OFFSET:
         return True

@@ -1,7 +1,7 @@
 """Spark's files in ``state/<operator id>/`` of a ``checkpointLocation``: names and versions.
 
 Epoch N ends with version N + 1 of every store. A store's directory is ``<partition>`` or, if an
-operator has several, ``<partition>/<name>``. Each version has a file of its own there:
+operator has several, ``<partition>/<name>``. Each version has its own file there:
 
 * HDFSBackedStateStoreProvider: ``<version>.delta``, and sometimes ``<version>.snapshot``, which
   holds all state in the same format;
@@ -34,11 +34,11 @@ _SCHEMA_NAME = re.compile(
     r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}"
 )
 _WHOLE = {"delta": "snapshot", "snapshot": "snapshot", "zip": "zip"}
-"""The ending, as another version, of a file that holds the whole first version."""
+"""The new file ending when a file of the first version is copied as another version."""
 
 
 def version_of(name: str) -> tuple[int, str] | None:
-    """Return version and kind of a store's file; ``None`` for other files and with an id."""
+    """Return version and kind of a store's file; ``None`` for other files and names with an id."""
     match = _VERSIONED.fullmatch(name)
     if match is None or match[2] or match[4]:
         return None
@@ -46,7 +46,7 @@ def version_of(name: str) -> tuple[int, str] | None:
 
 
 def operator_name(location: LocalStorage, operator_id: int) -> str | None:
-    """Return the name of an operator in Spark's metadata, ``None`` if it has none."""
+    """Return the name of an operator in Spark's metadata, ``None`` without metadata."""
     directory = f"{STATE}/{operator_id}/_metadata"
     newest = max(
         (int(name) for name in location.list(f"{directory}/v2") if name.isdecimal()), default=None
@@ -76,14 +76,14 @@ def files_below(storage: LocalStorage, directory: str) -> Iterator[str]:
 def copy_first_version(
     source: LocalStorage, target: LocalStorage, operator_ids: Mapping[int, int], version: int
 ) -> None:
-    """Copy state stores that only have their first version, as another version; durable.
+    """Copy state stores that have only their first version, as another version; durable.
 
     Parameters
     ----------
     source, target
-        The ``checkpointLocation`` that Spark wrote, and the one to fill.
+        The ``checkpointLocation`` that Spark wrote, and the location to fill.
     operator_ids
-        New ids of the operators by those in `source`.
+        New ids of the operators, by their ids in `source`.
     version
         The version of the stores in `target`.
 
@@ -125,12 +125,12 @@ def with_operator_id(metadata: bytes, location: LocalStorage, operator_id: int) 
 
 
 def _below_schemas(path: str) -> str:
-    """Return the part of a schema file's path that it keeps at another location."""
+    """Return the part of a schema file's path that is the same at every location."""
     name = str(path).rpartition("/_stateSchema/")[2]
     if _SCHEMA_NAME.fullmatch(name) is None:
         raise CorruptFileError(
-            f"Spark's metadata of an operator names the schema file {str(path)[:200]!r}, which "
-            "its state stores do not have; restore from another checkpoint or savepoint"
+            f"Spark's metadata of an operator names the schema file {str(path)[:200]!r}, and Spark "
+            "uses no such names: restore from another checkpoint or savepoint"
         )
     return name
 
@@ -148,8 +148,8 @@ def _as_version(path: str, version: int, source: LocalStorage) -> str:
     found, unique_id, kind, checksum = match.groups()
     if int(found) != FIRST_VERSION or kind not in _WHOLE:
         raise RestoreError(
-            f"{source.url}/.../{path} is not what Spark's state stores write for a first version: "
-            "restore with spark.sql.streaming.stateStore.providerClass as it is by default, or "
+            f"{source.url}/.../{path} is not a file that Spark's state stores write as a first "
+            "version: restore with the default spark.sql.streaming.stateStore.providerClass, or "
             "with RocksDBStateStoreProvider"
         )
     return f"{directory}/{version}{unique_id or ''}.{_WHOLE[kind]}{checksum or ''}"
@@ -171,9 +171,9 @@ def needed_files(
 ) -> list[str]:
     """Return the paths, below ``state/<operator id>/``, that a version of all partitions needs.
 
-    Of each store these are the newest file that holds a whole version up to this one, the files
-    that it names, and the changes after it. Spark keeps them for
-    ``spark.sql.streaming.minBatchesToRetain`` epochs.
+    For each store these are the newest file with a whole version up to this one, the files that it
+    names, and the changes after it. Spark keeps them for ``spark.sql.streaming.minBatchesToRetain``
+    epochs.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def needed_files(
 
 
 def _stores(location: LocalStorage, partition: str) -> list[str]:
-    """Return the directories of a partition that have, or should have, versions in them."""
+    """Return the directories of a partition's stores, also of stores whose files are missing."""
     names = [name for name in location.list(partition) if not name.startswith(".")]
     stores = [f"{partition}/{name}" for name in names if name not in _STORE_WIDE]
     if not stores or any(version_of(name) for name in names):
@@ -239,13 +239,13 @@ def _description_files(location: LocalStorage, root: str, version: int) -> Itera
         if not any(name in parts for name in _DESCRIPTIONS) or path.endswith(".crc"):
             continue
         if parts[:2] == ["_metadata", "v2"] and int(parts[2]) >= version:
-            continue  # of a later epoch
+            continue  # a later epoch's file
         yield path
 
 
 def _missing(location: LocalStorage, directory: str, version: int) -> CheckpointAbortedError:
     return CheckpointAbortedError(
         f"{location.url}/{directory} does not have version {version} of Spark's state: Spark has "
-        "cleaned it away, or its state store is none that can be checkpointed; the next checkpoint "
-        "of a newer epoch will find its own, or raise spark.sql.streaming.minBatchesToRetain"
+        "deleted it, or its state store is not supported. The next checkpoint is of a newer epoch; "
+        "if it fails too, raise spark.sql.streaming.minBatchesToRetain"
     )

@@ -1,12 +1,12 @@
 """What Spark's state store holds for an operator of this library: one handle per subtask.
 
-It is read with Spark's own data source for state. The driver reads a few partitions itself. A Spark
-job for them takes three times as long, most of it planning, and competes with the epoch that runs
-meanwhile (measured, design 29).
+It is read with Spark's own data source for state. If there are few partitions, the driver reads
+them itself. A Spark job would take three times as long, most of it planning, and would compete with
+the epoch that runs meanwhile (measured, design 29).
 
-Spark warns for each partition whose state is not in memory, which is normal when a checkpoint
-reads. Only the lines of such a read are dropped: a filter of Log4j looks for a mark that the
-reading thread, and the tasks of its jobs in this JVM, carry.
+Spark warns for each partition whose state is not in memory. That is normal when a checkpoint reads.
+Only the warnings of such a read are dropped: the reading thread, and the tasks of its jobs in this
+JVM, have a mark, and a Log4j filter drops lines with the mark.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 _STORES = "org.apache.spark.sql.execution.streaming.state"
-"""The parent of their loggers, whose own names differ from one version of Spark to another."""
+"""The parent of the stores' loggers; the loggers' names differ between versions of Spark."""
 
 _WARNING = ".*doesn't exist in loadedMaps.*"
 _LOG4J = "org.apache.logging.log4j"
 _MARK = "mdc.pyspark_ckpt"
-"""Spark hands local properties of this prefix on to the logging context of tasks."""
+"""Spark copies local properties with this prefix to the logging context of tasks."""
 
 _READING = "reading"
 
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def quiet_reading(spark: SparkSession) -> Iterator[None]:
-    """Drop that warning for what this thread reads; with a logger other than Log4j it stays."""
+    """Drop that warning for reads of this thread; loggers other than Log4j still show it."""
     context = spark.sparkContext
     try:
         _install_filter(spark)
         marks = _class(spark, f"{_LOG4J}.ThreadContext")
         marks.put(_MARK, _READING)
     except (Py4JError, TypeError) as exc:  # a package where there should be a class
-        logger.debug("Spark logs with something else: %s", exc)
+        logger.debug("Spark does not log with Log4j: %s", exc)
         yield
         return
     context.setLocalProperty(_MARK, _READING)
@@ -59,7 +59,7 @@ def _install_filter(spark: SparkSession) -> None:
     configuration = loggers.getConfiguration()
     found = configuration.getLoggerConfig(_STORES)
     if found.getName() != _STORES:
-        # Without a level of its own it has its parent's, also after `setLogLevel`.
+        # Without a level it has its parent's level, also after `setLogLevel`.
         found = _class(spark, f"{_LOG4J}.core.config.LoggerConfig")(_STORES, None, True)  # noqa: FBT003
         configuration.addLogger(_STORES, found)
     if found.hasFilter():
@@ -68,7 +68,7 @@ def _install_filter(spark: SparkSession) -> None:
     pair = _class(spark, f"{_LOG4J}.core.util.KeyValuePair")
     pairs = spark.sparkContext._gateway.new_array(pair, 1)  # type: ignore[union-attr]
     pairs[0] = pair(_MARK, _READING)
-    # The first one lets everything else pass.
+    # The first filter lets every other line pass.
     found.addFilter(
         _class(spark, f"{filters}.RegexFilter").createFilter(
             _WARNING,
@@ -91,14 +91,14 @@ def _class(spark: SparkSession, name: str) -> Any:
 
 
 FEW_PARTITIONS = 8
-"""The driver reads up to this many itself, one after the other."""
+"""The driver reads up to this many partitions itself, one after the other."""
 
 STORES_WITH_CHANGES = frozenset(
     {"org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 )
-"""Each epoch's changes are a file that its next run replaces.
+"""State stores that write each epoch's changes to a file, and replace it if the epoch runs again.
 
-RocksDB's changelog, if it is on, stays when an epoch runs again without it.
+RocksDB's changelog, if it is on, stays when an epoch runs again with the changelog off.
 """
 
 _REMOVED = b""
@@ -110,7 +110,8 @@ _STRING_BUILDER = "java.lang.StringBuilder"
 _CHARSETS = "java.nio.charset.StandardCharsets"
 
 _PIECE_BYTES = 4000
-"""Above 8 KB Py4J writes a second piece, which Linux delays by 40 ms (measured)."""
+"""Below 8 KB, because above it Py4J writes a second piece, which Linux delays by 40 ms (measured).
+"""
 
 
 def encoded_handles(
@@ -118,7 +119,7 @@ def encoded_handles(
 ) -> list[bytes]:
     """Return the handles of an operator at an epoch, in any order.
 
-    Called on the driver. With more than :data:`FEW_PARTITIONS` it runs a Spark job.
+    Call it on the driver. With more than :data:`FEW_PARTITIONS` it runs a Spark job.
 
     Raises
     ------
@@ -139,9 +140,9 @@ def encoded_handles(
 def written_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[bytes]:
-    """Return the handles that an epoch itself wrote; empty if Spark does not know them.
+    """Return the handles that an epoch wrote; empty if Spark does not know them.
 
-    As :func:`encoded_handles_written_in`.
+    See :func:`encoded_handles_written_in`.
     """
     epochs = range(epoch, epoch + 1)
     return encoded_handles_written_in(spark, checkpoint_location, epochs, operator_id) or []
@@ -150,13 +151,12 @@ def written_handles(
 def encoded_handles_written_in(
     spark: SparkSession, checkpoint_location: str, epochs: range, operator_id: int
 ) -> list[bytes] | None:
-    """Return the handles that some epochs themselves wrote, in any order.
+    """Return the handles that some epochs wrote, in any order; ``None`` if Spark lost them.
 
-    A subtask without rows in an epoch writes no handle. ``None`` if Spark does not know the
-    handles. Called on the driver, for epochs that ran with a state store of
-    :data:`STORES_WITH_CHANGES`; with more than :data:`FEW_PARTITIONS` it runs a Spark job. Spark
-    reads only the changes of those epochs. For :func:`encoded_handles` it reads the changes of
-    every epoch after its own last snapshot.
+    A subtask without rows in an epoch writes no handle. Call it on the driver, for epochs that ran
+    with a state store of :data:`STORES_WITH_CHANGES`. With more than :data:`FEW_PARTITIONS` it runs
+    a Spark job. Spark reads only the changes of those epochs. For :func:`encoded_handles` it reads
+    the changes of every epoch after its own last snapshot.
     """
     options = {
         "operatorId": str(operator_id),
@@ -173,7 +173,7 @@ def encoded_handles_written_in(
             found = rows.select("value.groupState.handle").collect()
             handles = [_REMOVED if row[0] is None else bytes(row[0]) for row in found]
     except (PySparkException, Py4JJavaError) as exc:  # reading the whole state shows what is wrong
-        logger.debug("%s, epochs %s: no changes: %s", checkpoint_location, epochs, exc)
+        logger.debug("%s, epochs %s: cannot read changes: %s", checkpoint_location, epochs, exc)
         return None
     return None if _REMOVED in handles else handles
 
@@ -220,7 +220,7 @@ def _read(spark: SparkSession, reader: Any, place: _Place) -> list[bytes]:
 
 
 def _bytes_of(spark: SparkSession, java_bytes: Any) -> bytes:
-    """Return bytes of Java, fetched piece by piece, each byte as the character of its number."""
+    """Return bytes of Java; they are fetched in pieces, as Latin-1 characters."""
     latin_1 = _java(spark, _CHARSETS).ISO_8859_1
     text = _java(spark, _STRING_BUILDER)(latin_1.decode(java_bytes.getByteBuffer()))
     length = text.length()
@@ -244,13 +244,13 @@ def _options(spark: SparkSession, options: dict[str, str]) -> Any:
 
 
 def _java(spark: SparkSession, name: str) -> Any:
-    """Return a class of Java by its full name at once: part by part it is a call per part."""
+    """Return a Java class by its full name, in one call; part by part takes a call per part."""
     return getattr(spark._jvm, name)
 
 
 @contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Let the source use this session instead of the thread's active one."""
+    """Let the source use this session instead of the thread's active session."""
     sessions = _java(spark, _SESSIONS)
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)

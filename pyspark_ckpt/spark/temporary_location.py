@@ -1,6 +1,6 @@
-"""A temporary location for a query without one, deleted when the query ends; as Spark's own.
+"""A temporary location for a query without a location, as Spark makes it; deleted at the end.
 
-Spark makes one for sinks that a query writes to once: memory, console, noop and functions.
+Spark makes it for sinks whose output no later query continues: memory, console, noop and functions.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def make_temporary(spark: SparkSession) -> LocalStorage:
     made = java.org.apache.spark.util.Utils.createTempDir(root, "temporary")
     storage = LocalStorage(Path(str(made.getCanonicalPath())))
     logger.warning(
-        "the query has no checkpointLocation, and gets %s, which is deleted when it ends without "
-        "an error (%s=true: with one too): its state does not outlive it, and in a cluster no "
-        "executor sees the directory; set .option('checkpointLocation', path) to keep the state",
+        "the query has no checkpointLocation and gets the temporary directory %s. It is deleted "
+        "when the query ends without an error (with %s=true also after an error), and executors on "
+        "other machines cannot read it: set .option('checkpointLocation', path) to keep the state",
         storage.root,
         FORCED,
     )
@@ -47,7 +47,7 @@ def make_temporary(spark: SparkSession) -> LocalStorage:
 def delete_when_ended(
     storage: LocalStorage, wait: Callable[[], None], has_failed: Callable[[], bool]
 ) -> None:
-    """Delete a location when the query has ended, in a thread of its own.
+    """Delete a location in a new thread when the query has ended.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def delete_when_ended(
     wait
         Returns when the query has ended, with its last checkpoint and savepoint.
     has_failed
-        Whether the location stays.
+        Returns whether the query has failed; then the location stays.
     """
 
     def delete() -> None:

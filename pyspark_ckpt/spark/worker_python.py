@@ -1,4 +1,4 @@
-"""Check before a query starts that Spark's Python workers find this library."""
+"""Check before a query starts that Spark's Python workers can import this library."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _IMPORT = "import pyspark_ckpt, msgspec, rocksdict, lmdb"
 def check_workers(spark: SparkSession) -> None:
     """Check that the Python workers of a local session can import the library.
 
-    It costs nothing if they run the driver's own Python. Executors on other machines report it
-    themselves.
+    It costs nothing if they run the driver's own Python. Executors on other machines are not
+    checked; their tasks raise the error.
 
     Raises
     ------
     ConfigurationError
-        If they cannot; says what to set.
+        If they cannot. The message says what to set.
     """
     context: Any = spark.sparkContext
     if not str(context.master).startswith("local") or context._python_includes:
-        return  # elsewhere, or with files that were added
+        return  # other machines, or Python files that the user added to the workers
     executable = shutil.which(context.pythonExec) or str(context.pythonExec)
     if Path(executable).absolute().parent == Path(sys.executable).absolute().parent:
         return  # python and python3 of one environment

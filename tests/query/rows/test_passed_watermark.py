@@ -172,5 +172,5 @@ def test_another_policy_of_watermarks_is_refused(spark: SparkSession, feed: Feed
     with session_conf(spark, {POLICY: "max"}):
         with pytest.raises(ckpt.PlanError, match=f"{POLICY}=min, the query would run with max"):
             start(built)
-        with pytest.raises(ckpt.NotBuiltYetError, match="not built yet in this order"):
+        with pytest.raises(ckpt.NotBuiltYetError, match="not supported yet in this order"):
             start(windows_after(rows, ours))
