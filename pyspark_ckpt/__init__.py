@@ -72,6 +72,7 @@ from pyspark_ckpt.errors import (
     UnknownEpochError,
     UnsafePathError,
 )
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.history.frames import history, subtask_history
@@ -98,6 +99,7 @@ __all__ = [
     "BatchProcessor",
     "CheckpointAbortedError",
     "CheckpointError",
+    "CheckpointKind",
     "CheckpointListener",
     "CheckpointNotFoundError",
     "CheckpointedQuery",
@@ -128,6 +130,7 @@ __all__ = [
     "Rollback",
     "RolledBack",
     "Savepoint",
+    "SavepointFormat",
     "StateError",
     "StateTtlConfig",
     "StateUseError",

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import OperatorMetadata, Origin
-from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint

@@ -15,12 +15,8 @@ from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Subtask
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.formats.metadata import (
-    CheckpointKind,
-    CheckpointMetadata,
-    EpochContents,
-    metadata_of,
-)
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents, metadata_of
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 

@@ -24,6 +24,7 @@ from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.listener import Listeners
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
@@ -302,7 +303,7 @@ class CheckpointRunner:
     def _aborted_as(self, attempt: Attempt, reason: AbortReason, message: str) -> AbortedCheckpoint:
         """Record an abort and return it."""
         aborted = AbortedCheckpoint(
-            kind="checkpoint",
+            kind=CheckpointKind.CHECKPOINT,
             checkpoint_id=attempt.checkpoint_id,
             epoch=attempt.epoch,
             triggered_at_ms=attempt.triggered_at_ms,

@@ -13,10 +13,11 @@ from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import EntryStatus
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.history.frames import as_frame, entries_of, history
 from pyspark_ckpt.history.lineage import ancestors_of, lineage
-from pyspark_ckpt.history.log import BEGUN, HistoryEntry
+from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
@@ -54,8 +55,9 @@ def list_checkpoints(arguments: Namespace) -> Result:
 def _listed(savepoints: list[HistoryEntry]) -> Result:
     frame = as_frame(savepoints, _OF_A_SAVEPOINT)
     text = table(frame, "")
-    if BEGUN in set(frame.status):
-        text += f"{BEGUN}: not complete; it is being taken, or the driver ended before its end\n"
+    begun = EntryStatus.BEGUN
+    if begun in set(frame.status):
+        text += f"{begun}: not complete; it is being taken, or the driver ended before its end\n"
     return Result({"savepoints": records(frame)}, text)
 
 
@@ -88,7 +90,7 @@ def show(arguments: Namespace) -> Result:
     fields = _described(metadata)
     if metadata.is_savepoint:  # a checkpoint has the size that `list` shows
         fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
-        fields["format"] = None if (found := format_of(metadata)) is None else found.value
+        fields["format"] = format_of(metadata)
     ancestors = lineage(arguments.path).iloc[1:]
     text = facts(_readable(fields))
     for operator in fields["operators"]:

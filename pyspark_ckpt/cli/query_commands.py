@@ -12,6 +12,7 @@ import msgspec
 from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import (
     Action,
     Answer,
@@ -43,7 +44,7 @@ def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
         expires_at_ms=now + int(arguments.timeout * 1000),
         requested_by=_requester(),
         directory=arguments.directory,
-        format=arguments.type.upper(),
+        format=SavepointFormat.of(arguments.type),
         drain=drain,
     )
     request_id = files.post(request)

@@ -5,26 +5,18 @@ Paths inside are relative to :attr:`CheckpointMetadata.root`.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import msgspec
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import operator_mark
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.file_reference import FileReference
 
-
-class CheckpointKind(Enum):
-    """Whether the query owns a stored epoch, or the user does."""
-
-    CHECKPOINT = "checkpoint"
-    SAVEPOINT = "savepoint"
-
-
-ROOTS = {CheckpointKind.CHECKPOINT.value: "..", CheckpointKind.SAVEPOINT.value: "."}
-"""The directory that paths start from, relative to that of ``_metadata``, by the stored kind."""
+ROOTS = {CheckpointKind.CHECKPOINT: "..", CheckpointKind.SAVEPOINT: "."}
+"""The directory that paths start from, relative to that of ``_metadata``."""
 
 
 class SourceLog(msgspec.Struct, frozen=True):
@@ -43,7 +35,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    kind: str
+    kind: CheckpointKind
     checkpoint_id: int | None
     query_id: str
     epoch: int
@@ -192,7 +184,7 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     """
 
     checkpoint_id: int | None
-    kind: str
+    kind: CheckpointKind
     root: str
     epoch: int
     query_id: str
@@ -217,7 +209,7 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_savepoint(self) -> bool:
         """Whether it is a savepoint, which the user owns, and no checkpoint of the query."""
-        return self.kind == CheckpointKind.SAVEPOINT.value
+        return self.kind is CheckpointKind.SAVEPOINT
 
     def contents(self) -> EpochContents:
         """Return the contents of the epoch, without id and times."""
@@ -247,8 +239,8 @@ def metadata_of(
     """
     return CheckpointMetadata(
         checkpoint_id=checkpoint_id,
-        kind=kind.value,
-        root=ROOTS[kind.value],
+        kind=kind,
+        root=ROOTS[kind],
         triggered_at_ms=triggered_at_ms,
         completed_at_ms=completed_at_ms,
         **_fields_of_contents(contents),

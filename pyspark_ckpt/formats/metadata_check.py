@@ -104,8 +104,6 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     CorruptFileError
         If any other value is impossible.
     """
-    if metadata.kind not in ROOTS:
-        raise corrupt_file(name, f"there is no kind {metadata.kind[:80]!r}")
     if metadata.root != ROOTS[metadata.kind]:
         raise UnsafePathError(
             f"{name}: the files of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, those of "

@@ -83,7 +83,7 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     try:
         metadata = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise corrupt_file(name, str(exc)) from exc
+        raise corrupt_file(name, str(exc)[:200]) from exc
     if _encoder.encode(metadata) != body:
         raise corrupt_file(name, "it has a field twice, or one that is not known")
     check_content(metadata, name)

@@ -23,6 +23,7 @@ import msgspec
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import REQUESTS
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.storage.open import Storage
 
 KEPT = 200
@@ -64,7 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expires_at_ms: int
     requested_by: str
     directory: str | None = None
-    format: str = "CANONICAL"
+    format: SavepointFormat = SavepointFormat.CANONICAL
     drain: bool = False
 
 

@@ -68,7 +68,7 @@ def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
 
 def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUMNS) -> pd.DataFrame:
     """Return entries as a DataFrame of some columns."""
-    rows = [msgspec.structs.asdict(entry) for entry in entries]
+    rows = [msgspec.to_builtins(entry) for entry in entries]
     fields = [field.name for field in msgspec.structs.fields(HistoryEntry)]
     frame = pd.DataFrame(rows, columns=fields)
     frame["triggered_at"] = pd.to_datetime(frame["triggered_at_ms"], unit="ms", utc=True)

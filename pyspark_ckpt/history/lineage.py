@@ -16,6 +16,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 COLUMNS = (
@@ -34,7 +35,7 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
     """Return the row of a checkpoint or savepoint that exists."""
     restored = () if metadata.parent is None else metadata.parent.operators
     return {
-        "kind": metadata.kind,
+        "kind": metadata.kind.value,
         "path": path,
         "checkpoint_id": metadata.checkpoint_id,
         "query_id": metadata.query_id,
@@ -62,7 +63,7 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
 def unfound_row(origin: Origin) -> dict[str, Any]:
     """Return the row of a missing checkpoint or savepoint, from what its child knows."""
     return {
-        "kind": origin.kind,
+        "kind": origin.kind.value,
         "path": origin.path,
         "checkpoint_id": origin.checkpoint_id,
         "query_id": origin.query_id,
@@ -83,7 +84,7 @@ _WITHOUT_EPOCHS = frozenset(
     {SHARED, TASK_OWNED, HISTORY, REQUESTS, "state", "offsets", "commits", "sources"}
 )
 
-_Identity = tuple[str, str, int, int | None]
+_Identity = tuple[str, CheckpointKind, int, int | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import CheckpointKind, EntryStatus, SavepointFormat
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -63,9 +64,6 @@ def _sizes(parts: Mapping[str, int], before: Mapping[str, int]) -> StateSizes:
     )
 
 
-BEGUN = "begun"
-"""Status of a savepoint that is being taken, or whose driver ended before it was complete."""
-
 _MAX_REASON = 8 << 10
 
 
@@ -76,8 +74,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     is the format of a savepoint.
     """
 
-    kind: str
-    status: str
+    kind: CheckpointKind
+    status: EntryStatus
     triggered_at_ms: int | None = None
     duration_ms: int | None = None
     checkpoint_id: int | None = None
@@ -89,7 +87,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     new_bytes: int | None = None
     phases_ms: dict[str, int] | None = None
     run: str | None = None
-    format: str | None = None
+    format: SavepointFormat | None = None
     last_id: int = 0
     """The highest id of a checkpoint when it was noted."""
 
@@ -115,8 +113,8 @@ def checkpoint_entries(
     for number, path, metadata in checkpoints:
         if isinstance(metadata, CkptError):
             yield HistoryEntry(
-                kind="checkpoint",
-                status="corrupt",
+                kind=CheckpointKind.CHECKPOINT,
+                status=EntryStatus.CORRUPT,
                 checkpoint_id=number,
                 path=path,
                 reason=str(metadata),
@@ -129,8 +127,8 @@ def checkpoint_entries(
 def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
     """Describe a savepoint that was completed."""
     return HistoryEntry(
-        kind="savepoint",
-        status="completed",
+        kind=CheckpointKind.SAVEPOINT,
+        status=EntryStatus.COMPLETED,
         epoch=savepoint.epoch,
         triggered_at_ms=savepoint.triggered_at_ms,
         duration_ms=savepoint.completed_at_ms - savepoint.triggered_at_ms,
@@ -146,7 +144,7 @@ def aborted_entry(aborted: AbortedCheckpoint, last_id: int = 0) -> HistoryEntry:
     """Describe a checkpoint or savepoint that was given up."""
     return HistoryEntry(
         kind=aborted.kind,
-        status="aborted",
+        status=EntryStatus.ABORTED,
         checkpoint_id=aborted.checkpoint_id,
         epoch=aborted.epoch,
         triggered_at_ms=aborted.triggered_at_ms,
@@ -161,8 +159,8 @@ def _completed(
 ) -> HistoryEntry:
     sizes = sizes_of(metadata, before)
     return HistoryEntry(
-        kind="checkpoint",
-        status="completed",
+        kind=CheckpointKind.CHECKPOINT,
+        status=EntryStatus.COMPLETED,
         checkpoint_id=checkpoint_id,
         epoch=metadata.epoch,
         triggered_at_ms=metadata.triggered_at_ms,
@@ -212,8 +210,8 @@ class HistoryLog(CheckpointListener):
         """Write an entry for a savepoint that is being taken; return the entry's name."""
         return self._note(
             HistoryEntry(
-                kind="savepoint",
-                status=BEGUN,
+                kind=CheckpointKind.SAVEPOINT,
+                status=EntryStatus.BEGUN,
                 triggered_at_ms=triggered_at_ms,
                 duration_ms=0,
                 path=path,
@@ -232,7 +230,7 @@ class HistoryLog(CheckpointListener):
 
     def begun(self) -> dict[str, HistoryEntry]:
         """Return the savepoints that are being taken, or were when a driver ended, by names."""
-        return {name: entry for name, entry in self._named() if entry.status == BEGUN}
+        return {name: entry for name, entry in self._named() if entry.status is EntryStatus.BEGUN}
 
     def note_savepoint(self, savepoint: Savepoint) -> None:
         """Write an entry for a completed savepoint."""

@@ -13,7 +13,8 @@ from pyspark_ckpt.formats.layout import (
     is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.history.log import BEGUN, HistoryEntry
+from pyspark_ckpt.formats.modes import CheckpointKind, EntryStatus
+from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -96,19 +97,19 @@ def _entry(place: Storage) -> HistoryEntry:
     except CkptError as exc:
         is_begun = isinstance(exc, CheckpointNotFoundError)
         return HistoryEntry(
-            kind="savepoint",
-            status=BEGUN if is_begun else "corrupt",
+            kind=CheckpointKind.SAVEPOINT,
+            status=EntryStatus.BEGUN if is_begun else EntryStatus.CORRUPT,
             path=place.url,
             reason=str(exc),
         )
     return HistoryEntry(
         kind=metadata.kind,
-        status="completed",
+        status=EntryStatus.COMPLETED,
         epoch=metadata.epoch,
         triggered_at_ms=metadata.triggered_at_ms,
         duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
         size_bytes=size_on_disk_bytes(place, metadata),
         files=len({reference.path for reference in metadata.files()}) + 1,
         path=place.url,
-        format=None if (found := format_of(metadata)) is None else found.value,
+        format=format_of(metadata),
     )

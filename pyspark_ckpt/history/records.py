@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.formats.handle import CANONICAL_FORMAT
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class AbortedCheckpoint:
 
     Parameters
     ----------
-    kind : str
+    kind : CheckpointKind
         ``checkpoint`` or ``savepoint``.
     checkpoint_id : int or None
         Its number in the query; ``None`` for a savepoint.
@@ -81,42 +80,25 @@ class AbortedCheckpoint:
     Examples
     --------
     >>> aborted = ckpt.AbortedCheckpoint(
-    ...     "checkpoint", 3, 7, 0, 600_000, ckpt.AbortReason.EXPIRED, "the jobs took too long"
+    ...     ckpt.CheckpointKind.CHECKPOINT,
+    ...     checkpoint_id=3,
+    ...     epoch=7,
+    ...     triggered_at_ms=0,
+    ...     duration_ms=600_000,
+    ...     reason=ckpt.AbortReason.EXPIRED,
+    ...     message="the jobs took too long",
     ... )
     >>> aborted.reason.counts
     True
     """
 
-    kind: str
+    kind: CheckpointKind
     checkpoint_id: int | None
     epoch: int | None
     triggered_at_ms: int
     duration_ms: int
     reason: AbortReason
     message: str
-
-
-class SavepointFormat(str, Enum):
-    """Flink's two formats of a savepoint."""
-
-    CANONICAL = "CANONICAL"
-    NATIVE = "NATIVE"
-
-    @classmethod
-    def of(cls, name: str) -> SavepointFormat:
-        """Return a format by its name.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no format of that name.
-        """
-        try:
-            return cls(str(name).upper())
-        except ValueError:
-            raise ConfigurationError(
-                f"format {name!r} of a savepoint: allowed are CANONICAL and NATIVE"
-            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +121,13 @@ class Savepoint:
         Bytes of all files.
     files : int
         Number of files.
-    format : str
+    format : SavepointFormat
         ``CANONICAL`` or ``NATIVE``.
 
     Examples
     --------
-    >>> savepoint.epoch, savepoint.format
-    (0, 'CANONICAL')
+    >>> savepoint.epoch, savepoint.format == "CANONICAL"
+    (0, True)
     """
 
     path: str
@@ -155,7 +137,24 @@ class Savepoint:
     completed_at_ms: int
     size_bytes: int
     files: int
-    format: str = SavepointFormat.CANONICAL.value
+    format: SavepointFormat = SavepointFormat.CANONICAL
+
+    @classmethod
+    def of(cls, path: str, metadata: CheckpointMetadata, metadata_bytes: int) -> Savepoint:
+        """Describe a savepoint by its metadata, whose file has `metadata_bytes`."""
+        files = {reference.path: reference.size_bytes for reference in metadata.files()}
+        savepoint_format = format_of(metadata)
+        assert savepoint_format is not None  # it is no checkpoint
+        return cls(
+            path=path,
+            epoch=metadata.epoch,
+            query_id=metadata.query_id,
+            triggered_at_ms=metadata.triggered_at_ms,
+            completed_at_ms=metadata.completed_at_ms,
+            size_bytes=sum(files.values()) + metadata_bytes,
+            files=len(files) + 1,
+            format=savepoint_format,
+        )
 
 
 def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:

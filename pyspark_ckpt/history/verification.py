@@ -9,6 +9,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.subsumed import name_subsumed
@@ -27,7 +28,7 @@ class Verification:
     ----------
     path : str
         Its directory.
-    kind : str
+    kind : CheckpointKind
         ``checkpoint`` or ``savepoint``.
     epoch : int
         The epoch whose end it holds.
@@ -43,7 +44,7 @@ class Verification:
     """
 
     path: str
-    kind: str
+    kind: CheckpointKind
     epoch: int
     files: int
     size_bytes: int
@@ -73,8 +74,8 @@ def verify(path: str) -> Verification:
 
     Examples
     --------
-    >>> ckpt.verify(savepoint.path).kind
-    'savepoint'
+    >>> ckpt.verify(savepoint.path).kind == "savepoint"
+    True
     """
     directory = open_storage(path)
     metadata = read_metadata(directory)

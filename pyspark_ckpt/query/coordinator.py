@@ -33,6 +33,7 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
 )
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.log import (
     HistoryEntry,
     HistoryLog,
@@ -40,7 +41,7 @@ from pyspark_ckpt.history.log import (
     checkpoint_entries,
     savepoint_entry,
 )
-from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.housekeeping import Housekeeping

@@ -43,7 +43,7 @@ def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> Data
 
 
 def _row(entry: HistoryEntry) -> dict[str, Any]:
-    row = msgspec.structs.asdict(entry)
+    row = msgspec.to_builtins(entry)
     triggered_at_us = None if entry.triggered_at_ms is None else 1000 * entry.triggered_at_ms
     phases_ms = None if entry.phases_ms is None else list(entry.phases_ms.items())
     return {**row, "triggered_at": triggered_at_us, "phases_ms": phases_ms}

@@ -8,9 +8,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
-from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint, SavepointFormat
+from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
 from pyspark_ckpt.query.failure import library_error, library_errors
@@ -200,8 +201,8 @@ class CheckpointedQuery(StreamingQuery):
         Examples
         --------
         >>> native = query.triggerSavepoint(f"{directory}/savepoints", format="NATIVE")
-        >>> native.format
-        'NATIVE'
+        >>> native.format == "NATIVE"
+        True
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
         return self._coordinator.trigger_savepoint(target, SavepointFormat.of(format))

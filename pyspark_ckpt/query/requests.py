@@ -16,8 +16,9 @@ from pyspark_ckpt.errors import (
     ConfigurationError,
     UnsafePathError,
 )
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
-from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -201,7 +202,6 @@ class RequestHandler:
                     "timeout"
                 )
             target = savepoint_target(request.directory, self._savepoints_directory)
-            savepoint_format = SavepointFormat.of(request.format)
         except (OSError, CkptError) as exc:
             self._refuse(request_id, f"{type(exc).__name__}: {exc}")
             return False
@@ -214,29 +214,27 @@ class RequestHandler:
         )
         threading.Thread(
             target=self._do,
-            args=(request_id, request, target, savepoint_format),
+            args=(request_id, request, target),
             name=f"pyspark_ckpt request {request_id}",
             daemon=True,
         ).start()
         return True
 
-    def _do(
-        self, request_id: str, request: Request, target: str, savepoint_format: SavepointFormat
-    ) -> None:
+    def _do(self, request_id: str, request: Request, target: str) -> None:
         try:
             with self._under_way.under_way(), _logged(self._where):
-                answer = self._answer(request, target, savepoint_format)
+                answer = self._answer(request, target)
                 self._files.answer(request_id, answer)
                 self._files.trim()
         finally:
             self._free.release()
 
-    def _answer(self, request: Request, target: str, savepoint_format: SavepointFormat) -> Answer:
+    def _answer(self, request: Request, target: str) -> Answer:
         try:
             if request.action is Action.STOP:
-                made = self._actions.stop(target, savepoint_format, drain=request.drain)
+                made = self._actions.stop(target, request.format, drain=request.drain)
             else:
-                made = self._actions.savepoint(target, savepoint_format)
+                made = self._actions.savepoint(target, request.format)
         except Exception as exc:
             logger.warning("%s: a requested %s failed", self._where, request.action, exc_info=True)
             return Answer(at_ms=now_ms(), error=error_text(exc)[:_MAX_ERROR])

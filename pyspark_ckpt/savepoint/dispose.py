@@ -18,11 +18,11 @@ from pyspark_ckpt.formats.in_progress import (
     read_in_progress,
 )
 from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
-from pyspark_ckpt.formats.metadata import CheckpointKind, CheckpointMetadata
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
-from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
@@ -250,20 +250,12 @@ def _completed(place: Storage) -> Savepoint | None:
     except CheckpointNotFoundError:
         return None
     place.delete([IN_PROGRESS_NAME])  # the driver may have ended before deleting it
-    return Savepoint(
-        path=place.url,
-        epoch=metadata.epoch,
-        query_id=metadata.query_id,
-        triggered_at_ms=metadata.triggered_at_ms,
-        completed_at_ms=metadata.completed_at_ms,
-        size_bytes=size_on_disk_bytes(place, metadata),
-        files=len({reference.path for reference in metadata.files()}) + 1,
-    )
+    return Savepoint.of(place.url, metadata, place.size_bytes(METADATA_NAME) or 0)
 
 
 def _aborted(entry: HistoryEntry) -> AbortedCheckpoint:
     return AbortedCheckpoint(
-        kind=CheckpointKind.SAVEPOINT.value,
+        kind=CheckpointKind.SAVEPOINT,
         checkpoint_id=None,
         epoch=entry.epoch,
         triggered_at_ms=entry.triggered_at_ms or 0,

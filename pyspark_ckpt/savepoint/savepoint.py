@@ -17,18 +17,13 @@ from pyspark_ckpt.formats.layout import (
     savepoint_name,
 )
 from pyspark_ckpt.formats.metadata import (
-    CheckpointKind,
-    CheckpointMetadata,
     EpochContents,
     OperatorMetadata,
     metadata_of,
 )
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.history.records import (
-    Savepoint,
-    SavepointFormat,
-    format_of,
-)
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -126,25 +121,7 @@ class NewSavepoint:
         self._sweep({reference.path for reference in completed.files()})
         check()
         published = self._publish(encode_metadata(completed))
-        return self._described(completed, published, savepoint_format)
-
-    def _described(
-        self,
-        completed: CheckpointMetadata,
-        published: FileReference,
-        savepoint_format: SavepointFormat,
-    ) -> Savepoint:
-        files = {reference.path: reference for reference in completed.files()}
-        return Savepoint(
-            path=self._target.url,
-            epoch=completed.epoch,
-            query_id=completed.query_id,
-            triggered_at_ms=completed.triggered_at_ms,
-            completed_at_ms=completed.completed_at_ms,
-            size_bytes=sum(file.size_bytes for file in files.values()) + published.size_bytes,
-            files=len(files) + 1,
-            format=(format_of(completed) or savepoint_format).value,
-        )
+        return Savepoint.of(self.path, completed, published.size_bytes)
 
     def _copies(
         self, contents: EpochContents, source: Storage, savepoint_format: SavepointFormat

@@ -15,13 +15,9 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
-from pyspark_ckpt.formats.metadata import CheckpointKind
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.log import HistoryLog
-from pyspark_ckpt.history.records import (
-    AbortedCheckpoint,
-    Savepoint,
-    SavepointFormat,
-)
+from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
 from pyspark_ckpt.savepoint.attempt import SavepointAttempt
 from pyspark_ckpt.savepoint.dispose import remove_interrupted
 from pyspark_ckpt.savepoint.job import SavepointJob
@@ -238,7 +234,7 @@ class SavepointTaker:
         if not attempt.is_first_record():
             return
         aborted = AbortedCheckpoint(
-            kind=CheckpointKind.SAVEPOINT.value,
+            kind=CheckpointKind.SAVEPOINT,
             checkpoint_id=None,
             epoch=epoch,
             triggered_at_ms=attempt.triggered_at_ms,

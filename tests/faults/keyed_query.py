@@ -29,7 +29,8 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import EpochContents
-from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.tasks import (
     Movement,

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import StateBackend, open_backend
@@ -91,7 +92,8 @@ def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
     )  # fmt: skip
     log = SourceLog(0, "0", storage.write("shared/log", [b"log"]))
     return CheckpointMetadata(
-        checkpoint_id=None, kind="checkpoint", root="..", epoch=6, query_id="0123456789",
+        checkpoint_id=None, kind=CheckpointKind.CHECKPOINT,
+        root="..", epoch=6, query_id="0123456789",
         query_name="q", parent=None, spark_version="4.3.0", library_version="0.1.0",
         triggered_at_ms=1, completed_at_ms=2, watermark_ms=3,
         offsets_entry='v1\n{"batchWatermarkMs":3,"batchTimestampMs":2}\n-',

@@ -11,7 +11,7 @@ from pyspark_ckpt import rename_uid
 from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
@@ -29,7 +29,8 @@ def savepoint(handle: Handle, tmp_path: Path) -> Path:
         for number, uid in enumerate("ab")
     )  # fmt: skip
     snapshot = CheckpointMetadata(
-        checkpoint_id=None, kind="checkpoint", root="..", epoch=6, query_id="0123456789",
+        checkpoint_id=None, kind=CheckpointKind.CHECKPOINT,
+        root="..", epoch=6, query_id="0123456789",
         query_name="q", parent=None, spark_version="4.3.0", library_version="0.1.0",
         triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="v1\n{}\n-",
         commits_entry="v1\n{}", source_logs=(), operators=operators,

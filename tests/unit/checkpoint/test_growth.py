@@ -21,6 +21,7 @@ import pytest
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.operator.durable import base_snapshot
 from pyspark_ckpt.operator.durable import upload as snapshot_upload
 from pyspark_ckpt.operator.run import barrier
@@ -123,7 +124,7 @@ def metadata(number: int, epoch: int, watched: list[Watched]) -> CheckpointMetad
         for place, (uid, those) in enumerate(handles.items())
     )  # fmt: skip
     return CheckpointMetadata(
-        checkpoint_id=number, kind="checkpoint", root="..", epoch=epoch, query_id="q",
+        checkpoint_id=number, kind=CheckpointKind.CHECKPOINT, root="..", epoch=epoch, query_id="q",
         query_name=None, parent=None, spark_version="", library_version="", triggered_at_ms=1,
         completed_at_ms=2, watermark_ms=3, offsets_entry="", commits_entry="", source_logs=(),
         operators=operators,

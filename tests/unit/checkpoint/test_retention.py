@@ -16,7 +16,7 @@ import pytest
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, garbage_of
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.keyed_query import KEYS, KeyedQuery, by_subtask

@@ -23,6 +23,7 @@ from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS, Handle
 from pyspark_ckpt.formats.layout import snapshot_path, state_file
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -283,7 +284,8 @@ class SharedFilesMachine(RuleBasedStateMachine):
             backend="rocksdb", handles=(handle,),
         )  # fmt: skip
         return CheckpointMetadata(
-            checkpoint_id=number, kind="checkpoint", root="..", epoch=self.subtask.number,
+            checkpoint_id=number, kind=CheckpointKind.CHECKPOINT,
+            root="..", epoch=self.subtask.number,
             query_id="q", query_name=None, parent=None, spark_version="", library_version="",
             triggered_at_ms=1, completed_at_ms=2, watermark_ms=3, offsets_entry="",
             commits_entry="", source_logs=(), operators=(operator,),

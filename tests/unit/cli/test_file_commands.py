@@ -21,8 +21,8 @@ from pyspark_ckpt.formats.metadata import (
     SparkOperatorFile,
     SparkOperatorMetadata,
 )
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.formats.origin import write_origin
-from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -137,7 +137,8 @@ def test_history_shows_what_the_query_was_restored_from(
     savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     origin = Origin(
-        path=str(savepoint), kind="savepoint", checkpoint_id=None, query_id="0123456789", epoch=6,
+        path=str(savepoint), kind=CheckpointKind.SAVEPOINT,
+        checkpoint_id=None, query_id="0123456789", epoch=6,
         operators=("count",),
     )  # fmt: skip
     write_origin(storage, origin)

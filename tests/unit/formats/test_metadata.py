@@ -5,13 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.formats.metadata import (
-    CheckpointKind,
-    CheckpointMetadata,
-    EpochContents,
-    metadata_of,
-)
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents, metadata_of
 from pyspark_ckpt.formats.metadata_file import decode_metadata, encode_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
 
 ADDED = {"checkpoint_id", "kind", "root", "triggered_at_ms", "completed_at_ms"}
 

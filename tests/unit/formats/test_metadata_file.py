@@ -42,6 +42,7 @@ from pyspark_ckpt.formats.metadata_file import (
     encode_metadata,
     read_metadata,
 )
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.golden.earlier_version import run_earlier
@@ -69,7 +70,8 @@ def metadata(handle: Handle) -> CheckpointMetadata:
         backend="heap", handles=handles,
     )  # fmt: skip
     return CheckpointMetadata(
-        checkpoint_id=7, kind="checkpoint", root="..", epoch=6, query_id="q", query_name=None,
+        checkpoint_id=7, kind=CheckpointKind.CHECKPOINT,
+        root="..", epoch=6, query_id="q", query_name=None,
         parent=None, spark_version="4.3.0", library_version="0.1.0", triggered_at_ms=1,
         completed_at_ms=2, watermark_ms=0, offsets_entry="v1\n{}\n-", commits_entry="v1\n{}",
         source_logs=(SourceLog(0, "0", LOG),), operators=(operator,),

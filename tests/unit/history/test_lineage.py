@@ -11,10 +11,11 @@ import pytest
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.frames import history
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.log import KEPT, HistoryLog
-from pyspark_ckpt.history.records import AbortedCheckpoint, SavepointFormat
+from pyspark_ckpt.history.records import AbortedCheckpoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -27,7 +28,8 @@ def generations(storage: Storage, snapshot: CheckpointMetadata, count: int) -> l
         parent = None
         if paths:
             parent = Origin(
-                path=paths[-1], kind="savepoint", checkpoint_id=None, query_id=f"query{number - 1}",
+                path=paths[-1], kind=CheckpointKind.SAVEPOINT,
+                checkpoint_id=None, query_id=f"query{number - 1}",
                 epoch=number - 1, operators=("count",),
             )  # fmt: skip
         own = msgspec.structs.replace(
@@ -67,8 +69,8 @@ def test_a_deleted_ancestor_is_known_from_its_child(
 def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
     place = storage.root.parent / "sp" / "circle"
     origin = Origin(
-        path=str(place), kind="savepoint", checkpoint_id=None, query_id=snapshot.query_id,
-        epoch=snapshot.epoch, operators=(),
+        path=str(place), kind=CheckpointKind.SAVEPOINT, checkpoint_id=None,
+        query_id=snapshot.query_id, epoch=snapshot.epoch, operators=(),
     )  # fmt: skip
     own = msgspec.structs.replace(snapshot, parent=origin)
     made = write_savepoint(own, storage, str(place.parent), SavepointFormat.NATIVE)
@@ -79,8 +81,8 @@ def test_a_circle_ends(storage: Storage, snapshot: CheckpointMetadata) -> None:
 def test_a_directory_is_shown_as_a_tree(storage: Storage, snapshot: CheckpointMetadata) -> None:
     paths = generations(storage, snapshot, 3)
     fork = Origin(
-        path="/moved/since", kind="savepoint", checkpoint_id=None, query_id="query0", epoch=0,
-        operators=("count",),
+        path="/moved/since", kind=CheckpointKind.SAVEPOINT, checkpoint_id=None, query_id="query0",
+        epoch=0, operators=("count",),
     )  # fmt: skip
     fork_location = storage.root.parent / "forks" / "one" / "location"
     checkpoints = CompletedCheckpoints(LocalStorage(fork_location / "pyspark_ckpt"))

@@ -30,7 +30,7 @@ from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, garbage_of
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

@@ -18,12 +18,13 @@ from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats import requests as request_files
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import (
     Claimant,
     Request,
     RequestFiles,
 )
-from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay, savepoint_target
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -145,7 +146,8 @@ def test_a_failure_is_answered(query: Query, files: RequestFiles) -> None:
     ("changes", "why"),
     [
         ({"requested_at_ms": 1, "expires_at_ms": 2}, "expired"),
-        ({"format": "ZIP"}, "CANONICAL and NATIVE"),
+        ({"format": "ZIP"}, "Invalid enum value 'ZIP' - at `$.format`"),
+        ({"format": "native"}, "Invalid enum value 'native' - at `$.format`"),
         ({"directory": "../elsewhere"}, "give a directory below it"),
         ({"directory": "/etc"}, "not inside"),
         ({"directory": "x/../../y"}, "give a directory below it"),

@@ -9,8 +9,9 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import Restore, read_origin, write_origin
-from pyspark_ckpt.history.records import CompletedCheckpoint, SavepointFormat
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import ClaimedSource, discard
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint

@@ -28,8 +28,8 @@ from pyspark_ckpt.formats.metadata import (
 )
 from pyspark_ckpt.formats.metadata_check import MAX_FILES
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.lineage import lineage
-from pyspark_ckpt.history.records import SavepointFormat
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base

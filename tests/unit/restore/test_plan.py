@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata import (
     SparkOperatorFile,
     SparkOperatorMetadata,
 )
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator

@@ -13,7 +13,7 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_files import place_source_logs

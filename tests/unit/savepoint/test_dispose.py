@@ -13,7 +13,8 @@ import pytest
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint

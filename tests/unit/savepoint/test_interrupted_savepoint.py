@@ -21,9 +21,9 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.in_progress import DISPOSED
 from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import EntryStatus, SavepointFormat
 from pyspark_ckpt.history.frames import history
-from pyspark_ckpt.history.log import BEGUN, HistoryLog
-from pyspark_ckpt.history.records import SavepointFormat
+from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint, remove_interrupted
@@ -132,7 +132,7 @@ def test_every_command_says_that_it_is_not_complete(
     assert "not complete" in capsys.readouterr().out
     assert main(["list", place, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["savepoints"]
-    assert (row["status"], row["path"]) == (BEGUN, directory.url)
+    assert (row["status"], row["path"]) == ("begun", directory.url)
     assert main(["dispose", directory.url]) == 0
     assert "an incomplete savepoint" in capsys.readouterr().out
 
@@ -214,13 +214,16 @@ def test_the_next_start_removes_what_the_run_before_left(
     for number, path in enumerate((left.url, of_another.path, done.path, gone)):
         log.note_begun(path, number, RUN)
     log.note_begun(own.path, 9, "this run")
-    assert set(history(str(storage.root)).status) == {BEGUN}
+    assert set(history(str(storage.root)).status) == {"begun"}
     remove_interrupted(log, QUERY, "this run")
     shown = history(str(storage.root))
     assert sorted(zip(shown.status, shown.path.fillna(""), strict=True)) == [
-        ("aborted", ""), ("aborted", ""), (BEGUN, own.path), ("completed", completed.path),
+        ("aborted", ""), ("aborted", ""), ("begun", own.path), ("completed", completed.path),
     ]  # fmt: skip
     assert all("interrupted" in why for why in shown[shown.status == "aborted"].reason)
+    (noted,) = (each for each in log.entries() if each.status is EntryStatus.COMPLETED)
+    assert noted.format is completed.format is SavepointFormat.NATIVE
+    assert (noted.size_bytes, noted.files) == (completed.size_bytes, completed.files)
     there = {open_storage(path).name for path in (of_another.path, own.path, done.path)}
     assert set(open_storage(place).list()) == there
     assert verify(done.path).files == completed.files

@@ -11,7 +11,8 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.history.records import Savepoint, SavepointFormat
+from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -54,7 +55,7 @@ def test_a_savepoint_describes_itself(
     stored = read_metadata(LocalStorage(Path(made.path)))
     assert stored == msgspec.structs.replace(
         snapshot,
-        kind="savepoint",
+        kind=CheckpointKind.SAVEPOINT,
         root=".",
         checkpoint_id=None,
         completed_at_ms=made.completed_at_ms,

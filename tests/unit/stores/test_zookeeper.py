@@ -13,6 +13,7 @@ import pytest
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import discard
 from pyspark_ckpt.restore.source import RestoreSource, open_source
@@ -163,8 +164,8 @@ def test_a_claimed_checkpoint_goes_with_its_pointer(
     first, _ = taken(epochs, 2, **settings)
     source = RestoreSource(first)
     origin = Origin(
-        path=source.path, kind="checkpoint", checkpoint_id=1, query_id=QUERY_ID, epoch=0,
-        operators=("count",), sha256=source.sha256, claim_mode=ClaimMode.CLAIM,
+        path=source.path, kind=CheckpointKind.CHECKPOINT, checkpoint_id=1, query_id=QUERY_ID,
+        epoch=0, operators=("count",), sha256=source.sha256, claim_mode=ClaimMode.CLAIM,
     )  # fmt: skip
     assert discard(origin)
     assert looking().ids() == [2]

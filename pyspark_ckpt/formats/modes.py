@@ -1,0 +1,57 @@
+"""The modes and kinds that files store as words; the values of the enums are the stored words.
+
+A reader refuses a word that it does not know, because the enum has no such value.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pyspark_ckpt.errors import ConfigurationError
+
+
+class CheckpointKind(str, Enum):
+    """Whether the query owns a stored epoch, or the user does."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+
+    __str__ = str.__str__
+
+
+class SavepointFormat(str, Enum):
+    """Flink's two formats of a savepoint."""
+
+    CANONICAL = "CANONICAL"
+    NATIVE = "NATIVE"
+
+    __str__ = str.__str__
+
+    @classmethod
+    def of(cls, name: str) -> SavepointFormat:
+        """Return a format by its name.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no format of that name.
+        """
+        try:
+            return cls(str(name).upper())
+        except ValueError:
+            raise ConfigurationError(
+                f"format {name!r} of a savepoint: allowed are CANONICAL and NATIVE"
+            ) from None
+
+
+class EntryStatus(str, Enum):
+    """What became of a checkpoint or savepoint, as the history shows it."""
+
+    BEGUN = "begun"
+    """A savepoint is being taken, or its driver ended before it was complete."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    CORRUPT = "corrupt"
+
+    __str__ = str.__str__
