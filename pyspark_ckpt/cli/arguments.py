@@ -67,7 +67,7 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             type=_seconds,
             default=DEFAULT_TIMEOUT_S,
             metavar="SECONDS",
-            help=f"how long to wait for the answer (default {DEFAULT_TIMEOUT_S:.0f})",
+            help=f"how long to wait for the result (default {DEFAULT_TIMEOUT_S:.0f})",
         )
         command.add_argument(
             "--pick-up-timeout",
@@ -75,7 +75,7 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             default=DEFAULT_PICK_UP_S,
             metavar="SECONDS",
             help="how long to wait until the query takes the request; a query looks for requests "
-            f"every second unless it takes a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
+            f"every second, but not during a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
         )
 
 
@@ -109,9 +109,11 @@ def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "    --directory /data/savepoints",
     )
     command.add_argument("path", metavar="PATH", help=SNAPSHOT)
-    command.add_argument("uids", metavar="OLD=NEW", nargs="+", type=_renaming, help="a uid")
     command.add_argument(
-        "--directory", required=True, help="where the new savepoint-... directory is made"
+        "uids", metavar="OLD=NEW", nargs="+", type=_renaming, help="a new uid for an old one"
+    )
+    command.add_argument(
+        "--directory", required=True, help="the parent of the new savepoint-... directory"
     )
     command.set_defaults(run=file_commands.rename_uids)
 
@@ -146,7 +148,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     rollback.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")
     rollback.add_argument(
-        "to", metavar="CHECKPOINT", help="chk-N, or a _before_rollback-... directory in there"
+        "to", metavar="CHECKPOINT", help="chk-N, or a _before_rollback-... directory of LOCATION"
     )
     rollback.add_argument(
         "--checkpoints-directory",
@@ -160,7 +162,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             metavar="KEY=VALUE",
             action="append",
             default=[],
-            help="of the Spark session, as for spark-submit; may be repeated",
+            help="a setting of the Spark session, as for spark-submit; may be repeated",
         )
 
 

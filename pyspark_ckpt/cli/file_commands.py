@@ -57,7 +57,7 @@ def _listed(savepoints: list[HistoryEntry]) -> Result:
     text = table(frame, "")
     begun = EntryStatus.BEGUN
     if begun in set(frame.status):
-        text += f"{begun}: not complete; it is being taken, or the driver ended before its end\n"
+        text += f"{begun}: not complete; it is being taken, or the driver ended first\n"
     return Result({"savepoints": records(frame)}, text)
 
 
@@ -139,7 +139,7 @@ def rename_uids(arguments: Namespace) -> Result:
     old = [before for before, _ in arguments.uids]
     twice = sorted({uid for uid in old if old.count(uid) > 1})
     if twice:
-        raise ConfigurationError(f"{', '.join(twice)} is renamed twice: give each uid one new name")
+        raise ConfigurationError(f"{', '.join(twice)} is renamed twice: give each uid one new uid")
     made = rename_uid(arguments.path, dict(arguments.uids), arguments.directory)
     fields = {
         "path": made.path,

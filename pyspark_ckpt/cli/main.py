@@ -12,7 +12,7 @@ from pyspark_ckpt.cli.output import as_json, failure, printable
 from pyspark_ckpt.errors import CkptError
 
 OK, FAILED, USAGE = 0, 1, 2
-"""Exit codes. argparse returns the last one."""
+"""Exit codes; argparse exits with ``USAGE``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments
-        The arguments; by default those of the process.
+        The arguments; by default the arguments of the process.
 
     Returns
     -------

@@ -15,7 +15,7 @@ from pyspark_ckpt.text_table import text_pairs, text_table
 class Result:
     """The result of a command, as fields and as text.
 
-    `is_done` is false if the command ran but the answer is no. The exit code is then 1.
+    `is_done` is false if the command ran and its result is negative. The exit code is then 1.
     """
 
     fields: dict[str, Any]
@@ -24,7 +24,7 @@ class Result:
 
 
 def as_json(fields: dict[str, Any]) -> str:
-    """Return one JSON object, on lines of its own."""
+    """Return one JSON object, on several lines."""
     return json.dumps(fields, indent=2, default=str) + "\n"
 
 
@@ -34,12 +34,12 @@ def failure(error: Exception) -> dict[str, Any]:
 
 
 def facts(fields: dict[str, Any]) -> str:
-    """Return fields one to a line, the values aligned."""
+    """Return one field per line, with aligned values."""
     return f"{text_pairs(fields)}\n"
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return a frame's rows with None for unknown values and times in ISO form."""
+    """Return a frame's rows, with ``None`` for unknown values and with times in ISO form."""
     return [
         {str(name): _plain_value(value) for name, value in row.items()}
         for row in frame.astype(object).to_dict("records")
@@ -47,7 +47,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def printable(text: str) -> str:
-    """Return text without control characters: a name in a file must not control a terminal."""
+    """Return text without control characters, because a stored name must not control a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 
@@ -60,7 +60,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def table(frame: pd.DataFrame, empty: str) -> str:
-    """Return a frame as lines, or `empty` for one without rows."""
+    """Return a frame as lines, or `empty` for a frame without rows."""
     if frame.empty:
         return f"{empty}\n"
     shown = frame.copy()

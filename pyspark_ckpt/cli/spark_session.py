@@ -45,7 +45,9 @@ def local_session(conf: Sequence[str]) -> Iterator[SparkSession]:
     for pair in conf:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigurationError(f"--conf {pair}: write KEY=VALUE, as for spark-submit")
+            raise ConfigurationError(
+                f"--conf {pair} has no value: write KEY=VALUE, as for spark-submit"
+            )
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     try:
@@ -60,7 +62,7 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
     Parameters
     ----------
     program
-        ``FILE.py:FUNCTION``. The file is run with ``__name__`` other than ``__main__``, then the
+        ``FILE.py:FUNCTION``. The file is run with another ``__name__`` than ``__main__``. Then the
         function is called, with the session if it takes a parameter.
     spark
         The session.
@@ -68,7 +70,7 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
     Raises
     ------
     ConfigurationError
-        If there is no such file or function, or the function builds no query.
+        If there is no such file or function, or the function does not return a query.
     """
     function = _function(program)
     try:

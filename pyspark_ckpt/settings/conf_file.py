@@ -28,7 +28,8 @@ def read_conf_file(path: str | Path) -> dict[str, str]:
     Raises
     ------
     ConfigurationError
-        If a line is not a pair, or has an unknown ``spark.ckpt.`` key or a value not allowed.
+        If a line is not a pair, or has an unknown ``spark.ckpt.`` key or a value that is not
+        allowed.
 
     Examples
     --------
@@ -45,7 +46,9 @@ def read_conf_file(path: str | Path) -> dict[str, str]:
             continue
         match = re.fullmatch(r"([^\s=:]+)(?:\s*[=:]\s*|\s+)(.*)", stripped)
         if match is None:
-            raise ConfigurationError(f"{path}, line {number}: {stripped!r} is no 'key value' pair")
+            raise ConfigurationError(
+                f"{path}, line {number}: {stripped!r} has no value: write a key and a value"
+            )
         values[match[1]] = match[2]
     read_settings(values, {})
     return values

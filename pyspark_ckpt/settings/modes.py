@@ -1,4 +1,4 @@
-"""The modes that a setting chooses. Their values are the texts that users and files write."""
+"""Modes that settings choose. Their values are the texts in settings and stored files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClaimMode(str, Enum):
 
 
 class HighAvailability(str, Enum):
-    """Where it is stored which checkpoints are complete; Flink's ``HighAvailabilityMode``."""
+    """What stores which checkpoints are complete; Flink's ``HighAvailabilityMode``."""
 
     NONE = "none"
     ZOOKEEPER = "zookeeper"

@@ -1,8 +1,8 @@
-"""The settings of a query: the one list of keys, and their reading from Spark's conf.
+"""The settings of a query: the one list of keys, and how they are read from Spark's conf.
 
 A key is ``spark.ckpt.`` and Flink's current name for the same setting. Values come from the Spark
-conf (``--conf``, a properties file, the session) or from writer options, and an option wins. A
-query binds its settings when it starts.
+conf (``--conf``, a properties file, the session) or from writer options. An option overrides the
+conf. A query reads its settings once, when it starts.
 
 To add a setting, add a field to :class:`Settings` and an entry to :data:`SETTINGS`.
 """
@@ -21,7 +21,7 @@ from state_backends import BACKEND_TYPES
 PREFIX = "spark.ckpt."
 _INTERNAL = "spark.ckpt.internal."
 RUNTIME_KEY = f"{_INTERNAL}runtime"
-"""Carries the bound settings from ``start()`` to the tasks; not for users."""
+"""Carries the settings of a started query to its tasks; not for users."""
 
 EPOCH_KEY = f"{_INTERNAL}epoch"
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
@@ -30,7 +30,7 @@ PARALLELISM = "spark.ckpt.parallelism.default"
 
 @dataclass(frozen=True, slots=True)
 class Materialization:
-    """When a subtask's changelog becomes a new base snapshot: whichever comes first."""
+    """When a subtask's changelog becomes a new base snapshot: at the first limit it reaches."""
 
     interval_ms: int = 600_000
     min_changelog_bytes: int = 1024**2
@@ -76,9 +76,9 @@ class Settings:
 class Setting:
     """One key: what it sets, how its value is read, and what its documentation says.
 
-    `field` is the field of :class:`Settings`. It is ``None`` if only one value is allowed, which
-    therefore has no effect. `default` is the value as a user would write it. It is ``None`` if
-    there is no such value; then `without` says what applies.
+    `field` is the field of :class:`Settings`. It is ``None`` if only one value is allowed, so the
+    key has no effect. `default` is the value as a user would write it. It is ``None`` if no value
+    can be written for the default; then `without` describes the default.
     """
 
     key: str
@@ -111,7 +111,7 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="a number of at least 1",
         default=None,
         meaning=(
-            "number of subtasks of each operator; wins over "
+            "number of subtasks of each operator; overrides "
             "`spark.sql.shuffle.partitions`; set it in the session before you build "
             "the query"
         ),
@@ -319,7 +319,8 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
     Raises
     ------
     ConfigurationError
-        If a key is unknown or a value is not allowed; names key, value and what is allowed.
+        If a key is unknown or a value is not allowed. The message names key, value and what is
+        allowed.
     """
     given = {key: value for key, value in conf.items() if _is_ours(key)}
     given.update({key: value for key, value in options.items() if _is_ours(key)})
@@ -328,7 +329,7 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
 
 
 def is_ckpt_option(key: str) -> bool:
-    """Tell whether a writer option is a setting of this library."""
+    """Return whether a writer option is a setting of this library."""
     return key.startswith(PREFIX)
 
 
@@ -337,15 +338,15 @@ def _is_ours(key: str) -> bool:
 
 
 def _parse(name: str, value: str) -> tuple[str | None, Any]:
-    """Return the field of Settings that a key sets, if it sets one, and its value."""
+    """Return the field of Settings that a key sets, or ``None``, and the key's value."""
     setting = KEYS.get(name)
     if setting is None:
         raise ConfigurationError(
-            f"unknown setting {name!r} (value {value!r}): allowed are {', '.join(sorted(KEYS))}"
+            f"unknown setting {name!r} (value {value!r}): use one of {', '.join(sorted(KEYS))}"
         )
     try:
         return setting.field, setting.read(str(value).strip())
     except (ValueError, KeyError, TypeError) as exc:
         raise ConfigurationError(
-            f"setting {name!r} has the value {value!r}: allowed is {setting.allowed}"
+            f"setting {name!r} cannot be {value!r}: use {setting.allowed}"
         ) from exc

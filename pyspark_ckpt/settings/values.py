@@ -1,7 +1,7 @@
-"""How the values of settings are written: words, numbers, durations, sizes.
+"""Readers of the values of settings: words, numbers, durations, sizes.
 
-Each function reads a text. If the text is not allowed, it raises ValueError, or KeyError for an
-unknown word.
+Each reader takes a text. If the text is not allowed, it raises ``ValueError``, or ``KeyError`` for
+an unknown word or unit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_INLINE_BYTES = 1024**2
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """Return what reads one of some words, in small letters."""
+    """Return a reader of one of some words, which returns the word in small letters."""
 
     def parse(text: str) -> str:
         if text.lower() not in allowed:
@@ -35,13 +35,13 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def member(modes: type[_Mode]) -> Callable[[str], _Mode]:
-    """Return what reads one of some modes, whose values are in small letters."""
+    """Return a reader of one of some modes, whose values are in small letters."""
     return lambda text: modes(text.lower())
 
 
 def member_in_capitals(modes: type[_Mode]) -> Callable[[str], _Mode]:
-    """Return what reads one of some modes, whose values are in capitals."""
-    # Flink's documentation writes them in capitals, its programs take both.
+    """Return a reader of one of some modes, whose values are in capitals."""
+    # Flink's documentation writes modes in capitals; its programs accept small letters too.
     return lambda text: modes(text.upper())
 
 
@@ -106,7 +106,7 @@ def at_least_one(text: str) -> int:
 
 
 def exactly_one(text: str) -> int:
-    """Read the number 1, the only one allowed."""
+    """Read the number 1, the only number that is allowed."""
     if int(text) != 1:
         raise ValueError(text)
     return 1
@@ -121,7 +121,7 @@ def not_negative(text: str) -> int:
 
 
 def node(text: str) -> str:
-    """Read the path of a ZooKeeper node; one with ``.`` or ``..`` in it is none."""
+    """Read the path of a ZooKeeper node; parts ``.`` and ``..`` are not allowed."""
     if re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", text) is None or {".", ".."} & set(text.split("/")):
         raise ValueError(text)
     return text
@@ -135,7 +135,7 @@ def quorum(text: str) -> str:
 
 
 def directory(text: str) -> str:
-    """Read a path, which is not empty; the storage says whether it can be used."""
+    """Read a path that is not empty; the storage checks later whether it can be used."""
     if not text:
         raise ValueError(text)
     return text
