@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however pytest began
 
+from tests.servers.hdfs import Hdfs, hdfs_server
 from tests.servers.s3 import BUCKET, s3_server
 from tests.servers.zookeeper import zookeeper_server
 
@@ -143,6 +144,19 @@ def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     """``host:port`` of a ZooKeeper server."""
     with zookeeper_server(tmp_path_factory.mktemp("zookeeper")) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """A real NameNode and DataNode."""
+    with hdfs_server(tmp_path_factory.mktemp("hdfs") / "servers") as hdfs:
+        yield hdfs
+
+
+@pytest.fixture
+def hdfs_url(hdfs: Hdfs) -> str:
+    """A directory of the test's own in HDFS."""
+    return f"{hdfs.url}/{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -24,6 +24,13 @@ def _open_s3(rest: str) -> Storage:
     return S3Storage(bucket, prefix)
 
 
+def _open_hdfs(rest: str) -> Storage:
+    from pyspark_ckpt.storage.hdfs import HdfsStorage
+
+    authority, _, path = rest.removeprefix(":").partition("/")
+    return HdfsStorage(authority, path)
+
+
 def _open_memory(rest: str) -> Storage:
     from pyspark_ckpt.storage.memory import MemoryStorage
 
@@ -33,6 +40,7 @@ def _open_memory(rest: str) -> Storage:
 _OPENERS: dict[str, Callable[[str], Storage]] = {
     "s3": _open_s3,
     "s3a": _open_s3,
+    "hdfs": _open_hdfs,
     "memory": _open_memory,
 }
 """What opens a URL of a scheme; it gets the text after ``<scheme>://``."""
@@ -66,7 +74,8 @@ def open_storage(url: str, what: str = "path") -> Storage:
     if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
             f"{what} {url}: there is no storage for {scheme}:// that is known to create files "
-            "exclusively; use a local or mounted path, or s3://bucket/prefix"
+            "exclusively; use a local or mounted path, s3://bucket/prefix (extra [s3]) or "
+            "hdfs://namenode:8020/path (extra [hdfs])"
         )
     return open_local_storage(url, what)
 

@@ -172,7 +172,8 @@ def test_every_import_is_of_a_declared_library() -> None:
     extras = dict(setup["options.extras_require"])
     del extras["dev"]
     lines = "\n".join([setup["options"]["install_requires"], *extras.values()])
-    declared = set(re.findall(r"^[A-Za-z0-9_]+", lines, re.MULTILINE))
+    names = re.findall(r"^[A-Za-z0-9_-]+", lines, re.MULTILINE)
+    declared = {name.replace("-", "_") for name in names}
     for module, path in MODULES.items():
         used = {imported.split(".")[0] for imported, _ in imports(path)}
         used -= {*sys.stdlib_module_names, "pyspark_ckpt", "state_backends", "backend_contract"}

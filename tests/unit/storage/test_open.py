@@ -40,7 +40,7 @@ def test_a_path_with_unusual_characters_is_itself(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "url",
-    ["hdfs://host/x", "hdfs:/x", "abfss://c@a/x", "http://h/x", "simplecache::s3://bucket/x"],
+    ["abfss://c@a/x", "http://h/x", "webhdfs://host/x", "simplecache::s3://bucket/x"],
 )
 def test_a_file_system_without_a_storage_is_refused_by_name(url: str) -> None:
     with pytest.raises(NotBuiltYetError, match=url):
@@ -61,6 +61,8 @@ def test_where_spark_keeps_its_own_files_has_to_be_local(url: str) -> None:
         ("s3a://bucket/a", "s3://bucket/a"),
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/", "s3://bucket"),
+        ("hdfs://host:8020/a/b/", "hdfs://host:8020/a/b"),
+        ("hdfs://host:8020/", "hdfs://host:8020"),
         ("memory://a", "memory://a"),
         ("memory:///a/b", "memory://a/b"),
     ],
@@ -100,7 +102,7 @@ def test_importing_the_library_imports_no_storage_but_the_local_one() -> None:
         "from pyspark_ckpt.storage.open import open_storage\n"
         "open_storage('/a')\n"
         "print(*(name for name in sys.modules if name.split('.')[0] in "
-        "('fsspec', 's3fs', 'botocore', 'aiobotocore', 'kazoo')))"
+        "('fsspec', 's3fs', 'botocore', 'aiobotocore', 'kazoo', 'hdfs_native')))"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
     assert loaded == []

@@ -1,4 +1,4 @@
-"""Every storage fulfils the contract: local files, memory, and S3 with a real server."""
+"""Every storage fulfils the contract: local files, memory, and real servers of S3 and HDFS."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ class TestS3Storage(StorageContract):
     @pytest.fixture
     def url(self, s3_url: str) -> str:
         return f"{s3_url}/check points"
+
+
+class TestHdfsStorage(StorageContract):
+    @pytest.fixture
+    def url(self, hdfs_url: str) -> str:
+        return f"{hdfs_url}/check points"

@@ -1,0 +1,203 @@
+"""HDFS as a storage, through hdfs-native: a client without a JVM.
+
+HDFS shows a file under its name before the file is whole. So a file is written under a temporary
+name, flushed to the disks of its DataNodes, and renamed. The NameNode refuses the rename if the
+name is taken, and it makes one rename after the other, so one of several writers succeeds.
+Name services, users and security come from Hadoop's own configuration files and environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.storage.base import Storage, path_parts
+from pyspark_ckpt.storage.chunks import DigestedChunks
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.remote import RemoteStorage
+
+if TYPE_CHECKING:
+    from hdfs_native import Client
+
+_COLON = "\uf03a"
+"""Stands for a colon, which HDFS takes in no name. Cygwin writes a colon the same way."""
+
+
+class HdfsStorage(RemoteStorage):
+    """Files below one directory of an HDFS.
+
+    Parameters
+    ----------
+    authority
+        ``host:port`` of the NameNode, or a name service of ``hdfs-site.xml``.
+    path
+        The directory; may be empty.
+
+    Raises
+    ------
+    ConfigurationError
+        If hdfs-native is not installed, or no NameNode is known by that name.
+    UnsafePathError
+        If the path steps upwards.
+    """
+
+    _failures = (RuntimeError,)  # what the NameNode says, unless it has a natural class
+
+    def __init__(self, authority: str, path: str = "") -> None:
+        path = path.strip("/")
+        if not authority or "@" in authority:
+            shown = f"{authority.rpartition('@')[2]}/{path}"
+            raise ConfigurationError(
+                f"hdfs://{shown}: this names no NameNode; write hdfs://namenode:8020/path or "
+                "hdfs://nameservice/path, and the user in HADOOP_USER_NAME or a Kerberos ticket"
+            )
+        parts = path_parts(path, f"hdfs://{authority}") if path else ()
+        root = "/".join((authority, *parts))
+        super().__init__(f"hdfs://{root}", root)
+        self._client = _client(authority, os.getpid())
+
+    def _at(self, root: str) -> Storage:
+        authority, _, path = root.partition("/")
+        return HdfsStorage(authority, path)
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        digested = DigestedChunks()
+        path = self._path(relative)
+        directory, _, name = path.rpartition("/")
+        temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
+        content = digested.through(chunks)
+        try:
+            self._fill(relative, temporary, content)
+            self._give_name(relative, temporary, digested)
+        except BaseException:
+            with suppress(Exception):  # it is not the failure that the caller must hear of
+                self._delete(temporary)
+            raise
+        return digested.reference(relative)
+
+    def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
+        self.write(relative, chunks)
+
+    def _fill(self, relative: str, temporary: str, chunks: Iterable[bytes]) -> None:
+        from hdfs_native import WriteOptions
+
+        with self._errors_named(relative):
+            # Nobody else has this name: a request that is repeated replaces the first one's file.
+            file = self._client.create(_path(temporary), WriteOptions(overwrite=True))
+        try:
+            size_bytes = 0
+            for chunk in chunks:
+                with self._errors_named(relative):
+                    file.write(chunk)
+                size_bytes += len(chunk)
+            if size_bytes:
+                with self._errors_named(relative):
+                    file.hsync()
+        except BaseException:
+            with suppress(Exception):
+                file.close()
+            raise
+        with self._errors_named(relative):
+            file.close()
+
+    def _give_name(self, relative: str, temporary: str, digested: DigestedChunks) -> None:
+        """Rename a file that nobody else renames.
+
+        After an answer that got lost, the client repeats the request and its file is not found.
+        """
+        try:
+            with self._errors_named(relative):
+                self._client.rename(_path(temporary), _path(self._path(relative)), overwrite=False)
+        except OSError as exc:
+            if self._exists(temporary):
+                if self.exists(relative):
+                    url = self.url_of(relative)
+                    raise FileExistsError(errno.EEXIST, "there is a file", url) from exc
+                raise
+            if not self._is_whole(digested.reference(relative)):
+                raise
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._look(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _is_whole(self, reference: FileReference) -> bool:
+        if self.size_bytes(reference.path) != reference.size_bytes:
+            return False
+        with suppress(FileNotFoundError), self.open_verified(reference):
+            return True
+        return False
+
+    def make_directory(self, relative: str) -> None:
+        # To make a directory that exists is no error in HDFS, but to rename one to its name is.
+        path = self._path(relative)
+        directory, _, name = path.rpartition("/")
+        temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
+        with self._errors_named(relative):
+            self._client.mkdirs(_path(temporary), create_parent=True)
+            try:
+                self._client.rename(_path(temporary), _path(path), overwrite=False)
+            except BaseException:
+                with suppress(Exception):
+                    self._client.delete(_path(temporary), recursive=True)
+                raise
+
+    def _content(self, path: str) -> bytes:
+        file = self._client.read(_path(path))
+        return b"".join(file.read_range_stream(0, len(file)))
+
+    def _part(self, path: str, start: int, end: int) -> bytes:
+        file = self._client.read(_path(path))
+        return bytes(file.read_range(start, end - start))
+
+    def _look(self, path: str) -> int | None:
+        status = self._client.get_file_info(_path(path))
+        return None if status.isdir else int(status.length)
+
+    def _names(self, path: str) -> list[str]:
+        asked = _path(path)
+        # Asked for the name of a file, HDFS lists the file itself.
+        found = [status.path for status in self._client.list_status(asked) if status.path != asked]
+        return [name.rpartition("/")[2].replace(_COLON, ":") for name in found]
+
+    def _delete(self, path: str) -> None:
+        self._client.delete(_path(path), recursive=False)
+
+    def _delete_below(self, path: str) -> None:
+        self._client.delete(_path(path), recursive=True)
+
+    def _said(self, error: Exception) -> str:
+        """Return what the NameNode said, without where in its program it said so."""
+        return str(error).replace("\\n", "\n").partition("\n")[0]
+
+
+@cache
+def _client(authority: str, process: int) -> Client:  # noqa: ARG001  # a fork has its own
+    """Return the client of a NameNode; there is one in each process."""
+    try:
+        from hdfs_native import Client
+    except ImportError as exc:
+        raise ConfigurationError(
+            "hdfs:// needs hdfs-native: install pyspark_ckpt[hdfs] for the driver and the executors"
+        ) from exc
+    try:
+        return Client(f"hdfs://{authority}")
+    except (RuntimeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"hdfs://{authority}: {exc}; name a NameNode as host:port, or a name service of "
+            "hdfs-site.xml, and set HADOOP_CONF_DIR on the driver and the executors"
+        ) from exc
+
+
+def _path(path: str) -> str:
+    """Return a path as HDFS knows it, without the NameNode."""
+    return f"/{path.partition('/')[2].replace(':', _COLON)}"

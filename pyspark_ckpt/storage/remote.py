@@ -1,0 +1,211 @@
+"""What storages behind a network have in common, above the few requests that each one sends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import tempfile
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import BinaryIO, cast
+
+from pyspark_ckpt.errors import UnsafePathError
+from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
+from pyspark_ckpt.storage.chunks import DigestedChunks
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.file_reference import FileReference
+
+READ_BYTES = 16 << 20
+"""Bytes of a file that are read at once, and kept in memory before they go to a local file."""
+
+
+class RemoteStorage(Storage):
+    """Files whose names start with `root` at a server.
+
+    A subclass sends the requests. It gets names with the root, and raises the natural ``OSError``
+    or one of its `_failures`; this class gives each error the file's full name.
+
+    Parameters
+    ----------
+    url
+        The root with its scheme.
+    root
+        The root as the server names it.
+    """
+
+    is_remote = True
+
+    _failures: tuple[type[Exception], ...] = (asyncio.TimeoutError,)
+    """Errors of requests that are not ``OSError``."""
+
+    def __init__(self, url: str, root: str) -> None:
+        self.url = url.rstrip("/")
+        self._root = root.rstrip("/")
+
+    @abstractmethod
+    def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
+        """Create a whole file exclusively.
+
+        Raises
+        ------
+        FileExistsError
+            If there is a file of that name that this call did not write.
+        """
+
+    @abstractmethod
+    def _at(self, root: str) -> Storage:
+        """Return a storage of the same server with another root."""
+
+    @abstractmethod
+    def _content(self, path: str) -> bytes:
+        """Return the content of a file."""
+
+    @abstractmethod
+    def _part(self, path: str, start: int, end: int) -> bytes:
+        """Return some bytes of a file."""
+
+    @abstractmethod
+    def _look(self, path: str) -> int | None:
+        """Return the size of a file, ``None`` for a directory.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is neither.
+        """
+
+    @abstractmethod
+    def _names(self, path: str) -> Iterable[str]:
+        """Return the names in a directory.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such directory; some servers return no names instead.
+        """
+
+    @abstractmethod
+    def _delete(self, path: str) -> None:
+        """Delete a file."""
+
+    @abstractmethod
+    def _delete_below(self, path: str) -> None:
+        """Delete a directory and what is in it."""
+
+    def child(self, relative: str) -> Storage:
+        return self._at(self._path(relative))
+
+    def parent(self) -> Storage:
+        above, _, _ = self._root.rpartition("/")
+        if not above:
+            raise UnsafePathError(f"{self.url} has no directory above it; do not use it")
+        return self._at(above)
+
+    def url_of(self, relative: str) -> str:
+        return "/".join((self.url, *path_parts(relative, self.url)))
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        digested = DigestedChunks()
+        self._create(relative, digested.through(chunks))
+        return digested.reference(relative)
+
+    def make_directory(self, relative: str) -> None:
+        url = self.url_of(relative)
+        try:
+            self.write(f"{relative}/{DIRECTORY_MARKER}", [])
+        except FileExistsError as exc:
+            raise FileExistsError(errno.EEXIST, "there is such a directory", url) from exc
+
+    @contextmanager
+    def open_verified(self, reference: FileReference) -> Iterator[BinaryIO]:
+        self.verify_size(reference)
+        path = self._path(reference.path)
+        digest = hashlib.sha256()
+        with tempfile.SpooledTemporaryFile(max_size=READ_BYTES) as file:
+            for start in range(0, reference.size_bytes, READ_BYTES):
+                end = min(start + READ_BYTES, reference.size_bytes)
+                with self._errors_named(reference.path):
+                    part = self._part(path, start, end)
+                file.write(part)
+                digest.update(part)
+            if digest.hexdigest() != reference.sha256:
+                raise corrupt_file(
+                    self.url_of(reference.path),
+                    f"SHA-256 is {digest.hexdigest()}, {reference.sha256} was written",
+                )
+            file.seek(0)
+            yield cast("BinaryIO", file)
+
+    def read(self, relative: str) -> bytes:
+        with self._errors_named(relative):
+            return self._content(self._path(relative))
+
+    def size_bytes(self, relative: str) -> int | None:
+        try:
+            with self._errors_named(relative):
+                return self._look(self._path(relative))
+        except FileNotFoundError:
+            return None
+
+    def exists(self, relative: str) -> bool:
+        try:
+            with self._errors_named(relative):
+                self._look(self._path(relative))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, directory: str | None = None) -> list[str]:
+        path = self._root if directory is None else self._path(directory)
+        try:
+            with self._errors_named(directory):
+                return sorted(self._names(path))
+        except FileNotFoundError as exc:
+            if self._is_no_place(exc):
+                raise
+            return []
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        for relative in relatives:
+            with suppress(FileNotFoundError), self._errors_named(relative):
+                self._delete(self._path(relative))
+
+    def delete_directory(self, relative: str) -> None:
+        path = self._path(relative)
+        with suppress(OSError), self._errors_named(relative):
+            self._delete_below(path)
+
+    def _is_no_place(self, error: FileNotFoundError) -> bool:  # noqa: ARG002  # for subclasses
+        """Return whether the error is of a place where no write can make a directory."""
+        return False
+
+    def _path(self, relative: str) -> str:
+        return "/".join((self._root, *path_parts(relative, self.url)))
+
+    @contextmanager
+    def _errors_named(self, relative: str | None) -> Iterator[None]:
+        """Give every error of a request the natural class and the file's full name."""
+        url = self.url if relative is None else self.url_of(relative)
+        failures: tuple[type[Exception], ...] = (OSError, *self._failures)
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError) as exc:
+            raise type(exc)(exc.errno or _NUMBERS[type(exc)], self._said(exc), url) from exc
+        except failures as exc:
+            number = exc.errno if isinstance(exc, OSError) else None
+            said = f"{type(exc).__name__}: {self._said(exc)}"
+            raise OSError(number or errno.EIO, said, url) from exc
+
+    def _said(self, error: Exception) -> str:
+        """Return what an error says to users."""
+        return str(error)
+
+
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    IsADirectoryError: errno.EISDIR,
+}

@@ -1,0 +1,67 @@
+"""Installs what servers of the tests need, once, beside this environment's Python."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(sys.prefix) / "share" / "servers"
+"""Each server has a directory here; several processes of tests share it."""
+
+_END_OF_LOG_CHARACTERS = 2000
+
+
+def installed(name: str, fill: Callable[[Path], None]) -> Path:
+    """Return the directory of a server's files; fill it if no process has done so before.
+
+    The test is skipped, with the reason, if the registry cannot be reached.
+
+    Parameters
+    ----------
+    name
+        Of the server, with its version.
+    fill
+        Downloads and unpacks into an empty directory. Only one process does so at a time.
+    """
+    place = CACHE / name
+    if place.exists():
+        return place
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if this process is killed
+        if not place.exists():
+            unfinished = place.with_name(f".{name}.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            try:
+                fill(unfinished)
+            except subprocess.CalledProcessError as exc:
+                said = f"{exc.stdout or ''}{exc.stderr or ''}"[-_END_OF_LOG_CHARACTERS:]
+                pytest.skip(f"NOT TESTED: {name} cannot be installed by {exc.cmd}: {said}")
+            unfinished.rename(place)
+    return place
+
+
+def run(command: list[str], directory: Path, **environment: str) -> None:
+    """Run a command of an installation.
+
+    Raises
+    ------
+    CalledProcessError
+        With the command's output, if it fails.
+    """
+    subprocess.run(
+        command,
+        cwd=directory,
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
