@@ -8,7 +8,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance notebooks soak bench bench-peers lint format settings java clean
+.PHONY: help setup demo test conformance notebooks soak reach bench bench-peers lint format settings java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,6 +28,9 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400 $(ARGS)
+
+reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables
+	$(BIN)/python -m pytest -m reach -o faulthandler_timeout=5400 $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _time_limit_s(item: pytest.Item) -> int:
-    if item.get_closest_marker("soak") is not None:
+    if item.get_closest_marker("soak") or item.get_closest_marker("reach"):
         return SOAK_TIME_LIMIT_S
     is_own_jvm = item.get_closest_marker("own_jvm") is not None
     return OWN_JVM_TIME_LIMIT_S if is_own_jvm else TIME_LIMIT_S

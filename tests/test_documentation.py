@@ -83,6 +83,17 @@ def test_the_main_job_runs_on_two_weeks_of_flights(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
 
 
+@pytest.mark.own_jvm
+@pytest.mark.reach
+def test_the_kafka_job_runs(tmp_path: Path) -> None:
+    """It exits with 0 only if each event was counted exactly once."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "examples.kafka"],
+        cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_small_outputs(notebook: Path) -> None:
     """Stored by ``make notebooks``; nbmake runs the cells, in kernels of their own."""
