@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
@@ -195,10 +194,9 @@ class CheckpointRunner:
             attempt = self._trigger(committed_epoch, periodic=periodic)
             if isinstance(attempt, Refusal):
                 return attempt
-            steps = self._thread.submit(partial(self._steps.run, attempt))
-            outcome = self._outcome(attempt, steps)
+            outcome, is_over = self._outcome(attempt)
             # A step that hangs may be writing: nothing is cleaned behind it.
-            cleaning_error = self._clean() if steps.done() else None
+            cleaning_error = self._clean() if is_over else None
         self.listeners.call()
         if waits_for_listeners:
             self.listeners.wait(self._timeout_ms / 1000)
@@ -257,25 +255,27 @@ class CheckpointRunner:
         assert epoch is not None  # else it would be refused
         return Attempt(triggered, epoch, now_ms(), monotonic_ms())
 
-    def _outcome(
-        self, attempt: Attempt, steps: Future[CompletedCheckpoint]
-    ) -> CompletedCheckpoint | AbortedCheckpoint:
-        """Wait for the steps to end or to expire."""
+    def _outcome(self, attempt: Attempt) -> tuple[CompletedCheckpoint | AbortedCheckpoint, bool]:
+        """Wait for the steps to end or to expire; return also whether they have ended."""
         try:
+            steps = self._thread.submit(partial(self._steps.run, attempt))
             while not has_ended(steps, self._expires_in_ms()):
                 with self._guard:
                     aborted = self._expire(attempt)
                 if aborted is not None:
                     self._cancel_step()
-                    return aborted
-        except BaseException:  # nobody waits any more, and the next checkpoint needs its turn
+                    return aborted, steps.done()
+        except BaseException as exc:  # nobody waits any more, and the next one needs its turn
+            reason, message = AbortReason.INTERRUPTED, "its caller was interrupted"
+            if isinstance(exc, Exception):
+                reason, message = AbortReason.FAILED, error_text(exc)
             with self._guard:
-                if self._machine.abort(attempt.checkpoint_id, AbortReason.INTERRUPTED):
-                    self._aborted_as(attempt, AbortReason.INTERRUPTED, "its caller was interrupted")
+                if self._machine.abort(attempt.checkpoint_id, reason):
+                    self._aborted_as(attempt, reason, message)
             self._cancel_step()
             raise
         error = steps.exception()
-        return steps.result() if error is None else self._failed(attempt, error)
+        return (steps.result() if error is None else self._failed(attempt, error)), True
 
     def _expires_in_ms(self) -> int | None:
         with self._guard:

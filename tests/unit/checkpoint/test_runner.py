@@ -342,6 +342,32 @@ def test_an_interrupted_caller_aborts_its_checkpoint_and_the_next_one_is_taken(
     runner.close()
 
 
+def test_a_checkpoint_whose_thread_cannot_start_is_aborted(
+    query: Query, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver at its limit of threads; a signal may also come while the thread starts."""
+    runner = CheckpointRunner(QUERY, SUBTASKS, storage, Settings(), query.snapshot)
+    query.commit()
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name.startswith("pyspark_ckpt checkpoints"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="new thread"):
+            take(runner, query)
+    (aborted,) = runner.aborted()
+    assert (aborted.checkpoint_id, aborted.reason) == (1, AbortReason.FAILED)
+    assert "new thread" in aborted.message
+    taken = take(runner, query)
+    assert isinstance(taken, CompletedCheckpoint)
+    assert taken.checkpoint_id == 2
+    runner.close()
+
+
 def test_a_metadata_that_fails_before_it_is_there_is_decided_by_reading(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
