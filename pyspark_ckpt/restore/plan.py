@@ -129,6 +129,20 @@ class RestorePlan:
         if self.errors:
             raise self.errors[0]
 
+    def check_operators(self) -> None:
+        """Raise what keeps this library's operators from starting with their state.
+
+        A refused operator is not in :attr:`started`. Without this check, its state would be lost.
+
+        Raises
+        ------
+        RestoreError, IncompatibleStateError, PlanError
+            The first of the errors.
+        """
+        for operator in self.operators:
+            if operator.errors:
+                raise operator.errors[0]
+
     @property
     def _parts(self) -> tuple[PlannedPart, ...]:
         return (

@@ -59,13 +59,17 @@ def seed(
     checkpoints
         The new query's checkpoints directory.
     plan
-        What becomes of each operator and source; it refuses nothing.
+        What becomes of each operator and source. It may refuse Spark's own operators, whose files
+        are copied all the same.
 
     Raises
     ------
     CorruptFileError, CheckpointNotFoundError
         If a file is missing or changed, or the checkpoint was subsumed while it was copied.
+    RestoreError, IncompatibleStateError, PlanError
+        If the plan refuses an operator of this library; nothing was written.
     """
+    plan.check_operators()
     query_id = SparkLog(location).query_id()
     assert query_id is not None  # begin_seeding wrote it
     with plan.source.reading():

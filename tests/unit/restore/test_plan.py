@@ -20,6 +20,7 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator
+from pyspark_ckpt.restore.seeding import begin_seeding, seed
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
@@ -193,6 +194,19 @@ def test_timers_keep_their_clock(
         made.check()
     for word in (f"timeMode {stored} -> {wanted}", "1 of its subtasks", "drain=True"):
         assert word in str(caught.value)
+
+
+def test_no_location_is_seeded_without_the_state_of_a_refused_operator(
+    source: RestoreSource, storage: LocalStorage, tmp_path: Path
+) -> None:
+    """A rollback does not check the whole plan; its operators are those of the checkpoint."""
+    made = plan(in_mode(source, "EventTime", 7), operator(time_mode="None"), allow=True)
+    assert not made.started
+    location = LocalStorage(tmp_path / "location")
+    before = begin_seeding(location), sorted(location.list()), storage.list()
+    with pytest.raises(RestoreError, match="timeMode EventTime -> None"):
+        seed(None, location, storage, made)
+    assert (before[0], sorted(location.list()), storage.list()) == before
 
 
 @pytest.mark.parametrize("stored", MODES)
