@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -158,26 +158,11 @@ def _find_changes_of_operator(
     wanted: OperatorDescriptor,
     backend_type: str | None,
 ) -> None:
-    keys = schema_text(stored.key_schema), schema_text(wanted.key_schema)
-    if keys[0] != keys[1]:
-        found.refuse(
-            RestoreError(
-                f"{where}: the state is keyed by {keys[0]}, the query by {keys[1]}: "
-                "key_by the same columns"
-            )
-        )
-        return
-    with_timers = _with_timers_of_another_clock(stored, wanted)
-    if with_timers:
-        found.refuse(
-            RestoreError(
-                f"{where}: timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} "
-                f"of its subtasks have timers. Their times mean nothing to another clock. Keep "
-                f"timeMode={stored.time_mode!r}, or restore a savepoint that has no timers: one "
-                "taken after they fired or were deleted, or by stopWithSavepoint(drain=True)"
-            )
-        )
-        return
+    for rule in _RULES:
+        why = rule(stored, wanted)
+        if why is not None:
+            found.refuse(RestoreError(f"{where}: {why}"))
+            return
     changes = [
         f"{what} {before} -> {after}"
         for what, before, after in (
@@ -191,12 +176,34 @@ def _find_changes_of_operator(
     found.add(WHOLE_OPERATOR, StateOutcome.RESTORED, ", ".join(changes) or UNCHANGED)
 
 
-def _with_timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescriptor) -> int:
-    """Return how many subtasks have timers that would follow another clock than before."""
-    return sum(
+def _other_keys(stored: OperatorMetadata, wanted: OperatorDescriptor) -> str | None:
+    before, now = schema_text(stored.key_schema), schema_text(wanted.key_schema)
+    if before == now:
+        return None
+    return f"the state is keyed by {before}, the query by {now}: key_by the same columns"
+
+
+def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescriptor) -> str | None:
+    with_timers = sum(
         handle.timeout_ms is not None and handle.time_mode != wanted.time_mode
         for handle in stored.handles
     )
+    if not with_timers:
+        return None
+    return (
+        f"timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} of its subtasks "
+        "have timers. Their times mean nothing to another clock. Keep "
+        f"timeMode={stored.time_mode!r}, or restore a savepoint that has no timers: one taken "
+        "after they fired or were deleted, or by stopWithSavepoint(drain=True)"
+    )
+
+
+_Rule = Callable[[OperatorMetadata, OperatorDescriptor], str | None]
+_RULES: tuple[_Rule, ...] = (_other_keys, _timers_of_another_clock)
+"""The rules for an operator as a whole; each returns why the restore is refused, or ``None``.
+
+They get the operator as it is stored and as the query has it. The first refusal counts.
+"""
 
 
 def _find_changes_of_states(
