@@ -87,7 +87,7 @@ def _publish(
 
 
 def _break_down(sessions: Sessions, workload: Workload, directory: Path) -> list[str]:
-    """Return where an epoch of our contenders goes, in the last and largest case."""
+    """Return how this library's contenders spend an epoch, in the last and largest case."""
     case = workload.cases[-1]
     breakdowns = [
         break_down(sessions.new(), case, contender, directory / str(number))
@@ -131,7 +131,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--contenders", nargs="+", default=[], help="only those with one of these words in the name"
     )
     parser.add_argument(
-        "--most-epochs", type=_positive, help="so many epochs of each run are counted, at most"
+        "--most-epochs", type=_positive, help="the most epochs of each run that are counted"
     )
     parser.add_argument(
         "--peers",
@@ -142,7 +142,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--patience-seconds",
         type=float,
         default=0,
-        help="how long each run waits, at most, until other programs leave the machine alone",
+        help="the longest wait of each run until other programs leave the machine idle",
     )
     options = parser.parse_args(arguments)
     options.results = options.results or (_CHECKED_IN if options.scale == 1 else _SCRATCH)

@@ -38,16 +38,16 @@ def run_repetitions(
     workload
         What to run.
     directory
-        For everything that is written; empty, and empty again afterwards.
+        For all output; empty before and after the call.
     repetitions
         How often; each begins with another contender.
     patience_seconds
-        How long each run waits, at most, until other programs leave the machine alone.
+        The longest time that each run waits until other programs leave the machine idle.
 
     Raises
     ------
     WrongResultError
-        If one output of one run is not what it must be.
+        If an output of a run is wrong.
     """
     inputs = {case.name: _Input(case, directory / "data" / case.name) for case in workload.cases}
     turns = [(case, contender) for case in workload.cases for contender in case.contenders]
@@ -59,7 +59,7 @@ def run_repetitions(
         runs: dict[tuple[str, str], Run] = {}
         for case, contender in in_turn(turns, number):
             wait_for_quiet(patience_seconds)
-            # Spark holds on to a stopped query's state: no two runs share a path.
+            # Spark keeps a stopped query's state: no two runs share a path.
             place = directory / f"run-{number}-{len(runs)}"
             run = _run(sessions, case, contender, inputs[case.name], place)
             runs[case.name, contender.name] = run
@@ -80,7 +80,7 @@ def in_turn(
 
 
 class _Input:
-    """The files of a case, and what must come out of them."""
+    """The files of a case, and the expected output."""
 
     def __init__(self, case: Case, directory: Path) -> None:
         most = max(case.epochs_of(contender).all for contender in case.contenders)
@@ -89,7 +89,7 @@ class _Input:
         self._computed = cache(self._compute)
 
     def expected(self, contender: Contender | Program) -> pd.DataFrame:
-        """Return every row that a contender must yield."""
+        """Return all rows that a contender must emit."""
         own = contender.expected if isinstance(contender, Contender) else None
         return self._computed(own or self._case.expected, self._case.epochs_of(contender).all)
 

@@ -1,4 +1,4 @@
-"""Where an epoch of this library goes: Spark's part, and the phases of the operator's function."""
+"""How an epoch of this library spends its time: Spark's part, and the phases of the operator."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Breakdown:
 def break_down(spark: SparkSession, case: Case, contender: Contender, directory: Path) -> Breakdown:
     """Run one of this library's contenders with a stopwatch in it.
 
-    The output is checked as ever. Of an epoch's subtasks, which run side by side, the slower one
-    counts; Spark's part is what its call leaves of the epoch.
+    The output is checked as always. An epoch's subtasks run side by side, so the slower one counts.
+    Spark's part is the rest of the epoch.
     """
     profiles = directory / "profiles"
     profiles.mkdir(parents=True)

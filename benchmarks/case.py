@@ -1,4 +1,4 @@
-"""What a workload consists of: cases of input data, and the contenders that run over them."""
+"""The parts of a workload: cases of input data, and the contenders that run over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expected = Callable[[Sequence[Path]], pd.DataFrame]
 
 
 class Kind(Enum):
-    """Whose program it is."""
+    """Whose program a contender is."""
 
     OURS = "pyspark_ckpt"
     PEER = "peer"
@@ -62,7 +62,7 @@ class InputFiles:
     """These end the run, such as a row that moves the watermark past everything; not counted."""
 
     def of(self, epochs: int) -> list[Path]:
-        """Return the files of a run over the first so many epochs."""
+        """Return the files of a run over the first epochs."""
         return [*self.load, *self.epochs[:epochs], *self.tail]
 
 
@@ -84,7 +84,7 @@ class Contender:
     Parameters
     ----------
     name, kind
-        How figures call it, and whose it is. Ours are written with ``write_stream``.
+        Its name in figures, and whose it is. This library's are written with ``write_stream``.
     query
         From the input stream to the output, in the case's output columns.
     output_mode, options
@@ -92,9 +92,9 @@ class Contender:
     slow
         Whether it gets the smaller number of epochs.
     subtask
-        Makes what takes the place of this library's function in a subtask.
+        Makes the replacement of this library's function in a subtask.
     expected
-        What must come out, if it is not what the case says.
+        The expected output, if it differs from the case's.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Program:
 
     It gets one JSON argument: the input files, an empty directory for its output, and
     `arguments`; it prints one line of JSON: rows, seconds. Its output is checked like any other,
-    after `final` has taken the last state from it, since it emits in steps of its own.
+    after `final` has taken the last state from it, because it emits in steps of its own.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Program:
     script
         File in ``benchmarks/programs``.
     arguments
-        What the script is told beside the files.
+        The arguments of the script beside the files.
     final
         From everything written, in the case's output columns, to the rows that are compared.
     """
@@ -140,7 +140,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of input data and who runs over it.
+    """One set of input data, and the contenders that run over it.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ class Case:
     output
         Columns of the output; all of them together order and compare it.
     write
-        Writes the input below a directory, for so many epochs.
+        Writes the input below a directory, for a number of epochs.
     expected
         What must come out.
     contenders
@@ -186,7 +186,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ratio that is to be reached: a figure of one run over that of another."""
+    """A ratio that should be reached: a figure of one run divided by another run's figure."""
 
     text: str
     ours: tuple[str, str]
@@ -199,16 +199,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one table, one plot and one JSON file are about.
+    """The content of one table, one plot and one JSON file.
 
     Parameters
     ----------
     name, file_name, title, text
-        Such as W1; where results go; and what a reader must know.
+        Such as W1; the file of the results; and what a reader must know.
     cases
         In the order of the report.
     references
-        The contenders that others are compared with, as far as they take part.
+        The contenders that others are compared with, if they take part.
     targets
         What must be shown.
     figure

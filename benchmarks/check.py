@@ -1,4 +1,4 @@
-"""Whether a contender's output is right: all its rows, whatever their order."""
+"""Checks whether a contender's output is right: all rows, in any order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_rows(
         If they differ; names the contender and the first differences.
     """
     if expected.empty:
-        raise WrongResultError(f"{name}: nothing is expected to come out, so nothing is checked")
+        raise WrongResultError(f"{name}: no output is expected, so nothing is checked")
     missing = [column for column in columns if column not in output.columns]
     if missing:
         raise WrongResultError(f"{name}: the output lacks {missing}, it has {list(output.columns)}")

@@ -1,7 +1,7 @@
-"""CPU time of this program and of the rest of the machine, from ``/proc``: what noise a run had.
+"""CPU time of this program and of the rest of the machine, from ``/proc``: the noise of a run.
 
-Wall-clock figures of a shared machine say little without it. CPU seconds of a run depend much less
-on what else runs, so they check the ratios. Linux only; elsewhere there are no such figures.
+Wall-clock figures of a shared machine mean little without it. CPU seconds of a run depend much less
+on other programs, so they check the ratios. Linux only; elsewhere there are no such figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CpuTimes:
 
     @classmethod
     def now(cls) -> CpuTimes | None:
-        """Read the clocks: of this process and all below it, and of all that the machine does."""
+        """Read the clocks of this process with its descendants, and of the whole machine."""
         if not (_PROC / "self" / "stat").is_file():
             return None
         ticks = os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ class CpuTimes:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """CPU used between two looks at the clocks."""
+    """CPU used between two readings of the clocks."""
 
     own_seconds: float
     others_share: float
@@ -58,7 +58,7 @@ class CpuUse:
 
 
 def wait_for_quiet(patience_seconds: float) -> None:
-    """Wait until other programs leave the machine alone, but not longer than `patience_seconds`."""
+    """Wait until other programs leave the machine idle, at most `patience_seconds`."""
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
         start = CpuTimes.now()
@@ -69,7 +69,7 @@ def wait_for_quiet(patience_seconds: float) -> None:
 
 
 def own_processes() -> dict[int, int]:
-    """Return this process and all below it: CPU ticks by process id, ended children included."""
+    """Return CPU ticks by process id of this process and its descendants, ended ones included."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for path in _PROC.glob("[0-9]*/stat"):

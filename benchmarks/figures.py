@@ -1,4 +1,4 @@
-"""Figures over the repetitions: ratios are taken within a repetition, then their median."""
+"""Figures over the repetitions: the median of ratios within each repetition."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Verdict:
 
 
 class Figures:
-    """What the repetitions say.
+    """The figures of all repetitions.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Figures:
         self._repetitions = repetitions
 
     def has(self, turn: Turn) -> bool:
-        """Tell whether a contender took part."""
+        """Return whether a contender took part."""
         return turn in self._repetitions[0]
 
     def runs(self, turn: Turn) -> list[Run]:
@@ -86,7 +86,7 @@ class Figures:
         return Spread.of(known) if known else None
 
     def ratio(self, turn: Turn, other: Turn, figure: Figure) -> Spread | None:
-        """Return a figure of one contender over that of another, within each repetition."""
+        """Return the ratio of two contenders' figures within each repetition."""
         ratios = []
         for ours, theirs in zip(self.runs(turn), self.runs(other), strict=True):
             over, under = ours.figure(figure), theirs.figure(figure)
@@ -102,7 +102,7 @@ class Figures:
         return self.ratio(turn, other, figure)
 
     def verdicts(self, targets: Sequence[Target]) -> list[Verdict]:
-        """Return what became of the targets whose contenders took part."""
+        """Return the verdicts on the targets whose contenders took part."""
         verdicts = []
         for target in targets:
             if self.has(target.ours) and self.has(target.other):

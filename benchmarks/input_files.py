@@ -17,7 +17,7 @@ def write_files(directory: Path, frames: Iterable[pd.DataFrame], first: int = 0)
     Parameters
     ----------
     directory
-        Made if it is not there.
+        Created if it does not exist.
     frames
         One per epoch.
     first

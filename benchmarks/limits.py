@@ -1,7 +1,7 @@
 """The floor: the same query without an operator, with a function only, and with an idle operator.
 
-They show how much of an epoch is Spark's. The first and the last let about as many rows through as
-a running count yields.
+They show how much of an epoch is Spark's. The first and the last pass on about as many rows as
+a running count emits.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def _one_by_one(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
 
 
 def sampled_rows(files: Sequence[Path]) -> pd.DataFrame:
-    """Compute with pandas what a query lets through that has no operator or an idle one."""
+    """Compute with pandas what a query without an operator, or with an idle one, passes on."""
     rows = read_files(files)
     sampled = rows[rows["value"] < SAMPLED_BELOW]
     return pd.DataFrame({"key": sampled["key"], "n": sampled["value"], "total": sampled["value"]})
 
 
 def all_rows(files: Sequence[Path]) -> pd.DataFrame:
-    """Compute with pandas what the query yields that is a function only."""
+    """Compute with pandas what the query with a function only emits."""
     rows = read_files(files)
     return pd.DataFrame({"key": rows["key"], "n": 1, "total": rows["value"]})
 

@@ -1,4 +1,4 @@
-"""What figures depend on, and nothing that names the machine."""
+"""The properties of the machine that figures depend on, without its name."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows, the first of them the header: the first column left, the others right."""
+    """Return rows as a table; the first row is the header. The first column is aligned left."""
     columns = range(len(rows[0]))
     widths = [max(3, *(len(row[column]) for row in rows)) for column in columns]
 

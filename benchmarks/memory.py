@@ -1,4 +1,4 @@
-"""Memory of Spark's Python workers, from ``/proc``; elsewhere than on Linux there is no figure."""
+"""Memory of Spark's Python workers, from ``/proc``; only Linux has such figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORKER = b"pyspark.daemon"
 
 
 class WorkersMemory:
-    """Looks twice a second, while it is entered, at what the workers below this process take.
+    """Reads twice a second, while it is entered, the memory of the workers below this process.
 
     Pages that several processes share count once (proportional set size), mapped files that are
     in memory included.
@@ -42,7 +42,7 @@ class WorkersMemory:
             self._thread.join()
 
     def peak_bytes(self, since: float) -> int | None:
-        """Return the most that they took from a time on, ``None`` if nobody looked then."""
+        """Return their highest memory since a time, ``None`` if there was no reading."""
         return max((taken for at, taken in self._samples if at >= since), default=None)
 
     def _look(self) -> None:

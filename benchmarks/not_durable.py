@@ -1,10 +1,9 @@
 """An operator without durability, to see what durability costs.
 
-In the worker it leaves out all that makes an epoch survive: no segment is encoded, digested,
-written and synchronised, none is read back and applied in the next epoch, and no base snapshot is
-made. What the epoch wrote goes straight into the local copy, which a failure would leave wrong.
-The handle stays, as Spark's state of the subtask. Without checkpoints when the query is started
-with a long interval.
+In the worker it leaves out everything that makes an epoch durable. No segment is encoded, digested,
+written or synchronised, none is read back and applied in the next epoch, and no base snapshot is
+made. The epoch's writes go straight into the local copy, which would be wrong after a failure.
+The handle stays, as Spark's state of the subtask. A long interval avoids checkpoints.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NO_CHECKPOINTS = {"spark.ckpt.execution.checkpointing.interval": "1000d"}
 
 
 class NotDurableSubtask(SubtaskFunction):
-    """The operator's function with the parts patched out that durability needs."""
+    """The operator's function without the parts that durability needs."""
 
     def __call__(self, *arguments: Any) -> Iterator[Any]:
         """Process an epoch; nothing is durable."""

@@ -1,4 +1,4 @@
-"""Another function in the place of this library's function in a subtask, for measurements only."""
+"""Another function in place of this library's function in a subtask, for measurements only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.plan import operator as operator_plan
 
 @contextmanager
 def subtasks_of(subtask: Callable[..., Any] | None) -> Iterator[None]:
-    """Have queries that are built in this context call `subtask`; ``None`` changes nothing."""
+    """Let queries that are built in this context call `subtask`; ``None`` changes nothing."""
     if subtask is None:
         yield
         return

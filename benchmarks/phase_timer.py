@@ -1,4 +1,4 @@
-"""A stopwatch with phases: at every moment exactly one of them runs, the innermost one entered."""
+"""A stopwatch with phases: at every moment exactly one runs, the innermost one entered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class PhaseTimer:
-    """Adds up seconds by phase; what a phase calls in another one counts for that one only."""
+    """Adds up seconds by phase; the time of an inner phase does not count for the outer one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -22,7 +22,7 @@ class PhaseTimer:
         self._entered.append(phase)
 
     def leave(self) -> None:
-        """End the phase that runs and go on with the one around it."""
+        """End the running phase and continue the one around it."""
         self._charge()
         self._entered.pop()
 
@@ -36,8 +36,8 @@ class PhaseTimer:
     def timed(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         """Return a function whose calls are a phase, with the steps of what it returns.
 
-        Steps of a generator are those that its caller asks for; a context manager's are its begin
-        and its end, not what is done inside.
+        The steps of a generator are the ones that its caller asks for. The steps of a context
+        manager are its begin and its end, without the block.
         """
 
         def wrapper(*arguments: Any, **named: Any) -> Any:

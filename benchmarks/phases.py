@@ -1,7 +1,7 @@
-"""Where an epoch goes inside an operator's function: which calls are which phase.
+"""The phases of an epoch inside an operator's function: which calls belong to which phase.
 
-Names are looked up when a profile starts; one that the library no longer has is an error that says
-so, for a phase must not become silently small.
+Names are looked up when a profile starts. A name that the library no longer has is an error,
+because a phase must not become small silently.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "i
 
 
 class MeasuredSubtask(SubtaskFunction):
-    """The operator's function, which leaves the seconds of its phases for every call.
+    """The operator's function; it writes the seconds of its phases for every call.
 
     Parameters
     ----------
     directory
-        Where they go.
+        Where they are written.
     function
         The operator.
     """

@@ -37,7 +37,7 @@ class ProfiledSubtask(SubtaskFunction):
     Parameters
     ----------
     directory
-        Where they go.
+        Where they are written.
     function
         The operator.
     """

@@ -24,7 +24,7 @@ class ProgramFailedError(Exception):
 
 
 def is_installed(program: Program) -> bool:
-    """Tell whether a program's virtual environment is there."""
+    """Return whether a program's virtual environment exists."""
     return _python(program).exists()
 
 
@@ -36,7 +36,7 @@ def run_program(
     Raises
     ------
     WrongResultError
-        If the last state is not what it must be.
+        If the last state is wrong.
     ProgramFailedError
         If it ended with an error; the end of its own output is in the message.
     """

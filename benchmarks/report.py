@@ -24,7 +24,7 @@ _HOW = (
 
 
 class Report:
-    """What the repetitions of a workload say.
+    """The results of a workload's repetitions.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Report:
     repetitions
         The runs.
     breakdown
-        Lines that say where an epoch goes, if that was looked at.
+        Lines with the phases of an epoch, if they were measured.
     """
 
     def __init__(

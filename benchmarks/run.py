@@ -1,4 +1,4 @@
-"""What was measured in one run of one contender whose whole output was right."""
+"""The measurements of one run of one contender whose whole output was right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.cpu import CpuUse
 
 
 class WrongResultError(Exception):
-    """A contender's output is not what it must be."""
+    """A contender's output is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Run:
         return cls(seconds=seconds, epochs=epochs, **others)
 
     def figure(self, figure: Figure) -> float | None:
-        """Return one of the figures that ratios compare, ``None`` if this run has it not."""
+        """Return one of the figures that ratios compare, ``None`` if this run does not have it."""
         if figure is Figure.ROWS_PER_SECOND:
             return self.rows / self.seconds
         return 1000 * self.seconds / len(self.epochs) if self.epochs else None

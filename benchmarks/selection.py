@@ -1,4 +1,4 @@
-"""Parts of a workload, for those who need not run all of it."""
+"""Parts of a workload, for a shorter run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.program_run import is_installed
 
 
 def with_most_epochs(workload: Workload, most: int | None) -> Workload:
-    """Return a workload with at most so many epochs counted, and as many to warm up."""
+    """Return a workload with a limit on counted epochs, and on epochs to warm up."""
     if most is None:
         return workload
     cases = [
@@ -29,12 +29,12 @@ def _at_most(epochs: Epochs, most: int) -> Epochs:
 
 
 def with_contenders(workload: Workload, wanted: Sequence[str]) -> Workload:
-    """Return a workload with those contenders whose name has one of some words in it.
+    """Return a workload with the contenders whose name has one of some words.
 
     Raises
     ------
     ValueError
-        If none is left; names those that there are.
+        If none is left; the message names the existing ones.
     """
     if not wanted:
         return workload

@@ -12,7 +12,7 @@ MAX_EPOCHS = 1_000
 
 
 def use_this_python() -> None:
-    """Have Spark's workers run this interpreter, and find this package wherever they start."""
+    """Let Spark's workers run this interpreter, and find this package wherever they start."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     root = str(Path(__file__).resolve().parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.getenv("PYTHONPATH")]))

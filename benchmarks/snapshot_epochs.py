@@ -1,11 +1,11 @@
-"""How much base snapshots and checkpoints slow the epochs around them.
+"""How much base snapshots and checkpoints slow down the epochs around them.
 
 ``python -m benchmarks.snapshot_epochs`` runs a running count over 2,000,000 keys on RocksDB. Epochs
 follow each other without a pause. Whenever another 1 % of the keys was written a base snapshot is
 taken and uploaded in the background; a checkpoint is triggered halfway between two of them, so that
 each has one more. With ``--by-default`` base snapshots are taken when the library's defaults say
-so, and the checkpoints have the changelog of 1 % of the keys. Each epoch is put down to what went
-on beside it, and compared with the median of all. The output is compared with what pandas computes.
+so, and the checkpoints have the changelog of 1 % of the keys. Each epoch is assigned to what ran
+beside it, and compared with the median of all. The output is compared with what pandas computes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _run(
 def _observed(
     spark: SparkSession, query: ckpt.CheckpointedQuery, epochs: Sequence[Epoch], location: str
 ) -> list[ObservedEpoch]:
-    """Put down each epoch to what went on beside it."""
+    """Assign each epoch to what ran beside it."""
     checkpoints = [
         (row.triggered_at.timestamp(), row.triggered_at.timestamp() + row.duration_ms / 1000)
         for row in query.checkpoints().collect()
@@ -141,7 +141,7 @@ def _observed(
     observed = []
     before: list[Handle] = []
     for epoch in epochs:
-        # Spark keeps the state of so many epochs only.
+        # Spark keeps the state of this many epochs only.
         is_kept = epoch.number > len(epochs) - 90
         handles = read_handles(spark, location, epoch.number, _OPERATOR) if is_kept else []
         ended_at = epoch.started_at + epoch.ms / 1000
@@ -163,7 +163,7 @@ def _observed(
 
 
 def _is_at_work(handles: Sequence[Handle]) -> bool:
-    """Tell whether a snapshot was taken in this epoch, or is being uploaded after it."""
+    """Return whether a snapshot was taken in this epoch, or is being uploaded after it."""
     return any(handle.pending is not None for handle in handles)
 
 

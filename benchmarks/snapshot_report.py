@@ -1,4 +1,4 @@
-"""What the epochs around base snapshots and checkpoints say: Markdown and JSON."""
+"""The report on epochs around base snapshots and checkpoints: Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS = ("open_ms", "process_ms", "barrier_ms")
 
 @dataclass(frozen=True, slots=True)
 class ObservedEpoch:
-    """One epoch, and what went on beside it.
+    """One epoch, and what ran beside it.
 
     `open_ms`, `process_ms` and `barrier_ms` are those of the slowest subtask.
     """
@@ -36,7 +36,7 @@ class ObservedEpoch:
 
     @property
     def beside(self) -> str:
-        """What went on beside it."""
+        """What ran beside it."""
         names = [
             name
             for name, is_so in (
@@ -59,7 +59,7 @@ class SnapshotReport:
     epochs
         In order.
     new_shares
-        Of each checkpoint, the share of bytes that the one before it had not.
+        For each checkpoint, the share of bytes that the one before did not have.
     """
 
     settings: Mapping[str, Any]
@@ -73,7 +73,7 @@ class SnapshotReport:
         return median(epoch.ms for epoch in self.epochs)
 
     def worst_ratios(self) -> list[float]:
-        """Return of each stretch of epochs beside a snapshot how slow its slowest one was."""
+        """Return the slowest epoch of each stretch beside a snapshot, as a ratio to the median."""
         worst: list[int] = []
         is_going_on = False
         for epoch in self.epochs:

@@ -1,4 +1,4 @@
-"""A processor in every way that there is to run it: with this library, and with PySpark."""
+"""A processor in all ways to run it: with this library, and with PySpark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BACKENDS = ("rocksdb", "heap")
 
 
 def ours_name(mode: str, backend: str) -> str:
-    """Return how figures call one of this library's contenders."""
+    """Return the name of one of this library's contenders in figures."""
     return f"pyspark_ckpt {_MODES[mode]}, {backend}"
 
 

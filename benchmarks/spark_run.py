@@ -1,6 +1,6 @@
 """One timed run of one streaming query, checked row by row.
 
-Measured is from the trigger of the first counted epoch to the commit of the last: planning,
+The time is from the trigger of the first counted epoch to the commit of the last: planning,
 reading, shuffle, operator, state, barrier, sink and Spark's own logs, as Spark reports them in
 ``StreamingQuery.recentProgress``, and the gaps between. Not measured are the start of the query,
 the epochs before, and the check afterwards.
@@ -42,7 +42,7 @@ def run_query(
     Raises
     ------
     WrongResultError
-        If the output or the number of epochs is not what it must be, or a checkpoint was given up.
+        If the output or the number of epochs is wrong, or a checkpoint was aborted.
     """
     counts = case.epochs_of(contender)
     all_files = files.of(counts.all)
@@ -97,7 +97,7 @@ def start_query(
     directory
         Where its output and its checkpointLocation are.
     checkpoint
-        What a query of this library is restored from, if it does not begin or go on.
+        What a query of this library is restored from, if it does not begin or continue.
     """
     stream = spark.readStream.schema(case.schema).option("maxFilesPerTrigger", 1)
     with subtasks_of(contender.subtask):
@@ -149,16 +149,16 @@ def report_epochs(query: StreamingQuery) -> list[Epoch]:
 
 
 def _offsets(report: Any, which: str) -> list[Any]:
-    # Not by the number of rows: a filter that Parquet evaluates may leave none of a file's.
+    # Not by the number of rows: a filter that Parquet evaluates may drop all rows of a file.
     return [source[which] for source in report["sources"]]
 
 
 def _checkpoints(name: str, query: StreamingQuery) -> int | None:
-    """Return how many checkpoints a query of this library took, none of them given up."""
+    """Return how many checkpoints a query of this library completed; none may be aborted."""
     if not isinstance(query, ckpt.CheckpointedQuery):
         return None
     rows = query.checkpoints().collect()
     aborted = [row.reason for row in rows if row.status != "completed"]
     if aborted:
-        raise WrongResultError(f"{name}: checkpoints were given up: {aborted}")
+        raise WrongResultError(f"{name}: checkpoints were aborted: {aborted}")
     return max((row.checkpoint_id for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""What a subtask does with a large state, step by step, each in a process of its own; no Spark.
+"""The steps of a subtask with a large state, each in a process of its own, without Spark.
 
 ``python -m benchmarks.subtask_steps STEP BACKEND DIRECTORY BYTES VALUE_BYTES`` runs one step. Every
 step leaves its handle in the directory, where the next one finds it.
@@ -35,7 +35,7 @@ _ALWAYS = Materialization(interval_ms=0, min_changelog_bytes=0, max_segments=1)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a subtask lives, and how large its state is to be."""
+    """The directories of a subtask, and the size of its state."""
 
     directory: Path
     backend: str
@@ -61,12 +61,12 @@ class Place:
         (self.directory / f"{name}.handle").write_bytes(encode_handle(handle))
 
     def open(self, handle: Handle) -> None:
-        """Open the local copy at a handle, as the first thing an epoch does."""
+        """Open the local copy at a handle, as an epoch does first."""
         with open_local_copy(self.local, self.backend, self.storage, handle) as copy:
             assert copy.backend.version() == handle.version
 
     def written(self, handle: Handle, epoch: int, size_bytes: int, first: int) -> Handle:
-        """Run an epoch that writes so much."""
+        """Run an epoch that writes this many bytes."""
         with open_local_copy(self.local, self.backend, self.storage, handle) as copy:
             writes = EpochWrites(LIMIT_BYTES // WRITES_SHARE, copy.scratch)
             noise = os.urandom(self.value_bytes)

@@ -57,7 +57,7 @@ FEW_PROCESSES = {
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"
 }
 
-# They compare with what PySpark has since 4.2.
+# They compare with what PySpark has from 4.2 on.
 collect_ignore = (
     []
     if find_spec("pyspark.sql.streaming.tws_tester")
@@ -68,8 +68,8 @@ collect_ignore = (
     ]
 )
 
-# A signal in the middle of a call to the JVM leaves an answer behind that the next call would read,
-# and every later test fails. Beside other processes this one ends instead, and another takes over.
+# A signal in the middle of a call to the JVM leaves an answer that the next call would read; then
+# every later test fails. Beside other processes this one ends instead, and another takes over.
 TIME_LIMIT_METHOD = "thread" if "PYTEST_XDIST_WORKER" in os.environ else "signal"
 
 PARALLELISM = 2
@@ -85,7 +85,7 @@ SOAK_TIME_LIMIT_S = 3600
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what starts drivers of its own, as notebooks do: it takes longest.
+    """Put tests first that start drivers of their own, as notebooks do: they take longest.
 
     Where one process runs all tests, a signal ends one beyond its limit, and the next begins. The
     signal reaches a test that waits for the JVM, but none that hangs in native code or while it

@@ -1,4 +1,4 @@
-"""Runs the examples in docstrings, as doctest does, over names that are there already."""
+"""Runs the examples in docstrings, as doctest does, with existing names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_examples(docstring: str | None, where: str, names: Mapping[str, Any]) ->
     Returns
     -------
     dict
-        The names that were there, and those that the examples made.
+        The given names, and the names that the examples defined.
     """
     globs: Names = {"__name__": "__main__", **names}  # classes travel to executors by value
     test = doctest.DocTestParser().get_doctest(docstring or "", globs, where, None, None)

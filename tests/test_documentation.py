@@ -1,4 +1,4 @@
-"""What the documentation tells a newcomer to do works."""
+"""What the documentation asks a newcomer to do works."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def python_blocks(page: Path) -> list[str]:
 
 
 def run_as_it_stands(program: str, directory: Path) -> str:
-    """Run a program in a directory, without a setting of the tests' but the Python."""
+    """Run a program in a directory, without settings of the tests except the Python."""
     (directory / "program.py").write_text(program)
     environment = {
         name: value
@@ -68,7 +68,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["rocksdb", "heap"])
 def test_conf_files_are_valid_and_set_the_backend_they_are_named_after(name: str) -> None:
-    """As ``read_conf_file`` reads them."""
+    """They are checked as ``read_conf_file`` reads them."""
     values = ckpt.read_conf_file(ROOT / "conf" / f"{name}.conf")
     assert values["spark.ckpt.state.backend.type"] == name
 
@@ -108,7 +108,7 @@ def test_notebooks_have_small_outputs(notebook: Path) -> None:
 
 
 def test_notebooks_run_in_this_environment() -> None:
-    """Whatever kernels the user has installed elsewhere: the one of notebooks is this Python."""
+    """Notebooks use this Python, whatever kernels the user has installed elsewhere."""
     manager = KernelManager(kernel_name="python3")
     assert manager.format_kernel_cmd()[0] == sys.executable
 

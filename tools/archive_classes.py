@@ -1,8 +1,8 @@
 """Archives the classes that Spark loads: a JVM that shares them starts in about half the time.
 
 ``python tools/archive_classes.py ARCHIVE JAR`` runs a small query with ``JAR`` first on the class
-path, as it then has to be; the JVM writes the archive when it ends. `make test` does so once. A JVM
-or Spark of another version takes no notice of the archive.
+path, as every user of the archive must. The JVM writes the archive when it ends. `make test` does
+so once. A JVM or Spark of another version ignores the archive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Count(StatefulProcessor):
 
 
 def main(archive: Path, first: Path) -> None:
-    """Have a JVM write the archive, which appears when it is complete."""
+    """Let a JVM write the archive, which appears when it is complete."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     unfinished = archive.with_suffix(".new")
     unfinished.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Takes out of executed notebooks what tells of the run or the machine: timings, warnings."""
+"""Removes from executed notebooks what depends on the run or the machine: timings, warnings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the programs for Bytewax share: two processes, state in memory, recovery in SQLite.
 
-A snapshot of what changed is written every ten seconds. As with Flink, a dataflow runs over a
-single row first: what that takes is its start and its end.
+A snapshot of the changes is written every ten seconds. As with Flink, a dataflow runs over a
+single row first, to measure its start and its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the programs for Flink share: input, settings, the timed job, and its output.
 
-PyFlink comes without Parquet, so the rows are first written as CSV, which is not timed. A job is
-run over a single row before it is run over all: what that takes is the start and end of any job.
+PyFlink comes without Parquet, so the rows are first written as CSV, which is not timed. A job runs
+over a single row first, to measure the start and end of any job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROW = re.compile(r"([+-][IUDA]+)\[(.*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the benchmark asks of a program."""
+    """The benchmark's request to a program."""
 
     files: Sequence[Path]
     output: Path
@@ -86,7 +86,7 @@ def _run_job(
     readers = 1 if in_order else _PARALLELISM  # a reader takes whole files
     for number in range(readers):
         rows.iloc[number::readers].to_csv(source / f"{number}.csv", index=False, header=False)
-    # The interpreter inside of Flink's process knows nothing of a virtual environment.
+    # The interpreter inside Flink's process does not know the virtual environment.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     settings = _settings(request, directory)
     environment = StreamExecutionEnvironment.get_execution_environment(settings)
@@ -125,7 +125,7 @@ def _settings(request: Request, directory: Path) -> Configuration:
 
 
 def _read(directory: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that a job has committed, without those that it took back."""
+    """Return the rows that a job has committed, without retracted ones."""
     found = []
     for file in sorted(directory.rglob("part-*")):
         for line in file.read_text(encoding="utf-8").splitlines():

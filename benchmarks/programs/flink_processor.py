@@ -30,7 +30,7 @@ class Count(KeyedProcessFunction):
 
 
 class Sessions(KeyedProcessFunction):
-    """Open sessions in a list, one timer for the one that ends first; as the others do it."""
+    """Open sessions in a list, one timer for the one that ends first, as in the other programs."""
 
     def __init__(self, gap_ms: int) -> None:
         self._gap_ms = gap_ms

@@ -10,7 +10,7 @@ _COUNT = "SELECT k, COUNT(*) AS n, SUM(v) AS total FROM input GROUP BY k"
 
 
 def _counts(tables: StreamTableEnvironment) -> DataStream:
-    # An update of a key replaces its last row, which need not be taken back first.
+    # An update of a key replaces its last row, which needs no retraction.
     schema = (
         Schema.new_builder()
         .column("k", "BIGINT NOT NULL")

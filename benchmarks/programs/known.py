@@ -1,4 +1,4 @@
-"""Which programs there are, and what they are told."""
+"""The programs of peers, and their arguments."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def session_programs(gap_ms: int, out_of_order_ms: int) -> list[Program]:
 
 
 def _without_last_row(output: pd.DataFrame) -> pd.DataFrame:
-    # They end all sessions with their input, also that of the row which ends the others.
+    # They end all sessions with their input, also the session of the row that ends the others.
     return output[output["key"] >= 0]

@@ -1,4 +1,4 @@
-"""Savepoints under measurement: what taking one and restoring from it costs, alone and under load.
+"""Measurements of savepoints: the cost of taking and restoring one, alone and under load.
 
 ``python -m benchmarks.savepoint`` measures.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.savepoint``: takes savepoints and restores from them, and says how fast.
+"""``python -m benchmarks.savepoint``: takes savepoints, restores from them, and measures both.
 
 A wrong state or output ends it with status 1 and without figures.
 """

@@ -53,7 +53,7 @@ class Round:
 
 
 class Original:
-    """A query with so many keys that runs, and that savepoints are taken of.
+    """A running query with many keys, of which savepoints are taken.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Original:
         Raises
         ------
         WrongResultError
-            If the fork's state or output is not what it must be.
+            If the fork's state or output is wrong.
         """
         take, savepoint = _timed(
             lambda: self._query.triggerSavepoint(format=savepoint_format.upper())
@@ -111,7 +111,7 @@ class Original:
         return Round(take, restore, first_epoch, copy, savepoint.size_bytes, savepoint.files)
 
     def _one_more_epoch(self, fork: ckpt.CheckpointedQuery, place: Path) -> float:
-        """Feed the fork, and the original, which has to be where its next fork begins."""
+        """Feed the fork, and also the original, which must be where its next fork begins."""
         touched = self._feed()
         seconds, _ = _timed(fork.processAllAvailable)
         expected = expected_counts(self._touched)
@@ -121,7 +121,7 @@ class Original:
         return seconds
 
     def _check_state(self, fork: ckpt.CheckpointedQuery) -> None:
-        """Compare all entries of a fork that has had no epoch yet with those of the original."""
+        """Compare all entries of a fork without an epoch with the entries of the original."""
         found, expected = (_entries(query) for query in (fork, self._query))
         if not len(expected) >= self._keys or not found.equals(expected):
             raise WrongResultError(

@@ -1,4 +1,4 @@
-"""The query that savepoints are taken of: a count per key, and the last note of each key."""
+"""The query of the savepoints: a count per key, and the last note of each key."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Program:
 
 
 def write_file(source: Path, number: int, keys: Any) -> None:
-    """Add a file with one row for each of `keys`, at once; the source takes it after all before."""
+    """Add a file with one row for each of `keys`, at once; the source reads it last."""
     random = np.random.default_rng((_SEED, number))
     notes = random.bytes(NOTE_BYTES * len(keys))
     offsets = np.arange(0, len(notes) + 1, NOTE_BYTES, dtype=np.int32)
@@ -105,6 +105,6 @@ def some_keys(number: int, keys: int, touched: int) -> Any:
 
 
 def expected_counts(touched: list[Any]) -> pd.DataFrame:
-    """Compute with pandas what comes out of epochs that touch these keys, each once."""
+    """Compute with pandas the output of epochs that touch each of these keys once."""
     rows = pd.DataFrame({"key": np.concatenate(touched)})
     return rows.assign(n=rows.groupby("key").cumcount() + 1)

@@ -1,4 +1,4 @@
-"""What savepoints are held against: a plain, durable copy of the same files."""
+"""What savepoints are compared with: a plain, durable copy of the same files."""
 
 from __future__ import annotations
 

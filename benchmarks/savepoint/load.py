@@ -1,4 +1,4 @@
-"""What a busy query feels of a savepoint: its epochs, and how far it falls behind its source."""
+"""The effect of a savepoint on a busy query: its epochs, and its delay behind its source."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Disturbance:
     format
         Of the savepoint.
     is_first
-        Whether the session had taken none before.
+        Whether it is the session's first savepoint.
     seconds
-        What it took.
+        Its duration.
     epochs_ms
         Of the epochs that it overlapped.
     quiet_ms
         Of those before.
     delay_ms, quiet_delay_ms
-        The longest time from the arrival of a file to its commit, meanwhile and before.
+        The longest time from the arrival of a file to its commit, during and before.
     recovered_seconds
-        From the end of the savepoint to the first commit that was no later than the latest before;
-        ``None`` if none of the epochs that were looked at was.
+        From the end of the savepoint to the first commit with no more delay than before;
+        ``None`` if no measured epoch had one.
     """
 
     format: str
@@ -88,7 +88,7 @@ class _Feeder:
 def disturb(
     program: Program, keys: int, rows: int, repetitions: int, directory: Path
 ) -> list[Disturbance]:
-    """Run a query that is busy for most of the time and take savepoints of it.
+    """Run a query that is busy most of the time, and take savepoints of it.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def disturb(
     Raises
     ------
     WrongResultError, CkptError
-        If its output or a savepoint is not what it must be.
+        If its output or a savepoint is wrong.
     """
     feeder = _Feeder(program, keys, rows)
     feeder.add(np.random.default_rng(keys).permutation(keys))

@@ -1,4 +1,4 @@
-"""What came out, as Markdown and JSON."""
+"""The results, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _LOAD_TEXT = (
 
 @dataclass
 class Results:
-    """All that was measured.
+    """All measurements.
 
-    Rounds are by backend and format: with the keys that were asked for, and with few.
+    Rounds are by backend and format: with the requested keys, and with few.
     """
 
     machine: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Results:
         return Spread.of(net), Spread.of([getattr(each, what) / each.copy for each in rounds])
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures; nothing of what was not measured."""
+        """Return all measured figures."""
 
         def by_turn(rounds: Mapping[tuple[str, str], Sequence[Round]]) -> dict[str, Any]:
             return {", ".join(turn): [asdict(each) for each in of] for turn, of in rounds.items()}

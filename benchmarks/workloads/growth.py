@@ -1,4 +1,4 @@
-"""W5: what becomes slower as state grows: an epoch, and a restart."""
+"""W5: how an epoch and a restart become slower as state grows."""
 
 from __future__ import annotations
 
@@ -134,5 +134,5 @@ def _delete_local_copies(run: FinishedRun) -> int:
 
 
 def _size_bytes(directory: Path) -> int:
-    """Return what a directory takes on disk; files that are not fully there count as they are."""
+    """Return the size of a directory on disk; sparse files count by their blocks."""
     return sum(512 * path.stat().st_blocks for path in directory.rglob("*") if path.is_file())

@@ -43,7 +43,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def write_events(events: int, directory: Path, epochs: int) -> InputFiles:
-    """Write so many epochs of 20 s, and one with a single bid far ahead, which ends every window.
+    """Write epochs of 20 s, and one with a single bid far ahead, which ends every window.
 
     Parameters
     ----------

@@ -35,12 +35,12 @@ def merged(sessions: Iterable[Session], gap_ms: int) -> list[Session]:
 
 
 class _Sessions(StatefulProcessor):
-    """What both kinds of processor do with the state.
+    """The work of both kinds of processor with the state.
 
     Parameters
     ----------
     gap_ms
-        A session ends so long after its last event.
+        A session ends this long after its last event.
     """
 
     def __init__(self, gap_ms: int) -> None:

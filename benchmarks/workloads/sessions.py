@@ -111,7 +111,7 @@ def session_windows(gap_ms: int, df: DataFrame) -> DataFrame:
 
 
 def write_sessions(keys: int, directory: Path, epochs: int) -> InputFiles:
-    """Write so many epochs, and one with a single row far ahead, which ends every session."""
+    """Write epochs, and one with a single row far ahead, which ends every session."""
     written = write_files(directory, _epochs(keys, epochs))
     ahead_ms = _ORIGIN_MS + (epochs + 1_000) * EPOCH_MS
     last = pd.DataFrame({"key": [_LAST_KEY], "time_ms": [ahead_ms]})
@@ -134,7 +134,7 @@ def _epochs(keys: int, epochs: int) -> Iterator[pd.DataFrame]:
 
 
 def closed_sessions(gap_ms: int, files: Sequence[Path]) -> pd.DataFrame:
-    """Compute with pandas every session but the one that the last row opens."""
+    """Compute with pandas every session except the one that the last row opens."""
     rows = read_files(files)
     return sessions_of(rows[rows["key"] != _LAST_KEY], gap_ms)
 

@@ -149,7 +149,7 @@ def _rows(random: np.random.Generator, keys: np.ndarray[Any, Any]) -> pd.DataFra
 
 
 def categories_by_epoch(files: Sequence[Path]) -> pd.DataFrame:
-    """Compute with pandas what comes out: a row per key, touched category and epoch."""
+    """Compute with pandas the output: a row per key, touched category and epoch."""
     of_entry = ["key", "category"]
     epochs = [
         pd.read_parquet(file)

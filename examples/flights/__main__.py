@@ -54,7 +54,7 @@ def run_original(
         query = query_writer.start()
         follow(query, int(in_first_half.sum()), show)
         savepoint = query.triggerSavepoint(str(output / "savepoints"))
-        console.print(f"savepoint of epoch {savepoint.epoch} taken, the query runs on")
+        console.print(f"savepoint of epoch {savepoint.epoch} taken, the query continues")
         deliver(flights[~in_first_half], source)
         follow(query, len(flights), show)
         seconds = monotonic() - started

@@ -1,8 +1,8 @@
 """The New York flights of 2013: loaded, cleaned, and cut into the files of a stream.
 
 All 336,776 rows are replayed, one file per week, by the time at which a flight left the gate. A
-cancelled flight never did: it is replayed at its scheduled departure, and so takes part in the
-stream without being a leg. 2,512 of the cancelled flights have no tail number; their key is null.
+cancelled flight is replayed at its scheduled departure: it takes part in the stream without being a
+leg. 2,512 of the cancelled flights have no tail number; their key is null.
 
 All times are UTC without a zone, so that a difference of two is right wherever this runs. The data
 set has the delays in minutes and the scheduled hour in UTC, but clock times of arrivals in the

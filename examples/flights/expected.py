@@ -1,7 +1,7 @@
-"""The same results by plain pandas over the whole year at once, and the comparison.
+"""The same results from plain pandas over the whole year at once, and the comparison.
 
-Nothing here is shared with the processor but the order of an aircraft's flights: columns, not rows,
-and groups of the whole year, not state.
+This code shares only the order of an aircraft's flights with the processor. It works on columns,
+not rows, and on groups of the whole year, not state.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def expected_turnarounds(flights: pd.DataFrame, threshold_min: pd.Series) -> pd.
 
 
 def in_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give output rows their types and a unique order."""
+    """Return output rows with their types, in a unique order."""
     typed = rows[list(COLUMN_TYPES)].replace({None: np.nan}).astype(COLUMN_TYPES)
     return typed.sort_values(["tailnum", "flights"], ignore_index=True)
 
@@ -92,7 +92,7 @@ def differences(actual: pd.DataFrame, expected: pd.DataFrame) -> pd.DataFrame:
 
 
 def _previous_legs(legs: pd.DataFrame) -> pd.DataFrame:
-    """Return what is known of each leg's previous one; nothing if that was diverted."""
+    """Return what is known of each leg's previous leg; nothing if it was diverted."""
     known = legs[["dest", "arrived", "arr_delay"]].where(legs["arrived"].notna())
     known.columns = ["last_airport", "last_arrived", "last_delay"]
     return known.groupby(legs["tailnum"], dropna=False).shift()

@@ -58,7 +58,7 @@ def turnarounds(
     threshold_min
         See :class:`examples.flights.processor.Turnarounds`.
     backend
-        What keeps the state: ``rocksdb`` or ``heap``.
+        Where the state is: ``rocksdb`` or ``heap``.
     """
     flights = (
         spark.readStream.schema(STREAM_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
@@ -95,7 +95,7 @@ def follow(
         sleep(_POLL_SECONDS)
         rows, epochs = _done(query)
         show(rows, epochs)
-    query.processAllAvailable()  # raises what the query failed with
+    query.processAllAvailable()  # raises the error of the query
     show(*_done(query))
 
 

@@ -72,7 +72,7 @@ class Turnarounds(StatefulProcessor):
         self._threshold_min = threshold_min
 
     def init(self, handle: Any) -> None:
-        """Ask for the states; called once per task and epoch."""
+        """Create the states; called once per task and epoch."""
         self._last_arrival = handle.getValueState(
             "last_arrival", "airport string, arrived timestamp_ntz, delay_min int"
         )

@@ -1,4 +1,4 @@
-"""What the job shows: progress, checkpoints, both results side by side, the verdict."""
+"""The job's output: progress, checkpoints, both results side by side, the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workloads without Spark, for tests of what is done with their runs."""
+"""Workloads without Spark, for tests of the code that uses their runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def workload(targets: list[Target], figure: Figure = Figure.ROWS_PER_SECOND) -> 
 
 
 def run(rows: int, *epochs_ms: int, gap_ms: int = 0) -> Run:
-    """A run of epochs with so many rows each, one after the other with a gap between."""
+    """Return a run of epochs with this many rows each, with gaps between them."""
     epochs = []
     started_at = 0.0
     for number, ms in enumerate(epochs_ms):

@@ -1,4 +1,4 @@
-"""Contenders take turns, over parts of a workload that somebody asked for."""
+"""Contenders take turns, over the requested parts of a workload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wrong output is found, whatever is wrong with it."""
+"""A wrong output is found, whatever the error is."""
 
 from __future__ import annotations
 

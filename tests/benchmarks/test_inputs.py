@@ -1,4 +1,4 @@
-"""Input data: the same everywhere, and as the workloads say; what must come out of it."""
+"""Input data is the same everywhere and as the workloads say; so is the expected output."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_running_counts_are_those_of_a_dictionary(tmp_path: Path) -> None:
     assert {key: (n, total) for key, n, total in last.itertuples(index=False)} == state
 
 
-def test_a_category_counts_on_from_epoch_to_epoch(tmp_path: Path) -> None:
+def test_a_category_continues_to_count_over_epochs(tmp_path: Path) -> None:
     files = WORKLOADS["W3"](SCALE).cases[0].write(tmp_path, 3).of(3)
     rows, expected = read_files(files), categories_by_epoch(files)
     last = expected.sort_values("epoch").groupby(["key", "category"]).tail(1)

@@ -1,4 +1,4 @@
-"""The stopwatch of an epoch's phases, and the calls that it is put around."""
+"""The stopwatch of an epoch's phases, and the calls that it wraps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that moves when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0

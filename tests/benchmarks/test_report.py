@@ -1,4 +1,4 @@
-"""What the report says, and that the same is in the JSON."""
+"""The content of the report, which is also in the JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_targets_are_judged_across_cases_too() -> None:
     assert "- ms, large / small: 1.20 (1.20 to 1.20), target at most 1.3: reached" in text
 
 
-def test_settings_machine_and_breakdown_are_told() -> None:
+def test_settings_machine_and_breakdown_are_shown() -> None:
     text = report(("## Where an epoch goes", "somewhere")).markdown()
     assert "Settings: scale 1." in text
     assert "Machine: CPUs 2." in text

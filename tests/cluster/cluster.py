@@ -1,4 +1,4 @@
-"""The program and its executors, as processes: feed it, hold it at a phase, kill, look after."""
+"""The program and its executors as processes: feed it, hold it at a phase, kill it, check it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEADLINE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task ran, as it noted it itself; `phase` and `file` if it is held."""
+    """Where a task ran, by its own note; `phase` and `file` if it is held."""
 
     executor: int
     worker: int
@@ -42,8 +42,7 @@ class Task:
 class Cluster:
     """A run of the program below `work`.
 
-    An executor that is not heard of for `heartbeat_timeout` is given up by the driver. `conf` is of
-    Spark.
+    The driver gives up an executor without a heartbeat for `heartbeat_timeout`. `conf` is Spark's.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Cluster:
 
     @contextmanager
     def running(self) -> Iterator[Cluster]:
-        """Start the program, and let no process of it survive."""
+        """Start the program; no process of it survives the block."""
         for name in ("input", "marks", "spark"):
             (self.work / name).mkdir(exist_ok=True)
         for mark in self.marks.iterdir():  # of an earlier run
@@ -107,7 +106,7 @@ class Cluster:
         return (self.work / "location" / "commits" / str(epoch)).exists()
 
     def await_checkpoint(self) -> None:
-        """Wait until a checkpoint is complete that was not there at the last call."""
+        """Wait until a checkpoint is complete that was not complete at the last call."""
         before = self._newest_checkpoint
         self.until(
             lambda: max(self._checkpoints(), default=-1) > before, "no checkpoint was completed"
@@ -158,7 +157,7 @@ class Cluster:
         return Task(**{**note, "local": Path(note["local"])})
 
     def let_go(self) -> None:
-        """Let the held task go on; nothing happens if it is dead."""
+        """Let the held task continue; nothing happens if it is dead."""
         gate = os.open(self.marks / "gate", os.O_RDWR)  # opened for writing it would wait
         os.close(gate)
 
@@ -171,13 +170,13 @@ class Cluster:
         self.killed.append(task)
 
     def suspend(self, task: Task) -> None:
-        """Have the executor of a task and its workers stand still, as if the host did."""
+        """Suspend the executor of a task and its workers, as if the host stood still."""
         self._suspended = _family(task.executor)
         for process in self._suspended:
             process.suspend()
 
     def resume(self, task: Task) -> bool:
-        """Let a suspended task write its segment, then its executor go on to its end.
+        """Let a suspended task write its segment, then let its executor continue to its end.
 
         False if Spark had killed the executor before: it waits ten seconds for one to end.
         """
@@ -217,7 +216,7 @@ class Cluster:
 
 
 def environment(work: Path) -> dict[str, str]:
-    """What drivers, workers and executors of a run below `work` have."""
+    """Return the environment of drivers, workers and executors of a run below `work`."""
     # Executors get their working directories below SPARK_HOME, which is the installed package.
     home = work / "spark"
     home.mkdir(exist_ok=True)
@@ -233,7 +232,7 @@ def environment(work: Path) -> dict[str, str]:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process and all that it and they started."""
+    """Return a process and all its descendants."""
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]
@@ -249,7 +248,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def users_of(directory: Path) -> list[str]:
-    """The files below a directory that any process has open or stands in."""
+    """Return the files below a directory that a process has open or has as working directory."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -261,7 +260,7 @@ def users_of(directory: Path) -> list[str]:
 
 
 def held_locks(directory: Path) -> list[Path]:
-    """The lock files below a directory, of this library and of RocksDB, that someone holds."""
+    """Return the held lock files below a directory, of this library and of RocksDB."""
     return [path for path in directory.rglob("*") if path.name in ("lock", "LOCK") and _held(path)]
 
 

@@ -1,4 +1,4 @@
-"""Spark's standalone master and two workers, each of a host of its own: addresses of loopback.
+"""Spark's standalone master and two workers on hosts of their own: addresses of loopback.
 
 On ``local-cluster`` all executors are of one host, and Spark runs no second attempt of a task on a
 host that has the first.
@@ -20,7 +20,7 @@ _MASTER = "127.0.0.1"
 
 @contextmanager
 def two_hosts(work: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """Run master and workers with their files below `work`; yields the master's URL.
+    """Run master and workers with their files below `work`; yield the master's URL.
 
     Executors inherit the workers' environment.
     """

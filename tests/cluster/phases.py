@@ -1,8 +1,8 @@
 """Where an epoch of a subtask can be held, in a Python worker of an executor.
 
-The test arms a phase by a file; whoever comes there first takes the file, notes who it is, and
-waits at a FIFO until it is killed or let go. The phases of the library are told by the files that
-it touches (an audit hook of Python sees them), so the code that runs is the real one.
+The test arms a phase by a file. The first task there takes the file, notes its identity, and waits
+at a FIFO until it is killed or released. The library's phases are recognised by the files that it
+touches (an audit hook of Python sees them), so the code that runs is the real one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def hold(phase: str, file: str | None = None) -> None:
 
 
 def _note(name: str, more: dict[str, Any]) -> None:
-    """Tell who this is, in a mark that appears at once."""
+    """Write this task's identity into a mark that appears at once."""
     daemon = os.getppid()
     note = {
         "executor": int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1]),

@@ -1,9 +1,9 @@
 """A driver on ``local-cluster[2,1,1024]``: each executor is a JVM of its own.
 
 ``python program.py WORK_DIRECTORY BACKEND HEARTBEAT_TIMEOUT [KEY=VALUE ...]`` numbers the rows of
-what is put into ``WORK_DIRECTORY/input`` until there is ``marks/finish``; keys are of Spark's conf,
-``spark.master`` too. Meanwhile ``marks/status`` has what the
-driver knows: how many executors it has, and how many tasks of the stateful stage have ended.
+the files in ``WORK_DIRECTORY/input`` until ``marks/finish`` exists. The keys are of Spark's conf,
+``spark.master`` included. Meanwhile ``marks/status`` has what the driver knows: how many executors
+it has, and how many tasks of the stateful stage have ended.
 """
 
 from __future__ import annotations

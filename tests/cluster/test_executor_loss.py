@@ -52,7 +52,7 @@ def _kill_in_each_phase(cluster: Cluster) -> None:
 
 
 def _hold(cluster: Cluster, phase: str) -> Task:
-    """Feed until a task is held at the phase, which not every epoch comes to."""
+    """Feed until a task is held at the phase, which not every epoch reaches."""
     cluster.await_checkpoint()
     cluster.arm(phase)
     while not cluster.is_held():
@@ -81,10 +81,10 @@ def _kill_after_the_task(cluster: Cluster) -> None:
 
 
 def _end_and_check(cluster: Cluster) -> None:
-    """Check that nobody uses what dead executors left, and that the run leaves nothing.
+    """Check that no process uses files of dead executors, and that the run leaves nothing.
 
     Spark gives each executor process a directory of its own, so no replacement sees a stale copy.
-    It deletes that of a killed one not before the application ends, shuffle files and our copy.
+    Spark deletes the directory of a killed executor only when the application ends.
     """
     directories = {dead.local for dead in cluster.killed}
     assert len(directories) == len(cluster.killed)
@@ -111,7 +111,7 @@ def _unfinished_files(cluster: Cluster) -> set[Path]:
 
 
 def _run_past_what_is_kept(cluster: Cluster) -> None:
-    """Have the query go on until a checkpoint needs nothing of the epochs before."""
+    """Let the query continue until a checkpoint needs nothing of the epochs before."""
     with cluster.running():
         for _ in range(KEPT_PREDECESSORS + 2):
             cluster.await_epoch(cluster.feed())
@@ -122,7 +122,7 @@ def _run_past_what_is_kept(cluster: Cluster) -> None:
 
 
 def _digests(cluster: Cluster, partition: int) -> dict[str, str]:
-    """Digests of what Spark stored of a subtask."""
+    """Return the digests of what Spark stored of a subtask."""
     directory = cluster.work / "location" / "state" / "0" / str(partition)
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -149,7 +149,7 @@ def test_twenty_kills_in_a_row(tmp_path: Path, chance: random.Random, backend: s
 
 
 def _stand_still(cluster: Cluster) -> Task:
-    """Suspend an executor until the driver has lost it, and if it can be until its epoch is over.
+    """Suspend an executor until the driver has lost it, and if possible until its epoch is over.
 
     Spark kills it ten seconds after it is lost, so there is no waiting for the epoch for longer.
     """
@@ -167,7 +167,7 @@ def _stand_still(cluster: Cluster) -> Task:
 @pytest.mark.own_jvm
 @pytest.mark.soak
 def test_an_executor_that_stands_still_is_fenced(tmp_path: Path, chance: random.Random) -> None:
-    """It goes on when the driver has given it up: what it wrote counts for nothing.
+    """It continues after the driver has given it up: what it wrote does not count.
 
     The next run starts from what is stored, so it sees what the zombie did to that.
     """

@@ -30,9 +30,9 @@ ROUNDS = 3
 @pytest.mark.soak
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_task_and_its_speculative_twin_both_finish(tmp_path: Path, backend: str) -> None:
-    """Scenario 14: exact results, one handle per subtask, and the loser's segment goes.
+    """Scenario 14: exact results, one handle per subtask; the loser's segment is deleted.
 
-    Both attempts are held with their segment written and not yet named, and go on at once.
+    Both attempts are held with a segment that is written and not yet named, and then released.
     """
     seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
     print(f"CKPT_TEST_SEED={seed}")
@@ -59,7 +59,7 @@ def test_a_task_and_its_speculative_twin_both_finish(tmp_path: Path, backend: st
 
 
 def twins_that_finish(cluster: Cluster) -> set[str]:
-    """Hold a task and its twin at their barriers, let both go on; return their segments."""
+    """Hold a task and its twin at their barriers, release both; return their segments."""
     cluster.arm("barrier")
     epoch = cluster.feed()
     first = cluster.await_held()

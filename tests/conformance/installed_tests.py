@@ -1,4 +1,4 @@
-"""PySpark's own tests, which every installed package carries in the archive that workers import."""
+"""PySpark's own tests, which each installed package has in the archive that workers import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = (
 
 
 def open_archive() -> None:
-    """Make the packages importable that the archive has and the installed directory lacks."""
+    """Make packages importable that are in the archive and not in the installed directory."""
     for name in ("pyspark.sql", "pyspark.testing"):
         package = importlib.import_module(name)
         inside = f"{_ARCHIVE}/{name.replace('.', '/')}"

@@ -1,4 +1,4 @@
-"""PySpark's tests that do not apply to this library: which, why, and what they fail with."""
+"""PySpark's tests that do not apply to this library: names, reasons, and how they fail."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class NotApplying:
     Parameters
     ----------
     tests
-        Names of test methods, in whichever class, or patterns of ``class::method``.
+        Names of test methods, in any class, or patterns of ``class::method``.
     reason
         Why the library does not do what they check.
     failure
-        A regular expression that what they fail with matches.
+        A regular expression that matches their failure.
     always
-        Whether they must fail; if not, a pass tells nothing, because timing decides.
+        Whether they must fail; if not, a pass means nothing, because timing decides.
     """
 
     tests: tuple[str, ...]

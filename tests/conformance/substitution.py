@@ -1,4 +1,4 @@
-"""Our operator, writer and harness in the places of PySpark's, for PySpark's own tests."""
+"""This library's operator, writer and harness in place of PySpark's, for PySpark's own tests."""
 
 from __future__ import annotations
 

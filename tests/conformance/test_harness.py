@@ -1,4 +1,4 @@
-"""The harness, in the place of TwsTester; the fuzz tests compare it with a query of ours."""
+"""The harness in place of TwsTester; the fuzz tests compare it with a query of this library."""
 
 from __future__ import annotations
 

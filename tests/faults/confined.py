@@ -27,7 +27,7 @@ _MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 def in_a_process(
     function: Callable[..., None], *arguments: object, before: tuple[str, ...] = ()
 ) -> None:
-    """Call a function of a test module with a path and texts; fails with what it raises."""
+    """Call a function of a test module with a path and texts; raise what it raises."""
     module = ".".join(Path(function.__code__.co_filename).relative_to(ROOT).with_suffix("").parts)
     command = [
         *before,
@@ -54,7 +54,7 @@ def in_a_process(
 def on_a_small_disk(
     function: Callable[..., None], directory: Path, size_bytes: int, *arguments: object
 ) -> None:
-    """The same, with a disk of its own at `directory`, its first argument."""
+    """Do the same with a disk of its own at `directory`, the first argument."""
     if not _may_mount():
         pytest.skip("there is no right to mount a disk, not even in a namespace")
     directory.mkdir()
@@ -75,7 +75,7 @@ class Ballast:
         self._path = directory / "ballast"
 
     def leave(self, pages: int) -> None:
-        """Take all room but so many pages."""
+        """Take all room except this many pages."""
         self.drop()
         status = os.statvfs(self._path.parent)
         with self._path.open("wb") as file:

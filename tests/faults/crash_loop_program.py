@@ -1,9 +1,9 @@
-"""A query without Spark in a process that is killed at any moment, and goes on in the next one.
+"""A query without Spark in a process that is killed at any moment; the next one continues it.
 
 ``python crash_loop_program.py DIRECTORY BACKEND SEED`` forks a process of the query for each line
-that it reads, says its id, and says ``ended`` when it is dead. The query says each checkpoint that
-it took and its epoch. Forking spares the import of the library, so that many deaths take little
-time. What Spark's state store would hold, the handles, are in a file for each epoch.
+that it reads, prints its id, and prints ``ended`` when it is dead. The query prints each checkpoint
+that it took and its epoch. A fork needs no import of the library, so many deaths take little time.
+The handles, which Spark's state store would have, are in a file for each epoch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def writes_of(seed: int, epoch: int) -> Writes:
 
 
 def models_of(seed: int) -> Iterator[Model]:
-    """Yield what the state is after each epoch."""
+    """Yield the state after each epoch."""
     model: Model = {uid: {} for uid in UIDS}
     epoch = 0
     while True:
@@ -86,7 +86,7 @@ def _keep(query: KeyedQuery, made: dict[str, dict[int, Handle]], path: Path) -> 
 
 
 def _load(query: KeyedQuery, kept: Path) -> None:
-    """Let the query have what was committed; a later file is of an epoch that was not."""
+    """Load what was committed; a later file is of an epoch that was not committed."""
     commits = (query.spark.location / "commits").glob("*")
     epoch = max((int(path.name) for path in commits), default=None)
     if epoch is None:

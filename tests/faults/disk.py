@@ -1,8 +1,8 @@
 """A disk that fails single operations, or loses power with all that was not synced.
 
-The model is the least that POSIX promises: a file's bytes are durable once it was synced, and a
-name once its directory was. Operations are those of :mod:`os` that change a disk; all really happen
-until the power is gone.
+The model is the minimum that POSIX promises: a file's bytes are durable after its sync, a name
+after the sync of its directory. The operations are those of :mod:`os` that change a disk. They
+really happen until the power is gone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Disk:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Run with the disk in the place of the real one."""
+        """Run with the disk in place of the real one."""
         with pytest.MonkeyPatch.context() as patch:
             for name in _OPERATIONS:
                 patch.setattr(os, name, self._watch(name, getattr(os, name)))
@@ -61,7 +61,7 @@ class Disk:
                     os.close(descriptor)
 
     def after_power_loss(self, target: Path, chance: random.Random) -> None:
-        """Build the directory as it is found when the power is back.
+        """Build the directory as it is after the power is back.
 
         A file with a durable name whose bytes were not synced has any part of them, or zeros.
         """
@@ -100,7 +100,7 @@ class Disk:
         return Path(argument) if isinstance(argument, (str, Path)) else None
 
     def _note(self, path: Path) -> None:
-        """Take a file's bytes, or a directory's names, for durable."""
+        """Note a file's bytes, or a directory's names, as durable."""
         # Held open, an inode is not given to another file.
         descriptor = os.open(path, os.O_RDONLY)
         self._held.append(descriptor)

@@ -1,8 +1,8 @@
 """A driver in a process of its own that stops itself at one operation.
 
-``python driver_program.py URL SETTINGS CHECKPOINTS OPERATION OCCURRENCE``: takes so many
-checkpoints. It stops before that operation has happened for that time (``before OPERATION``) or
-after it (``after OPERATION``), and says what became of its checkpoints, one JSON line each.
+``python driver_program.py URL SETTINGS CHECKPOINTS OPERATION OCCURRENCE`` takes this many
+checkpoints. It stops before the n-th occurrence of the operation (``before OPERATION``) or after it
+(``after OPERATION``), and prints the result of each checkpoint as a JSON line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StoppingStorage(FaultyStorage):
     @staticmethod
     def _stop() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
-        # With several threads, this one may run on for a moment: it waits to be told to go on.
+        # With several threads, this one may run on for a moment: it waits for a line of its input.
         sys.stdin.readline()
 
 
@@ -55,11 +55,11 @@ def main(url: str, settings: str, checkpoints: str, stop_at: str, occurrence: st
         try:
             taken = runner.take(epochs.committed_epoch, periodic=False)
         except CheckpointAbortedError as exc:
-            told = {"reason": exc.reason.value if exc.reason else None, "message": str(exc)}
+            report = {"reason": exc.reason.value if exc.reason else None, "message": str(exc)}
         else:
             assert isinstance(taken, CompletedCheckpoint)
-            told = {"completed": taken.checkpoint_id}
-        print(json.dumps(told), flush=True)
+            report = {"completed": taken.checkpoint_id}
+        print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

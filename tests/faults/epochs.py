@@ -1,9 +1,8 @@
-"""A query without Spark, on any storage: commits epochs and has them gathered as a driver does.
+"""A query without Spark, on any storage: it commits epochs, and gathers them as a driver does.
 
-What a real query leaves to Spark is written here as Spark writes it: the logs of a
-``checkpointLocation``, the log of a file source, and the state of an operator of Spark's own. The
-handles, which Spark's state store would hold, are in memory. Everything that reads, copies, checks
-and cleans is the library's.
+This module writes what Spark would write: the logs of a ``checkpointLocation``, the log of a file
+source, and the state of an operator of Spark's own. The handles, which Spark's state store would
+have, are in memory. The library's own code reads, copies, checks and cleans.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NATIVE_ID = 2
 
 
 class SparkFiles:
-    """What Spark writes into a ``checkpointLocation``: its logs, and the log of a file source.
+    """Spark's files in a ``checkpointLocation``: its logs, and the log of a file source.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ class Epochs:
     storage
         Where the tasks write.
     location
-        The ``checkpointLocation`` with Spark's files, by default one that goes with this object.
+        The ``checkpointLocation`` with Spark's files; the default one is deleted with this object.
     """
 
     def __init__(self, storage: Storage, location: Path | None = None) -> None:
@@ -114,7 +113,7 @@ class Epochs:
         return epoch
 
     def commit_handle(self, handle: Handle) -> None:
-        """Commit an epoch that somebody else has run for the busy operator."""
+        """Commit an epoch that another process has run for the busy operator."""
         epoch = len(self.handles)
         assert handle.epoch == epoch
         if self.rare is None:

@@ -1,4 +1,4 @@
-"""A storage around another one, whose operations fail, hang, are cut or are seen late."""
+"""A storage around another one; its operations fail, hang, are cut or appear late."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FAULTS = ("before", "after", "truncate")
 
 @dataclass
 class Plan:
-    """Which operation meets which fault; the operations are numbered from 0 as they come.
+    """Which operation has which fault; the operations are numbered from 0 in their order.
 
-    An operation may be chosen by its name in `fails_on` instead. `delay` is called in the place of
-    a fault, before the operation.
+    An operation may be chosen by its name in `fails_on` instead. `delay` is called before the
+    operation, in place of a fault.
     """
 
     index: int | None = None

@@ -1,4 +1,4 @@
-"""A query without Spark whose state is real: keys in subtasks of two operators, and a model of it.
+"""A query without Spark with real state: keys in subtasks of two operators, and a model.
 
 Subtasks run epochs with the library's backends, barrier and base snapshots. Its runner gathers,
 checks and cleans, savepoints are written and forks are seeded by its own code, redistribution
@@ -66,7 +66,7 @@ _INLINE_BYTES = {"count": 0, "rare": 60}
 
 @dataclass
 class Faults(Plan):
-    """As a plan; one that `is_final` has everything fail from its operation on: a death."""
+    """The faults as a plan; with `is_final`, everything fails from the operation on."""
 
     is_final: bool = False
 
@@ -75,7 +75,7 @@ class Faults(Plan):
         return is_due or (self.is_final and self.was_hit)
 
     def set(self, index: int, fault: str = "before", *, is_final: bool = False) -> None:
-        """Let the operation that comes after `index` others meet the fault."""
+        """Let the operation after `index` others have the fault."""
         self.index, self.fault, self.is_final = len(self.done) + index, fault, is_final
 
     def clear(self) -> None:
@@ -94,7 +94,7 @@ def stored_key(key: str) -> bytes:
 
 @dataclass(frozen=True)
 class Call:
-    """What a subtask did in an epoch.
+    """The work of a subtask in an epoch.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Call:
 
 
 class Subtask(MaterializedSubtask):
-    """A subtask; Spark may run its epochs twice, and begin from the handle that did not count.
+    """A subtask; Spark may run its epochs twice, and start from the handle that did not count.
 
     `line` are the committed handle and the handles that led to it, oldest first: each call began
     from the handle before its own. `loser_line` leads to the handle that did not count.
@@ -194,7 +194,7 @@ class Subtask(MaterializedSubtask):
 
 @dataclass
 class KeyedQuery:
-    """A query, its directories, and what its state was after each epoch.
+    """A query, its directories, and its state after each epoch.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ class KeyedQuery:
 
     @property
     def model(self) -> Model:
-        """What the state is."""
+        """Return the state."""
         return self.models[max(self.models)] if self.models else {uid: {} for uid in UIDS}
 
     @property
@@ -358,7 +358,7 @@ class KeyedQuery:
 def by_subtask(
     query: KeyedQuery, writes: Mapping[str, Mapping[str, bytes | None]]
 ) -> Iterator[tuple[str, int, dict[bytes, bytes | None]]]:
-    """Yield what each subtask writes that gets rows; the others are idle."""
+    """Yield the writes of each subtask that gets rows; the others are idle."""
     for uid, its in writes.items():
         for place in sorted({subtask_of(key, query.parallelism) for key in its}):
             yield (

@@ -1,4 +1,4 @@
-"""Runs a function as a user without rights, since root may do everything."""
+"""Runs a function as a user without rights, because root may do everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query's checkpoints and savepoints hold and need, to be compared with its model.
+"""The content of a query's checkpoints and savepoints, and the files that they need.
 
 Files are found and checked without the library: by every reference in what is stored.
 """
@@ -64,7 +64,7 @@ def storage_parent(storage: Storage) -> Path | None:
 
 
 def files_in(thing: Any) -> dict[str, tuple[int, str]]:
-    """Return the size and digest of each file that a stored structure names, however deep."""
+    """Return the size and digest of each file that a stored structure names, at any depth."""
     if not isinstance(thing, (dict, list)):
         thing = msgspec.json.decode(msgspec.json.encode(thing))
     found: dict[str, tuple[int, str]] = {}
@@ -136,7 +136,7 @@ def _next_begin_from(query: KeyedQuery) -> list[Handle]:
 
 
 def without_owner(query: KeyedQuery) -> set[str]:
-    """Return the files that may not be there after the cleaner has run.
+    """Return the files that must not exist after the cleaner has run.
 
     Checkpoints and the next epoch need files. Besides, for each subtask that the newest checkpoint
     covers there may be what was written in the epoch of the handle before its last one and later,

@@ -2,8 +2,8 @@
 
 ``python subtask_program.py URL DIRECTORY BACKEND STOP_AT`` reads the committed handle and what the
 epoch writes from its input, as JSON, and stops (SIGSTOP) at ``STOP_AT``: ``base`` or ``segment``,
-written and not named yet, or ``handle``, when the segment has its name. Told to go on, it prints
-its handle. The file it was writing may be gone by then: it prints the error.
+written and not named yet, or ``handle``, when the segment has its name. When it continues, it
+prints its handle. The file that it was writing may be deleted by then: it prints the error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares what the golden query told with what it must tell."""
+"""Compares what the golden query emitted with what it must emit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(sink: Sink, told: Sequence[Mapping[str, Any]], counted: Mapping[str, i
 def check_rescaled(
     sink: Sink, told: Sequence[Mapping[str, Any]], counted: Mapping[str, int], dealt: set[int]
 ) -> None:
-    """The same at another parallelism; `dealt` is all that lists of subtasks had before."""
+    """Check the same at another parallelism; `dealt` is all that lists of subtasks had before."""
     lines = _lines(sink)
     first_dealt: dict[int, list[int]] = {}
     first_fired: dict[int, int] = {}
@@ -65,7 +65,7 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def check_timers(sink: Sink, waiting: Sequence[tuple[int, str]]) -> None:
-    """Check that the query told of these timers only, in the order of time in each subtask."""
+    """Check that the query emitted these timers only, in the order of time in each subtask."""
     lines = [line for line in _lines(sink) if line["what"] == "timer"]
     assert sorted((line["told"]["at"], line["k"]) for line in lines) == sorted(waiting)
     for subtask in {line["subtask"] for line in lines}:

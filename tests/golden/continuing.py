@@ -1,4 +1,4 @@
-"""Gives a query that began as golden data the input that comes next."""
+"""Gives a query that began as golden data the next input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     options: Any,
     restore: Any = None,
 ) -> Sink:
-    """Give the query the input that comes next, until it has told all."""
+    """Give the query the next input, until it has emitted everything."""
     for number, files in expected["later"].items():
         write_input(base, int(number), files["rows"], files["rules"])
     sink = Sink()

@@ -1,7 +1,7 @@
 """Continues a golden location in a process of its own, with whatever version is on PYTHONPATH.
 
 ``python -m tests.golden.earlier_program BASE LOCATION OPTIONS RESULT [CHECKPOINT]``: first verifies
-all retained checkpoints, then takes all input that is there, and writes what the query emitted.
+all retained checkpoints, then processes all available input, and writes what the query emitted.
 With a checkpoint, the query restores from it into a fresh location.
 """
 

@@ -5,7 +5,7 @@ what is checked in is never made again.
 
 ``<backend>-<format>`` is a savepoint of keyed state with its stored entries. ``whole-<backend>`` is
 a ``checkpointLocation`` with retained checkpoints, and savepoints of it in both formats.
-``expected.json`` has the input that comes next and all that the query must then tell, computed by
+``expected.json`` has the next input and everything that the query must then emit, computed by
 ``model.py`` from the input alone.
 """
 
@@ -74,7 +74,7 @@ def main(target: Path) -> None:
 
 
 def _make_whole(spark: SparkSession, base: Path, backend: str, target: Path) -> None:
-    """A query of two operators with every kind of state, stopped; savepoints of its last epoch."""
+    """Run and stop a query of two operators with every kind of state; save its last epoch."""
     for number in golden_model.GOLDEN_EPOCHS:
         write_input(base, number, golden_model.rows_of(number), golden_model.RULES[number])
     sink, options = Sink(), {BACKEND: backend, INLINE: "200b", INTERVAL: "100ms", **SOON}
@@ -109,7 +109,7 @@ def write_input(base: Path, number: int, rows: Any, rules: Any) -> None:
 
 
 def _expected() -> dict[str, Any]:
-    """What comes next and what is told then, with 2 subtasks as before and with 3."""
+    """Return the next input and what is emitted then, with 2 subtasks as before and with 3."""
     later = {
         str(number): {"rows": golden_model.rows_of(number), "rules": golden_model.RULES[number]}
         for number in golden_model.LATER_EPOCHS

@@ -1,4 +1,4 @@
-"""What the golden query must tell, computed in plain Python from its input alone.
+"""What the golden query must emit, computed in plain Python from its input alone.
 
 Shares nothing with the library: it knows neither formats nor processors. It runs once, when golden
 data is made; tests read what it found from ``expected.json``. Later epochs than those are for tests
@@ -32,13 +32,13 @@ _ROW_KEYS = [KEYS, KEYS[:4], KEYS[3:9], KEYS[::2], KEYS, KEYS, KEYS[1::2]]
 
 
 def rows_of(epoch: int) -> list[tuple[str, int, int]]:
-    """Key, value and event time in milliseconds of an epoch's rows: one for each of its keys."""
+    """Return key, value and event time in milliseconds of an epoch's rows, one per key."""
     at_ms = ORIGIN_MS + 1000 * SECONDS[epoch]
     return [(k, 100 * epoch + 7 * i, at_ms) for i, k in enumerate(_ROW_KEYS[epoch])]
 
 
 def subtask_of(key: str, parallelism: int) -> int:
-    """Where Spark's hash of a key of four letters puts it: Murmur3, seed 42."""
+    """Return the subtask of a key of four letters by Spark's hash: Murmur3, seed 42."""
     mask = 0xFFFFFFFF
 
     def rotated(value: int, bits: int) -> int:
@@ -113,10 +113,10 @@ class Model:
         self.told: list[dict[str, Any]] = []
 
     def continue_at(self, parallelism: int) -> None:
-        """Begin anew to tell; at another parallelism what is not of a key moves.
+        """Forget what was emitted; at another parallelism, state without a key moves.
 
-        Every subtask gets the whole of a union list. Which subtask gets which part of the others is
-        not written down anywhere, so it is not told.
+        Every subtask gets the whole of a union list. Which subtask gets which part of the other
+        lists is not specified, so it is not emitted.
         """
         self.told = []
         if parallelism != self._parallelism:
@@ -126,7 +126,7 @@ class Model:
             self._dealt, self._fired = None, [0] * parallelism
 
     def epoch(self, number: int) -> None:
-        """The rules, then the rows, then the timers; at the watermark of the epochs before."""
+        """Process the rules, then the rows, then the timers, at the watermark of earlier epochs."""
         for name, factor in RULES[number]:
             if factor is None:
                 self._rules.pop(name, None)
@@ -153,11 +153,11 @@ class Model:
         self._watermark_ms = max([self._watermark_ms, *(ts_ms for _, _, ts_ms in rows)])
 
     def idle_epoch(self) -> None:
-        """The epoch without rows that Spark adds when the watermark has moved."""
+        """Process the epoch without rows that Spark adds after the watermark has moved."""
         self._fire()
 
     def timers(self) -> list[tuple[int, str]]:
-        """All timers that wait, in the order of time."""
+        """Return all pending timers in the order of time."""
         return sorted((at_ms, k) for k, key in self._keys.items() for at_ms in key.timers)
 
     def _fire(self) -> None:
@@ -179,12 +179,12 @@ class Model:
 
     @property
     def counted(self) -> dict[str, int]:
-        """How many of each kind were told, restored ones included."""
+        """Return how many of each kind were emitted, restored ones included."""
         return dict(self._counted)
 
 
 def run(epochs: Sequence[int], model: Model) -> Model:
-    """Run epochs and the one without rows behind them."""
+    """Run epochs, and the epoch without rows after them."""
     for number in epochs:
         model.epoch(number)
     model.idle_epoch()

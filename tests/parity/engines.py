@@ -38,7 +38,7 @@ class Both:
     """One processor over one input of several epochs (a file each), for both engines.
 
     `files` go in before the start. With `steps` the query is started with the default trigger
-    and fed by it, else it takes what is there and ends.
+    and fed by them; otherwise it processes the available input and ends.
     """
 
     spark: SparkSession
@@ -58,7 +58,7 @@ class Both:
     def same(self, but_for: str = "") -> list[Row]:
         """Run both, compare their output with chispa, and return PySpark's, sorted.
 
-        Of rows whose column ``what`` is `but_for`, only the number is compared.
+        For rows whose column ``what`` is `but_for`, only the number is compared.
         """
         native = self.run("pyspark")
         rows = sorted(native.collect(), key=str)
@@ -71,7 +71,7 @@ class Both:
         return rows
 
     def run(self, engine: str) -> DataFrame:
-        """Run one of the engines, ``pyspark`` or ``ckpt``, and return what is in its sink."""
+        """Run one of the engines, ``pyspark`` or ``ckpt``, and return the content of its sink."""
         feed = self._feed(engine)
         out = self.base / engine / "out"
         with configured(self.spark, {PROVIDER: ROCKSDB, **self.conf}):

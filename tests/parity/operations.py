@@ -1,4 +1,4 @@
-"""A processor that does what its input rows say, and scripts for it."""
+"""A processor that runs the operations in its input rows, and scripts for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Step = tuple[Any, int, str, Any, Any]
 
 
 def plain(value: Any) -> Any:
-    """Make what a state gave comparable: tuples, also Rows, become lists."""
+    """Make the results of a state comparable: tuples and Rows become lists."""
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
 
 
 class Operations(StatefulProcessor):
-    """Run one state operation per input row, in the order of `i`, and tell its result."""
+    """Run one state operation per input row, in the order of `i`, and emit its result."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -54,7 +54,7 @@ class Operations(StatefulProcessor):
         return taken
 
     def types(self) -> list[Any]:
-        """Tell how the states give back what they hold."""
+        """Return the types in which the states return their values."""
         found: list[Any] = [isinstance(self.value.get(), tuple | None)]
         found += [isinstance(x, tuple) for x in self.items.get()]
         found += [isinstance(x, tuple) for pair in self.map.iterator() for x in pair]
@@ -117,7 +117,7 @@ def script(key: Any, *ops: str | tuple[Any, ...]) -> list[Step]:
 
 
 def look(key: Any) -> list[Step]:
-    """Tell all that the key has."""
+    """Read everything that the key has."""
     return script(key, *ALL_OF, *[("map.getValue", a) for a in range(3)], "all.types")
 
 

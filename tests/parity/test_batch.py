@@ -54,7 +54,7 @@ class PandasClock(Clock, PandasTimers):
 def test_timers_of_one_run(
     spark: SparkSession, processor: type[Timers], time_mode: str, fired: set[str]
 ) -> None:
-    """In processing time what is due fires, once; in event time the watermark is -1."""
+    """In processing time, due timers fire once; in event time, the watermark is -1."""
     commands = "register past -10; register now 0; register far 3600000"
     steps = [("a", 0, at(0), commands), ("b", 0, at(9), ""), ("b", 1, at(1), commands)]
     df = spark.createDataFrame(steps, timed.INPUT)

@@ -1,4 +1,4 @@
-"""Initial state: what the processor is given, and when."""
+"""Initial state: what the processor gets, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCHS = [[("a", 10), ("b", 20), (None, 30)], [("only", 40), ("a", 50)], [("only
 
 
 class Begun(StatefulProcessor):
-    """Keep all that it is given, and a timer for each key that has initial state."""
+    """Keep everything that it gets, and a timer for each key that has initial state."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -100,7 +100,7 @@ class PandasBegun(Begun):
 def test_initial_state(
     both: Callable[..., Both], spark: SparkSession, processor: type[Begun], time_mode: str
 ) -> None:
-    """Each key's comes before its rows, once, also for keys that have no rows yet."""
+    """A key's initial state comes before its rows, once, also for keys that have no rows yet."""
     initial = spark.createDataFrame(INITIAL, "name string, v long, word string")
     program = both(
         "k string, v long",
@@ -114,9 +114,9 @@ def test_initial_state(
     )
     # The initial state is made just before the time of epoch 0, so its second timer is due then.
     rows = program.same(but_for="timer")
-    told = [(row.k, json.loads(row.seen)[-2]) for row in rows if row.what == "rows"]
+    emitted = [(row.k, json.loads(row.seen)[-2]) for row in rows if row.what == "rows"]
     sums = [("a", [16]), ("b", [20]), (None, [35]), ("only", [44]), ("a", [66]), ("only", [104])]
-    assert sorted(told, key=str) == sorted(sums, key=str)
+    assert sorted(emitted, key=str) == sorted(sums, key=str)
     fired = sorted(str(row.k) for row in rows if row.what == "timer")
     # in epoch 0; in Spark one of them in the next epoch
     assert fired == ([] if time_mode == "None" else sorted(["a", "only", "None"] * 2))

@@ -32,9 +32,9 @@ class Pair(NamedTuple):
 
 
 class Nested(StatefulProcessor):
-    """Keep nested values as state and map keys; tell what came in and what came back."""
+    """Keep nested values as state and map keys; emit what came in and what came back."""
 
-    OUTPUT = f"k string, told string, {NESTED}"
+    OUTPUT = f"k string, emitted string, {NESTED}"
 
     def init(self, handle: Any) -> None:
         self.value = handle.getValueState("value", NESTED)
@@ -50,11 +50,11 @@ class Nested(StatefulProcessor):
             (None, None, None, None),
         ]
 
-    def told(self, given: str) -> str:
-        told = [given, self.value.get(), *self.items.get()]
-        told += [self.map.getValue(((1, "q"),)), self.map.getValue((None,))]
-        told += sorted(map(repr, self.map.iterator()))
-        return repr(told)
+    def emitted(self, given: str) -> str:
+        emitted = [given, self.value.get(), *self.items.get()]
+        emitted += [self.map.getValue(((1, "q"),)), self.map.getValue((None,))]
+        emitted += sorted(map(repr, self.map.iterator()))
+        return repr(emitted)
 
     def keep(self, v: int) -> None:
         states = self.states()
@@ -65,10 +65,10 @@ class Nested(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in sorted(rows, key=lambda r: r.v):
-            before = self.told(repr(row))
+            before = self.emitted(repr(row))
             self.keep(row.v)
             a, m, s, n = self.states()[row.v % 4]
-            yield Row(k=key[0], told=before + self.told(""), a=a, m=m, s=self.struct(s), l=n)
+            yield Row(k=key[0], emitted=before + self.emitted(""), a=a, m=m, s=self.struct(s), l=n)
 
     @staticmethod
     def struct(value: Any) -> Any:
@@ -85,16 +85,18 @@ class Nested(StatefulProcessor):
 class NestedPandas(Nested):
     """The same, for transformWithStateInPandas."""
 
-    OUTPUT = "k string, told string, a array<int>"
+    OUTPUT = "k string, emitted string, a array<int>"
 
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         frame = pd.concat(rows).sort_values("v")
         for record in frame.to_dict("records"):
-            before = self.told(f"{frame.dtypes.to_dict()} {record}")
+            before = self.emitted(f"{frame.dtypes.to_dict()} {record}")
             self.keep(int(record["v"]))
-            yield pd.DataFrame({"k": key[0], "told": before + self.told(""), "a": [record["a"]]})
+            yield pd.DataFrame(
+                {"k": key[0], "emitted": before + self.emitted(""), "a": [record["a"]]}
+            )
 
 
 @pytest.mark.parametrize("processor", [Nested, NestedPandas])

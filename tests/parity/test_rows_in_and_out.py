@@ -42,7 +42,7 @@ EPOCHS = [SOME, [(v + 10, *others) for v, *others in SOME]]
 
 
 class Keyed(StatefulProcessor):
-    """Tell the key, each row and what the key has so far."""
+    """Emit the key, each row and what the key has so far."""
 
     OUTPUT = "key string, row string, n long"
 
@@ -50,10 +50,10 @@ class Keyed(StatefulProcessor):
         self.n = handle.getValueState("n", "n long")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        told = [repr(row) for row in sorted(rows, key=lambda r: r.v)]
-        n = (self.n.get() or (0,))[0] + len(told)
+        emitted = [repr(row) for row in sorted(rows, key=lambda r: r.v)]
+        n = (self.n.get() or (0,))[0] + len(emitted)
         self.n.update((n,))
-        for text in told:
+        for text in emitted:
             yield Row(n=n, row=text, key=f"{type(key).__name__} {key!r}")
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class KeyedPandas(Keyed):
 def test_keys_and_frames(both: Callable[..., Both], keys: tuple[str, ...], *, nulls: bool) -> None:
     """Frames have the columns, index and dtypes of PySpark's.
 
-    With nulls in all rows, since its dtypes depend on what other keys have.
+    All rows have nulls, because the dtypes depend on the values of other keys.
     """
     rest = (None, "t", None, None, FULL[4], None, None, *FULL[7:]) if nulls else FULL
     rows = [wide(v, v % 2 == 0, v % 3, "xy"[v % 2], rest) for v in range(8)]
@@ -188,7 +188,7 @@ class Many(StatefulProcessor):
 
 
 class ManyPandas(Many):
-    """One frame for all, then a few small and empty ones."""
+    """Yield one frame for all rows, then a few small and empty ones."""
 
     def handleInputRows(
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any

@@ -1,4 +1,4 @@
-"""Value, list and map state do what PySpark's do, operation by operation."""
+"""Value, list and map state behave as PySpark's, operation by operation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_operation(both: Callable[..., Both], pandas: bool) -> None:
 
 
 class Types(StatefulProcessor):
-    """Keep Python values, then the same as numpy scalars; tell each epoch what came back."""
+    """Keep Python values, then the same as NumPy scalars; emit in each epoch what came back."""
 
     SCHEMA = (
         "b byte, s short, i int, l long, f float, d double, flag boolean, text string, raw binary, "

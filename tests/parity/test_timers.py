@@ -19,7 +19,7 @@ from tests.query.harness import Feed
 HOUR = 3_600_000
 
 
-def told(rows: list[Row], key: str) -> list[str]:
+def emitted(rows: list[Row], key: str) -> list[str]:
     """What happened to a key, in order."""
     return [row.what for row in sorted(rows, key=lambda r: r.calls) if row.k == key]
 
@@ -72,15 +72,15 @@ def test_event_time(both: Callable[..., Both], processor: type[Timers]) -> None:
         watermark="ts",
     )
     rows = program.same()
-    assert told(rows, "a")[3:6] == ["timer before", "timer two", "timer three"]
-    assert {"row 5", "timer due", "timer now", "timer later"} < set(told(rows, "a"))
-    assert {"row 3", "row 4", "timer twenty"}.isdisjoint(told(rows, "a"))
-    assert told(rows, "b") == ["row 0", "timer four", "timer five", "timer edge"]
-    assert told(rows, "c") == ["row 0", "timer after"]
-    assert told(rows, "d") == ["row 0"]
-    assert told(rows, "z") == ["row 0", "row 1", "row 2"]
-    assert not told(rows, "only late")
-    assert told(rows, "no time")
+    assert emitted(rows, "a")[3:6] == ["timer before", "timer two", "timer three"]
+    assert {"row 5", "timer due", "timer now", "timer later"} < set(emitted(rows, "a"))
+    assert {"row 3", "row 4", "timer twenty"}.isdisjoint(emitted(rows, "a"))
+    assert emitted(rows, "b") == ["row 0", "timer four", "timer five", "timer edge"]
+    assert emitted(rows, "c") == ["row 0", "timer after"]
+    assert emitted(rows, "d") == ["row 0"]
+    assert emitted(rows, "z") == ["row 0", "row 1", "row 2"]
+    assert not emitted(rows, "only late")
+    assert emitted(rows, "no time")
 
 
 class ClockTimers(Timers):
@@ -97,7 +97,7 @@ class PandasClockTimers(ClockTimers, PandasTimers):
 
 @pytest.mark.parametrize("processor", [ClockTimers, PandasClockTimers])
 def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> None:
-    """What is due fires in the epoch that finds it due, once, with and without rows of the key."""
+    """A due timer fires once, in the next epoch, with and without rows of the key."""
     files = [
         [
             ("a", 0, at(0), f"register past -1000; register now 0; register far {HOUR}"),
@@ -121,10 +121,10 @@ def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> 
     )
     rows = program.same()
     fired = ["row 0", "row 1", "timer past", "timer sooner", "timer soon", "row 2", "timer last"]
-    assert told(rows, "a") == fired
-    assert told(rows, "b") == ["row 0", *["timer tick"] * 3]
-    assert told(rows, "c") == ["row 0"]
-    assert told(rows, "z") == ["row 0", "row 1", "row 2"]
+    assert emitted(rows, "a") == fired
+    assert emitted(rows, "b") == ["row 0", *["timer tick"] * 3]
+    assert emitted(rows, "c") == ["row 0"]
+    assert emitted(rows, "z") == ["row 0", "row 1", "row 2"]
 
 
 def test_processing_time_without_rows(both: Callable[..., Both]) -> None:
@@ -138,7 +138,7 @@ def test_processing_time_without_rows(both: Callable[..., Both]) -> None:
         INPUT, processor=ClockTimers, output=OUTPUT, time_mode="ProcessingTime", steps=steps
     )
     rows = program.same()
-    assert {key: told(rows, key) for key in "abc"} == {k: ["row 0", "timer soon"] for k in "abc"}
+    assert {key: emitted(rows, key) for key in "abc"} == {k: ["row 0", "timer soon"] for k in "abc"}
 
 
 class Numbered(Timers):
@@ -188,11 +188,11 @@ class Meddling(Timers):
 
 
 CHANGES: dict[str, tuple[str, list[str]]] = {
-    # what is due is settled before the first timer of an epoch fires
+    # the set of due timers is fixed before the first timer of an epoch fires
     "a": ("register deletes 1000; register deleted 2000", ["timer deletes", "timer deleted"]),
     # what is added and already due waits for the next epoch
     "b": ("register adds 1000; register other 2000", ["timer adds", "timer other", "timer added"]),
-    # a timer is deleted after it fired, whoever registered it again
+    # a timer is deleted after it fired, even if it was registered again
     "c": ("register renews 1000", ["timer renews"]),
 }
 
@@ -212,11 +212,11 @@ def test_changing_timers_while_they_fire(both: Callable[..., Both]) -> None:
     )
     rows = program.same()
     for key, (_, expected) in CHANGES.items():
-        assert told(rows, key) == ["row 0", *expected]
+        assert emitted(rows, key) == ["row 0", *expected]
 
 
 class KeyTold(Timers):
-    """Tell the key as the processor gets it."""
+    """Emit the key as the processor gets it."""
 
     def step(self, key: Any, what: str, commands: str, times: Any) -> Row:
         super().step(key, what, commands, times)
@@ -224,7 +224,7 @@ class KeyTold(Timers):
 
 
 def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
-    """A timer brings its key back, of several columns, of any type, also null.
+    """A timer has its key: of several columns, of any type, also null.
 
     Timestamps are left out: PySpark shows them without a zone here, and with one beside rows.
     """
@@ -249,7 +249,7 @@ def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
 
 
 class NoTimers(Timers):
-    """Tells rows and times only."""
+    """Emit rows and times only."""
 
     def step(self, key: Any, what: str, commands: str, times: Any) -> Row:
         watermark = times.getCurrentWatermarkInMs()
@@ -261,7 +261,7 @@ class NoTimers(Timers):
     "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
 )
 def test_no_row_is_late(both: Callable[..., Both], time_mode: str) -> None:
-    """Rows are dropped in event time only; the other modes tell times as PySpark does."""
+    """Rows are dropped in event time only; the other modes show times as PySpark does."""
     files = [[("a", epoch, at(seconds), "")] for epoch, seconds in enumerate([100, 200, 1, 1])]
     program = both(
         INPUT,

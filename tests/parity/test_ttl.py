@@ -18,14 +18,14 @@ SLOW = "the machine is too slow to tell older entries from newer ones"
 
 
 class Short(Operations):
-    """All that is kept is gone in the next epoch."""
+    """All kept values are expired in the next epoch."""
 
     def ttl_ms(self, state: str) -> int | None:
         return SHORT_MS
 
 
 class Long(Operations):
-    """Nothing is gone while the test runs; a duration of 0 is no time to live."""
+    """Nothing expires while the test runs; a duration of 0 is no time to live."""
 
     def ttl_ms(self, state: str) -> int | None:
         return 0 if state == "map" else LONG_MS
@@ -49,10 +49,10 @@ def in_order(*scripts: list[Any]) -> list[Any]:
     "processor", [Short, pytest.param(Long, marks=pytest.mark.soak), ShortPandas]
 )
 def test_before_and_after(both: Callable[..., Both], processor: type[Operations]) -> None:
-    """State is whole in the epoch that wrote it; after that it is there or gone as a whole."""
+    """State is complete in the epoch that wrote it; later it is there or expired as a whole."""
     files = [
         in_order(script("a", *FILL), look("a")) + script("b", *FILL),
-        # what is gone can be written again, removed and cleared
+        # expired values can be written again, removed and cleared
         in_order(look("a"), script("a", *FILL[1:3], ("map.removeKey", 1)), look("a")),
         look("a") + in_order(script("b", "value.clear", "items.clear", "map.clear"), look("b")),
     ]
@@ -74,7 +74,7 @@ def test_before_and_after(both: Callable[..., Both], processor: type[Operations]
 
 
 class Middle(Operations):
-    """Lives as long as the test lets it."""
+    """Values live as long as the test lets them."""
 
     def ttl_ms(self, state: str) -> int | None:
         return MIDDLE_MS
@@ -82,7 +82,7 @@ class Middle(Operations):
 
 @pytest.mark.soak
 def test_each_element_expires_on_its_own(both: Callable[..., Both]) -> None:
-    """Of a list or map the older entries go first; a write renews, a read does not."""
+    """In a list or map, the older entries expire first; a write renews, a read does not."""
     first = [("value.update", 1, "v"), ("items.put", 1, "p"), ("map.updateValue", 1, "m")]
     first += [("map.updateValue", 2, "n")]
     later = [("items.appendValue", 2, "q"), ("map.updateValue", 2, "renewed")]

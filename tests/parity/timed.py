@@ -1,4 +1,4 @@
-"""A processor that registers and deletes timers as its input rows say."""
+"""A processor that registers and deletes timers by its input rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at(seconds: float) -> dt.datetime:
 
 
 class Timers(StatefulProcessor):
-    """Name timers and tell, at each row and each firing, which of the key's are left.
+    """Name timers, and emit at each row and each firing which timers of the key are left.
 
     Commands are ``register NAME MS``, ``delete NAME MS``, with times from an origin, and
     ``again NAME MS``, from the current time. What a firing timer does is in `ON_EXPIRY`.
@@ -89,8 +89,8 @@ class PandasTimers(Timers):
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         frame = pd.concat(rows).sort_values("i")
-        told = map(self.step_of(key, timerValues), frame["i"], frame["commands"])
-        yield pd.DataFrame([row.asDict() for row in told])
+        emitted = map(self.step_of(key, timerValues), frame["i"], frame["commands"])
+        yield pd.DataFrame([row.asDict() for row in emitted])
 
     def step_of(self, key: Any, times: Any) -> Any:
         return lambda i, commands: self.step(key, f"row {i}", commands, times)

@@ -1,8 +1,8 @@
 """A driver as users have it: Spark's default file system, generated code, files on a real disk.
 
-``python program.py DIRECTORY CANARY``: stops and goes on, restores at another parallelism and on
-the other backend, rolls back, drains. What the query tells is compared with the model of the golden
-data. Settings and options have the canary in their values, and the log has everything.
+``python program.py DIRECTORY CANARY`` stops and continues, restores at another parallelism and on
+the other backend, rolls back and drains. Its output is compared with the model of the golden data.
+Settings and options have the canary in their values, and the log has everything.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Production:
         writer = program.writer(self.spark, self.base, location, sink, self.options)
         return (writer if restore is None else writer.restoreFrom(restore)).start()
 
-    def told(self, location: Path, restore: str | None = None) -> Sink:
-        """Take all input that is there."""
+    def emitted(self, location: Path, restore: str | None = None) -> Sink:
+        """Process all available input."""
         sink = Sink()
         query = self.start(sink, location, restore)
         query.processAllAvailable()
@@ -114,13 +114,13 @@ def goes_on(production: Production, counted: dict[str, int]) -> None:
     for path in (production.base / "local").rglob("pyspark_ckpt"):
         shutil.rmtree(path)
     production.add(*LATER_EPOCHS)
-    comparing.check(production.told(production.location), later(2), counted)
+    comparing.check(production.emitted(production.location), later(2), counted)
 
 
 def restored_elsewhere(production: Production, savepoint: str, counted: dict[str, int]) -> None:
     production.spark.conf.set("spark.sql.shuffle.partitions", "3")
     production.options[f"{PREFIX}state.backend.type"] = "heap"
-    sink = production.told(production.base / "fork", savepoint)
+    sink = production.emitted(production.base / "fork", savepoint)
     dealt = {v for number in GOLDEN_EPOCHS for _, v, _ in rows_of(number)}
     comparing.check_rescaled(sink, later(3), counted, dealt)
     production.options[f"{PREFIX}state.backend.type"] = "rocksdb"
@@ -129,11 +129,11 @@ def restored_elsewhere(production: Production, savepoint: str, counted: dict[str
 
 def rolled_back(production: Production, checkpoint: str, counted: dict[str, int]) -> None:
     ckpt.rollback(str(production.location), checkpoint)
-    comparing.check(production.told(production.location), later(2), counted)
+    comparing.check(production.emitted(production.location), later(2), counted)
 
 
 def drained(production: Production) -> None:
-    """All timers that are left fire, in order."""
+    """Drain: all pending timers fire, in order."""
     model = run(GOLDEN_EPOCHS, Model(2))
     waiting = run(LATER_EPOCHS, model).timers()
     assert len(waiting) > 10
@@ -144,7 +144,7 @@ def drained(production: Production) -> None:
 
 
 def says_what_is_wrong(production: Production) -> None:
-    """Errors are printed, so that it can be seen what is in them."""
+    """Errors are printed, so that the test can check their text."""
     try:
         production.start(Sink(), production.base / "nowhere", str(production.base / "no savepoint"))
     except ckpt.CheckpointNotFoundError as exc:

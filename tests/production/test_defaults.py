@@ -1,4 +1,4 @@
-"""What most tests go without: Hadoop's checksums, generated code, a disk. And where secrets go."""
+"""Spark's defaults that most tests lack: Hadoop's checksums, generated code, a disk. Secrets."""
 
 from __future__ import annotations
 

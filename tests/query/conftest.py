@@ -18,7 +18,7 @@ from tests.query.harness import Feed, Job
 
 @pytest.fixture(scope="module", autouse=True)
 def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Python workers cannot import test modules, so processors travel whole."""
+    """Python workers cannot import test modules, so processors are pickled by value."""
     modules = (harness, model, timed, request.module)
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

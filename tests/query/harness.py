@@ -1,4 +1,4 @@
-"""What the tests of whole queries share: files to feed, ways to run and to read back."""
+"""What tests of whole queries share: input files, ways to run queries and to read output."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Job:
             query.stop()
 
     def run(self, restore: str | Path | None = None) -> ckpt.CheckpointedQuery:
-        """Take all input that is there, then end."""
+        """Process all available input, then end."""
         query = self.writer(restore).trigger(availableNow=True).start()
         query.awaitTermination()
         return query
@@ -194,7 +194,7 @@ def await_progress(query: ckpt.CheckpointedQuery, epoch: int) -> None:
 
 
 class _Awaited(ckpt.CheckpointListener):
-    """Tells that a checkpoint of an epoch or a later one is complete."""
+    """A listener that waits for a checkpoint of an epoch or a later one."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch, self.came = epoch, threading.Event()
@@ -236,7 +236,7 @@ def await_rows(query: ckpt.CheckpointedQuery, job: Job, rows: int) -> list[Any]:
 
 
 def newest_checkpoint(query: ckpt.CheckpointedQuery) -> str:
-    """Path of the last completed checkpoint."""
+    """Return the path of the last completed checkpoint."""
     return max(completed(query), key=lambda row: row.checkpoint_id).path
 
 
@@ -245,9 +245,9 @@ def files_below(path: Path) -> list[Path]:
 
 
 def digests(*paths: Path) -> dict[str, str]:
-    """Digest of each file below the paths, to tell that nothing was changed, added or lost.
+    """Return the digest of each file below the paths, to see whether anything changed.
 
-    Not of snapshots that Spark makes of its state in the background, of a stopped query too.
+    Snapshots that Spark makes of its state in the background are left out.
     """
     return {
         str(f): hashlib.sha256(f.read_bytes()).hexdigest()
@@ -258,7 +258,7 @@ def digests(*paths: Path) -> dict[str, str]:
 
 
 def gist(error: BaseException) -> str:
-    """The error's text without the Python traceback and the plan that Spark puts around it."""
+    """Return the error's text without the Python traceback and the plan that Spark adds."""
     lines = str(error).split("=== Streaming Query ===")[0].splitlines()
     text = "\n".join(line for line in lines if not line.startswith("  "))
     return f"{type(error).__name__}: {text}"

@@ -1,7 +1,7 @@
-"""Which files of a checkpoints directory nobody has a use for.
+"""Which files of a checkpoints directory nothing needs.
 
-An oracle for the cleaner: it shares no code with it, nor with what it decides by. It reads the
-JSON of each ``_metadata`` and has its own idea of what a name says.
+An oracle for the cleaner, without any of its code. It reads the JSON of each ``_metadata`` and
+parses file names by itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _NAME = re.compile(r"\.?(?:base|segment)-(?:([0-9a-f]{12})-)?(\d+)-(\d+)-.*")
 
 
 def metadata_json(checkpoint: str | Path) -> dict[str, Any]:
-    """What a ``_metadata`` file says."""
+    """Return the content of a ``_metadata`` file."""
     data = (Path(checkpoint) / "_metadata").read_bytes()
     found: dict[str, Any] = json.loads(data[_HEADER_BYTES:])
     return found
 
 
 def leftovers(checkpoints: Path) -> set[str]:
-    """Data files that no complete checkpoint refers to and no attempt may come back to.
+    """Return data files that no complete checkpoint refers to and no attempt may use again.
 
     What may come back is what the attempts of a subtask's last two epochs wrote, what the two
     versions before its newest one referred to, and a base snapshot that is on its way.
@@ -48,7 +48,7 @@ def leftovers(checkpoints: Path) -> set[str]:
 
 
 def may_come_back_to(handle: dict[str, Any], name: str) -> bool:
-    """Whether an attempt that starts from a handle, or from its twin, may refer to a file."""
+    """Return whether an attempt that starts from a handle or from its twin may need a file."""
     before = handle.get("predecessors", [])
     on_their_way = [each["pending"] for each in before]
     on_their_way += [(handle["pending"] or {}).get("snapshot_id")]
@@ -63,7 +63,7 @@ def may_come_back_to(handle: dict[str, Any], name: str) -> bool:
 
 
 def paths_in(part: Any) -> set[str]:
-    """Every value that is called a path, wherever it is."""
+    """Return every value under the key `path`, at any depth."""
     if isinstance(part, list):
         return set().union(*map(paths_in, part))
     if not isinstance(part, dict):

@@ -15,7 +15,7 @@ Event = tuple[str | None, int]
 
 
 class Reveal(StatefulProcessor):
-    """Keep value, list and map state; for each row tell its number and all of the key's state."""
+    """Keep value, list and map state; for each row emit its number and all of the key's state."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long, total long")
@@ -61,7 +61,7 @@ class Reveal(StatefulProcessor):
 
 
 class Count(StatefulProcessor):
-    """Emit (k, n) for each row; the smallest processor whose output tells a gap or a repeat."""
+    """Emit (k, n) for each row; the smallest processor whose output shows a gap or a repeat."""
 
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long")

@@ -1,4 +1,4 @@
-"""Conf of the session that all tests share, changed for the length of a block."""
+"""Conf of the session that all tests share, changed during a block."""
 
 from __future__ import annotations
 

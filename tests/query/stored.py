@@ -1,4 +1,4 @@
-"""What lies in the files of a checkpoint or savepoint, read without the library's operators."""
+"""The content of the files of a checkpoint or savepoint, read without the library's operators."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def metadata_of(path: str | Path) -> CheckpointMetadata:
 
 
 def handles_of(path: str | Path, uid: str = "op") -> tuple[Handle, ...]:
-    """The handles of an operator, by subtask."""
+    """Return the handles of an operator, by subtask."""
     (operator,) = (o for o in metadata_of(path).operators if o.uid == uid)
     return operator.handles
 
 
 def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:
-    """The stored entries of each keyed state by its name, and of timers as ``(timers)``."""
+    """Return the stored entries of each keyed state by name, and of timers as ``(timers)``."""
     source = RestoreSource(str(path))
     found: dict[str, Entries] = {}
     for handle in handles_of(path, uid):
@@ -41,7 +41,7 @@ def entries_of_states(path: str | Path, uid: str = "op") -> dict[str, Entries]:
 
 
 def _entries(storage: Storage, handle: Handle) -> Entries:
-    """Base snapshot and segments of a subtask, in order, deletes applied."""
+    """Return the entries of base snapshot and segments of a subtask, with deletes applied."""
     entries: dict[bytes, bytes | None] = {}
     for changes in () if handle.base is None else read_base(storage, handle.base):
         entries.update(zip(changes.keys, changes.values, strict=True))

@@ -19,5 +19,5 @@ def at(seconds: float) -> dt.datetime:
 
 
 def timed_feed(path: Path) -> Feed:
-    """A feed of rows (k, v, ts)."""
+    """Return a feed of rows (k, v, ts)."""
     return Feed(path, SCHEMA, "k string, v long, ts timestamp")

@@ -1,4 +1,4 @@
-"""The memory of the Python workers that run a query, looked at from outside."""
+"""The memory of the Python workers that run a query, measured from outside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerMemory:
                 self.peak_bytes = max(self.peak_bytes, taken_bytes(pid)[0])
 
     def _is_worker(self, pid: int) -> bool:
-        """Whether a process has the mark: the workers' daemon, or a worker that it has forked."""
+        """Return whether a process has the mark: the daemon or a worker that it has forked."""
         try:
             return self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # it has ended, or is another user's
@@ -50,7 +50,7 @@ class WorkerMemory:
 
 @contextmanager
 def watched_workers(spark: SparkSession) -> Iterator[WorkerMemory]:
-    """Give the queries that are started in this context workers of their own, and watch them.
+    """Give queries that start in this context workers of their own, and watch these workers.
 
     A worker is watched from its start, so before it opens a local copy.
     """

@@ -34,7 +34,7 @@ def stop_for_ever(work: Path, where: str) -> None:
 
 
 class Begun(StatefulProcessor):
-    """Counts on from the initial state, and remembers when that was made."""
+    """Counts on from the initial state, and keeps the time when it was made."""
 
     def __init__(self, work: Path, where: str) -> None:
         self._work = work

@@ -1,8 +1,8 @@
 """A driver program that may be killed: numbers the rows of each key, exactly once.
 
 ``python program.py WORK_DIRECTORY BACKEND`` reads ``WORK_DIRECTORY/input`` to its end and writes
-``WORK_DIRECTORY/output``; started again it goes on where it was. All the time it takes savepoints
-into ``WORK_DIRECTORY/savepoints``.
+``WORK_DIRECTORY/output``; started again, it continues where it was. All the time it takes
+savepoints into ``WORK_DIRECTORY/savepoints``.
 """
 
 from __future__ import annotations

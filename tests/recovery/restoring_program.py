@@ -1,8 +1,8 @@
 """A driver that restores the golden savepoint and may kill itself at one of its file operations.
 
 ``python restoring_program.py DIRECTORY SAVEPOINT PARALLELISM KILL_AT``: restores below DIRECTORY,
-or goes on there if the restore is complete. At operation KILL_AT on files below DIRECTORY it kills
-itself. With -1 it takes the input that comes next and compares what the query tells with the golden
+or continues there if the restore is complete. At operation KILL_AT on files below DIRECTORY it
+kills itself. With -1 it processes the next input and compares the query's output with the golden
 data's model.
 """
 
@@ -29,7 +29,7 @@ OPTIONS = {"spark.ckpt.state.backend.type": "rocksdb"}
 
 
 class _Killing(list[str]):
-    """Kills this process when so many operations were noted."""
+    """Kills this process after a number of noted operations."""
 
     def __init__(self, kill_at: int) -> None:
         self._kill_at = kill_at

@@ -1,4 +1,4 @@
-"""A driver that does what it is told, line by line: start a query, tell of it, checkpoint it, stop.
+"""A driver that runs commands line by line: start a query, describe it, checkpoint it, stop it.
 
 ``python second_driver_program.py WORK_DIRECTORY NAME`` answers each line of its standard input with
 a line of JSON that begins with ``>``.

@@ -1,4 +1,4 @@
-"""A query that dies again and again by ``kill -9``: it gets on, and what it leaves does not grow.
+"""A query that dies again and again by ``kill -9``: it gets further, and its files do not grow.
 
 Oracle: the newest checkpoint restores to a model that is computed from the epochs' numbers alone,
 and what is on disk is counted without the library.
@@ -68,7 +68,7 @@ def _crash(backend: str, deaths: int) -> None:
         before = max(each[what] for each in counts[:third])
         after = max(each[what] for each in counts[-third:])
         print(f"{newest[-1]}: at most {before} {what}, then {after}")
-        # What each death leaves for ever makes it three times as many.
+        # Files that each death leaves for ever make it three times as many.
         assert after <= 2 * before + IN_FLIGHT, what
 
 
@@ -96,8 +96,8 @@ def _one_life(starter: subprocess.Popen[str], root: Path, chance: random.Random)
 def _on_disk(root: Path) -> dict[str, int]:
     """Count what is on disk of checkpoints and local copies, and what no checkpoint refers to.
 
-    Each start leaves a note of its term for ever: no number may come back to a driver that was
-    stopped meanwhile. A file source's logs grow with the input here, because nobody compacts them.
+    Each start leaves a file with its term for ever, because a stopped driver must never find its
+    term again. A file source's logs grow with the input here, because nothing compacts them.
     """
     found = {
         path: path.stat().st_size

@@ -57,17 +57,17 @@ def _kill_and_check(work: Path, backends: tuple[str, ...], kills: int, files: in
 
 
 def _check_savepoints(work: Path, cut_off: list[Path]) -> None:
-    """Those that a kill cut off are gone, the others are whole; the history tells of both."""
+    """Interrupted ones are removed, the others are complete; the history lists both."""
     assert cut_off, "no savepoint was cut off"
     there = list((work / "savepoints").iterdir())
     assert not set(there) & set(cut_off)
     for path in there:
         verify(str(path))
-    told = history(str(work / "location")).query("kind == 'savepoint'")
-    assert {str(path) for path in there} == set(told[told.status == "completed"].path)
-    reasons = told[told.status == "aborted"].reason
+    shown = history(str(work / "location")).query("kind == 'savepoint'")
+    assert {str(path) for path in there} == set(shown[shown.status == "completed"].path)
+    reasons = shown[shown.status == "aborted"].reason
     assert all(any(str(path) in reason for reason in reasons) for path in cut_off)
-    assert set(told.status) <= {"completed", "aborted"}
+    assert set(shown.status) <= {"completed", "aborted"}
 
 
 def _write_input(work: Path, files: int, chance: random.Random) -> pd.DataFrame:
@@ -84,7 +84,7 @@ def _run_and_kill(
 ) -> list[Path]:
     """Start the program and kill it some random time after its first checkpoint of this run.
 
-    Returns the savepoints that were cut off. `in_a_savepoint`: the kill comes when one has begun.
+    Returns the interrupted savepoints. With `in_a_savepoint`, the kill comes when one has begun.
     """
     before = _checkpoint_ids(work)
     process = subprocess.Popen(_command(work, backend), start_new_session=True)

@@ -25,7 +25,7 @@ KEYS = ("ada", "bob", "cy")
 
 @pytest.mark.own_jvm
 def test_kills_between_the_sinks_commit_and_sparks_and_a_rollback(tmp_path: Path) -> None:
-    """The epochs of the rollback come again with other rows, and the first one is cut off too."""
+    """The epochs of the rollback run again with other rows; the first one is interrupted too."""
     keys = write_input(tmp_path / "input", range(3))
     keys += write_input(tmp_path / "later", range(3, 7))
     assert run(tmp_path, "run:1:sqlite:1") == -signal.SIGKILL

@@ -39,7 +39,7 @@ def rows_of(work: Path, epoch: int, where: str) -> list[dict[str, object]]:
 
 @pytest.mark.own_jvm
 def test_killed_before_epoch_0_is_committed(tmp_path: Path) -> None:
-    """While the state is made, and after the actions of epoch 0: what epoch 0 emits is the same."""
+    """Killed while the state is made, or after the actions of epoch 0: the output is the same."""
     (tmp_path / "input").mkdir()
     for i, key in enumerate(("k1", "k2")):
         pq.write_table(pa.table({"key": [key]}), tmp_path / "input" / f"{i}.parquet")

@@ -1,6 +1,6 @@
-"""The driver dies by ``kill -9`` during a restore at another parallelism, and it is tried again.
+"""The driver dies by ``kill -9`` during a restore at another parallelism; the restore is retried.
 
-Oracle: what the restored query tells is what the golden data's model says, at either parallelism.
+Oracle: the restored query emits what the golden data's model emits, at either parallelism.
 """
 
 from __future__ import annotations

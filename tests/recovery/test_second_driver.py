@@ -1,7 +1,7 @@
 """A query that is started in a second driver by accident: one of the two survives, and is healthy.
 
-Spark lets one driver commit each epoch and ends the other. Whichever that is, the one that is left
-has the query's checkpoints to itself.
+Spark lets one driver commit each epoch and ends the other. The driver that is left has the query's
+checkpoints to itself.
 """
 
 from __future__ import annotations
@@ -94,32 +94,32 @@ def _one_survives(work: Path, rounds: int) -> None:
 
 
 def _round(location: Path, interval: str, healthy: Driver, other: Driver) -> str:
-    """Start a query in two drivers, wait until one is left, and look whether it is well."""
+    """Start a query in two drivers, wait until one is left, and check that it is healthy."""
     assert healthy.ask("start", str(location), interval) == {"started": True}
     _until(lambda: healthy.ask("tell")["epoch"] >= 0, healthy)
     assert "epoch" in healthy.ask("checkpoint")
     other.ask("start", str(location), interval)
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     def one_is_left() -> bool:
-        told[:] = [healthy.ask("tell"), other.ask("tell")]
-        return sum(each["active"] for each in told) < 2
+        reports[:] = [healthy.ask("tell"), other.ask("tell")]
+        return sum(each["active"] for each in reports) < 2
 
     _until(one_is_left, healthy)
-    assert sum(each["active"] for each in told) == 1, told
-    survivor = healthy if told[0]["active"] else other
+    assert sum(each["active"] for each in reports) == 1, reports
+    survivor = healthy if reports[0]["active"] else other
     epochs = []
     for _ in range(3):
         begun = survivor.ask("tell")["epoch"]
         _until(lambda: survivor.ask("tell")["epoch"] > begun, survivor)  # noqa: B023
         taken = survivor.ask("checkpoint")
-        assert "epoch" in taken, (told, taken, survivor.ask("tell"))
+        assert "epoch" in taken, (reports, taken, survivor.ask("tell"))
         epochs.append(taken["epoch"])
     assert sorted(set(epochs)) == epochs
     assert survivor.ask("tell")["active"]
     assert not (other if survivor is healthy else healthy).ask("tell")["active"]
     assert survivor.ask("stop") == {"stopped": True}
-    return f"{'first' if survivor is healthy else 'second'} survived, {told}"[:300]
+    return f"{'first' if survivor is healthy else 'second'} survived, {reports}"[:300]
 
 
 def _until(condition: Callable[[], bool], driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""Stands before an S3 server and answers some requests as S3 does while others are under way."""
+"""A front of an S3 server that answers some requests as S3 does during concurrent requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CONFLICT = (
 
 
 class Conflicts:
-    """How many conditional requests are still to be answered with 409, and how many were.
+    """Counts the conditional requests that are answered with 409: those to come, and those done.
 
-    `does_it_all_the_same`: requests that are answered so have been carried out.
+    `does_it_all_the_same`: the server carries out requests that are answered so.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Conflicts:
 
 @contextmanager
 def conflicting_s3(server_url: str) -> Iterator[Conflicts]:
-    """Run the server in front of the one at `server_url`; its own is in what is yielded."""
+    """Run the server in front of the one at `server_url`; yield it, with its own URL."""
     conflicts = Conflicts()
     with s3_front(server_url, conflicts.answer) as conflicts.url:
         yield conflicts

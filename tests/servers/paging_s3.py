@@ -1,4 +1,4 @@
-"""Stands before an S3 server and tells of uploads a few at once, as S3 does with thousands."""
+"""A front of an S3 server that lists uploads on small pages, as S3 does with thousands."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Pages:
 
 @contextmanager
 def paging_s3(server_url: str, size: int) -> Iterator[Pages]:
-    """Run the server in front of the one at `server_url`; its own is in what is yielded."""
+    """Run the server in front of the one at `server_url`; yield it, with its own URL."""
     pages = Pages(size)
     with s3_front(server_url, pages.answer) as pages.url:
         yield pages

@@ -1,4 +1,4 @@
-"""Stands before an S3 server and refuses requests as S3 does: with what it was sent in the answer.
+"""A front of an S3 server that refuses requests as S3 does: the answer quotes the request.
 
 S3 quotes the key's id, the session token and the text that it has signed itself, so that a client
 can find its mistake. It is the client that must not show them to others.
@@ -16,7 +16,7 @@ TOKEN = "x-amz-security-token"
 
 
 class Refusing:
-    """Refuses what `refuses` says; `quoted` is what it has answered so."""
+    """Refuses the requests that `refuses` selects; `quoted` has its answers."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -66,7 +66,7 @@ def _error(code: str, message: str, **fields: str) -> str:
 
 @contextmanager
 def refusing_s3(server_url: str) -> Iterator[Refusing]:
-    """Run the server in front of the one at `server_url`; its own is in what is yielded."""
+    """Run the server in front of the one at `server_url`; yield it, with its own URL."""
     refusing = Refusing()
     with s3_front(server_url, refusing.answer) as refusing.url:
         yield refusing

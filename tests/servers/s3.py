@@ -13,7 +13,7 @@ BUCKET = "checkpoints"
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """Run an S3 server on a free port; yields what the environment of its clients needs."""
+    """Run an S3 server on a free port; yield the environment that its clients need."""
     server = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("s3_server.py"))],
         stdout=subprocess.PIPE,

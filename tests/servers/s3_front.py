@@ -1,4 +1,4 @@
-"""Stands before an S3 server: looks at requests, and answers some of them in its place."""
+"""A front of an S3 server that looks at requests, and answers some of them itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Request:
 
 @contextmanager
 def s3_front(server_url: str, answer_to: Callable[[Request], Answer]) -> Iterator[str]:
-    """Run a server in front of the one at `server_url`; yields its own URL."""
+    """Run a server in front of the one at `server_url`; yield its own URL."""
     behind = urlsplit(server_url).netloc
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Stands before an S3 server and answers nothing of a kind before enough of it is under way."""
+"""A front of an S3 server that answers requests of a kind only when enough are under way."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Waiting:
 def waiting_s3(
     server_url: str, together: int, is_of_kind: Callable[[Request], bool]
 ) -> Iterator[Waiting]:
-    """Run the server in front of the one at `server_url`; its own is in what is yielded."""
+    """Run the server in front of the one at `server_url`; yield it, with its own URL."""
     waiting = Waiting(together, is_of_kind)
     with s3_front(server_url, waiting.answer) as waiting.url:
         yield waiting

@@ -26,8 +26,8 @@ PLACES = (Path("/usr/share/java"), Path(sys.prefix) / "share" / "zookeeper" / "u
 def zookeeper_server(directory: Path, port: int | None = None) -> Iterator[str]:
     """Run a server with its data below `directory`; yields its address, ``host:port``.
 
-    The port is a free one unless it is given. A server on the data of one that was killed goes on
-    where that one was.
+    The port is a free one unless it is given. A server on the data of a killed one continues where
+    the killed one was.
     """
     jars = _jars(directory)
     port = port or _free_port()

@@ -1,4 +1,4 @@
-"""PySpark's daemon with what Python workers import already loaded, so that a new one only forks.
+"""PySpark's daemon with the imports of Python workers already loaded, so that a worker only forks.
 
 Tests start hundreds of workers: for those that failed or were killed, and for queries whose
 environment differs. Programs that tests start have PySpark's daemon.

@@ -52,13 +52,13 @@ def main(work: Path) -> None:
     failure = query.exception()
     again = job.but(spark=session(work))
     epochs = [row.epoch for row in completed(again.run())]
-    told = {
+    printed = {
         "threads": own_threads(),
         "failure": str(failure),
         "failure_type": type(failure).__name__,
         "epochs": epochs[-1:],
     }
-    print(">", json.dumps(told), flush=True)
+    print(">", json.dumps(printed), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The life of a query's checkpoints: triggered, expired, failed, told of, retained or discarded."""
+"""A query's checkpoints: triggered, expired, failed, notified, retained or discarded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SELDOM = {INTERVAL: "1h", INLINE: "0b"}
 
 
 class Heard(ckpt.CheckpointListener):
-    """Keeps what it hears, and raises after that."""
+    """A listener that keeps what it is notified of, and then raises."""
 
     def __init__(self) -> None:
         self.completed: list[ckpt.CompletedCheckpoint] = []
@@ -71,12 +71,12 @@ class Failing(Count):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         if key[0] == "fail":
-            raise ValueError("told to fail")
+            raise ValueError("asked to fail")
         yield from super().handleInputRows(key, rows, timerValues)
 
 
 class Pipe:
-    """A named pipe in the place of a file: who reads it hangs until it is let go."""
+    """A named pipe in place of a file: a reader hangs until the test releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.content = path, path.read_bytes()
@@ -131,7 +131,7 @@ def epoch(job: Job, query: ckpt.CheckpointedQuery, number: int) -> None:
     query.processAllAvailable()
 
 
-def test_triggered_by_hand_and_told_to_listeners(job: Job) -> None:
+def test_triggered_by_hand_and_listeners_are_notified(job: Job) -> None:
     """triggerCheckpoint returns what it made; listeners and checkpoints() say the same."""
     job, heard = job.using(SELDOM), Heard()
     with job.running() as query:
@@ -168,7 +168,7 @@ def test_triggered_by_hand_and_told_to_listeners(job: Job) -> None:
 
 
 def test_a_step_that_hangs_expires(job: Job) -> None:
-    """Scenario 6: after its timeout a checkpoint is given up; what it does later has no effect."""
+    """Scenario 6: a checkpoint is aborted after its timeout; what it does later has no effect."""
     job, heard = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1}), Heard()
     with job.running() as query:
         query.addCheckpointListener(heard)
@@ -194,7 +194,7 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
 
 
 def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 6: the jobs of what has expired go, and the thread's own properties come back."""
+    """Scenario 6: an expired checkpoint's jobs are cancelled; the thread keeps its properties."""
     monkeypatch.setattr(state_rows, "FEW_PARTITIONS", 0)  # a checkpoint of many subtasks has one
     job = job.using(SELDOM).using({TIMEOUT: "3s", TOLERABLE: 1})
     context, tracker = job.spark.sparkContext, job.spark.sparkContext.statusTracker()
@@ -233,7 +233,7 @@ def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.Monkey
 
 
 def test_too_many_failures_stop_the_query(job: Job) -> None:
-    """Scenario 3: one failure is tolerated, the second in a row is not; a success begins anew."""
+    """Scenario 3: one failure is tolerated, two in a row are not; a success resets the count."""
     job = job.using(SELDOM).using({TOLERABLE: 1})
     with job.running() as query:
         epoch(job, query, 0)
@@ -308,7 +308,7 @@ def test_the_pause_holds_back_periodic_checkpoints_only(job: Job) -> None:
 def test_what_stays_when_a_query_ends(
     job: Job, retention: str, after_stop: bool, after_failure: bool
 ) -> None:
-    """Stopped or failed, checkpoints stay or go; the state stays, and ids go on."""
+    """After a stop or failure, checkpoints stay or are deleted; state stays, and ids continue."""
     job = (
         job.using(SELDOM)
         .using({RETENTION: retention})
@@ -333,7 +333,7 @@ def test_what_stays_when_a_query_ends(
 
 
 def test_ids_after_a_crash(job: Job) -> None:
-    """An id that left only a directory is not used again, and the directory goes in time."""
+    """An id that left only a directory is not used again; the directory is removed in time."""
     job = job.using(SELDOM)
     with job.running() as query:
         epoch(job, query, 0)
@@ -349,7 +349,7 @@ def test_ids_after_a_crash(job: Job) -> None:
 
 
 def test_processors_are_notified_at_the_next_epoch(job: Job) -> None:
-    """Of the newest completed checkpoint, and of none that is not there."""
+    """They are notified of the newest completed checkpoint, and only of existing ones."""
     notes = job.base / "notes"
     notes.mkdir()
     job = job.using(SELDOM).but(processor=lambda: Notified(notes), output=OUTPUT)

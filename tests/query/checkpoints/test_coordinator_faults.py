@@ -1,7 +1,7 @@
 """Each kind of operation that a query's coordinator does on its storage fails, once or for ever.
 
-The query has all that a coordinator deals with: checkpoints and files to clean up, a request, and
-of an earlier driver a request without an answer and a savepoint that it had begun.
+The query has everything that a coordinator handles: checkpoints and files to clean up, and a
+request. An earlier driver left a request without an answer, and a savepoint that it had begun.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ LIVES = 2
 EPOCHS, MOST_EPOCHS = 6, 12
 
 LEFT_OUT = {"write history/N-N-N.json", "read history/N-N-N.json", "delete history/N-N-N.json"}
-"""May fail for ever without an end of the query: nothing depends on the history log."""
+"""May fail for ever without stopping the query: nothing depends on the history log."""
 
-TOLD = {
+RETURNED = {
     "read requests/N-N.request.json",
     "size_bytes requests/N-N.request.json",
     "open shared/source-N-N-N.log",
 }
-"""May, too, because whoever asked gets the error."""
+"""May fail for ever, too: the caller gets the error."""
 
-HARMLESS = LEFT_OUT | TOLD
+HARMLESS = LEFT_OUT | RETURNED
 
 MATERIALIZE = "spark.ckpt.state.changelog.materialize"
 SETTINGS = {
@@ -58,7 +58,7 @@ SETTINGS = {
 
 
 def kind_of(operation: str) -> str:
-    """Return an operation without what differs from one checkpoint, epoch or run to the next."""
+    """Return an operation without the parts that differ between checkpoints, epochs or runs."""
     return re.sub(r"[0-9a-f]{12,}|(?<![a-z])[0-9a-f]{8}(?![0-9a-z])|[0-9]+", "N", operation)
 
 
@@ -66,7 +66,7 @@ def kind_of(operation: str) -> str:
 class Kinds(Plan):
     """Each kind of operation fails the first time, or one kind always; `kinds` are all there were.
 
-    What only a savepoint reads is not repeated: whoever asked for it is told, and can ask again.
+    Reads of a savepoint alone are not repeated: the caller gets the error, and can ask again.
 
     Nothing fails any more once it `is_over`.
     """
@@ -86,7 +86,7 @@ class Kinds(Plan):
 
 
 class Heard(ckpt.CheckpointListener):
-    """The newest epoch that has a checkpoint, and what was given up."""
+    """The newest epoch that has a checkpoint, and the aborted checkpoints."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -157,7 +157,7 @@ class Life:
         query.awaitTermination()
 
     def _is_all_done(self) -> bool:
-        """Tell whether there is nothing more to wait for, and nothing that must end the query."""
+        """Return whether there is nothing more to wait for, and nothing that must end the query."""
         always = self.plan.always
         if always is not None and always not in HARMLESS:
             return False
@@ -174,7 +174,7 @@ def chance() -> random.Random:
 
 @pytest.fixture
 def lived(job: Job, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Life]:
-    """Lets the query live once more, each time in a location of its own."""
+    """Return a function that runs the query once more, each time in a location of its own."""
     monkeypatch.setattr(retrying_storage, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
     monkeypatch.setattr(patience, "SHORTEST_MS", 1)
     real = StartLocation.checkpoints
@@ -221,7 +221,7 @@ def fails_for_ever(lived: Callable[..., Life], kind: str, retention: str) -> Non
     assert (life.error is None) == (kind in HARMLESS), kind
     if life.error is not None:
         assert "fault before" in str(life.error)
-    elif kind in TOLD:
+    elif kind in RETURNED:
         assert "fault before" in str(life.answers()[-1].error)
     life.job.run()
     assert life.job.result() == expected(life.job.feed.rows)
@@ -255,4 +255,4 @@ def test_each_operation_of_the_coordinator_fails_in_turn(
 ) -> None:
     """Scenario 1: all of them."""
     kinds = all_kinds(lived, retention)
-    assert [told for kind in kinds if (told := wrong_if(lived, kind, retention))] == []
+    assert [wrong for kind in kinds if (wrong := wrong_if(lived, kind, retention))] == []

@@ -37,7 +37,7 @@ SELDOM = {INTERVAL: "1h"}
 
 @dataclass
 class Away(Plan):
-    """Operations that begin with one of these words fail, so many of each kind."""
+    """Operations that begin with one of these words fail, this many of each kind."""
 
     words: tuple[str, ...] = ()
     times: int = 1_000_000
@@ -51,7 +51,7 @@ class Away(Plan):
 
 @pytest.fixture
 def storage_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Away]:
-    """Has the driver of every query that starts from now on meet faults in its storage."""
+    """Return a function that gives each query's driver a storage with faults from now on."""
     monkeypatch.setattr(retrying_storage, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
     real = StartLocation.checkpoints
 
@@ -161,7 +161,7 @@ def test_whatever_a_step_raises_ends_the_query(
 def test_a_run_whose_last_checkpoint_failed_is_no_success(
     job: Job, storage_is: Callable[..., Away], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for it, or stops it, hears so once; the next run takes the checkpoint."""
+    """Callers that wait for it or stop it get the error once; the next run takes the checkpoint."""
     job = job.using(SELDOM)
     with monkeypatch.context():
         storage_is("write chk-")
@@ -182,7 +182,7 @@ def test_a_run_whose_last_checkpoint_failed_is_no_success(
     assert job.result() == expected(job.feed.rows)
 
 
-def test_checkpoints_that_cannot_be_deleted_are_told_of(
+def test_checkpoints_that_cannot_be_deleted_raise_at_the_end(
     job: Job, storage_is: Callable[..., Away]
 ) -> None:
     """A query that was to leave no checkpoints says that it has left some."""

@@ -1,4 +1,4 @@
-"""How long a query has had nothing to do, as Spark tells it."""
+"""How long a query has had nothing to do, by Spark's progress events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_DATA_INTERVAL = "spark.sql.streaming.noDataProgressEventInterval"
 def second_epoch_held() -> tuple[
     threading.Event, threading.Event, Callable[[DataFrame, int], None]
 ]:
-    """Return what tells that the second epoch is under way, what lets it end, and the sink."""
+    """Return an event for the second epoch's begin, one that lets it end, and the sink."""
     in_epoch, may_end = threading.Event(), threading.Event()
 
     def sink(_: DataFrame, epoch: int) -> None:
@@ -51,7 +51,7 @@ def test_busy_then_idle_then_stopped(spark: SparkSession, feed: Feed, tmp_path: 
     assert idle_ms(query) == math.inf
 
 
-def test_spark_tells_that_nothing_came(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_spark_reports_that_nothing_came(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     in_epoch, may_end, sink = second_epoch_held()
     with session_conf(spark, {NO_DATA_INTERVAL: "50"}):
         feed.add(events_of(0))

@@ -62,7 +62,7 @@ class Padded(Count):
     ],
 )
 def test_nothing_grows_with_the_checkpoints(job: Job, backend: str, checkpoints: int) -> None:
-    """Files, bytes, file descriptors, threads and memory stay what they were."""
+    """The numbers of files, bytes, file descriptors and threads, and the memory, do not grow."""
     drop_local_copies(job.spark)  # of other tests
     savepoints = job.base / "savepoints"
     job = job.but(processor=Padded, output="k string, n long")
@@ -144,7 +144,7 @@ def check_sources(job: Job, *sources: Any) -> None:
 
 
 def files_and_bytes(job: Job) -> dict[str, int]:
-    """What lies on disk when a checkpoint has been completed and cleaned up behind."""
+    """Return what is on disk after a checkpoint has been completed and cleaned up."""
     stored = files_below(job.checkpoint_path)
     local = [
         file
@@ -160,7 +160,7 @@ def files_and_bytes(job: Job) -> dict[str, int]:
 
 
 def resources(spark: SparkSession) -> dict[str, int]:
-    """What the processes have of the system."""
+    """Return the resources that the processes use."""
     jvm = jvm_of(spark)
     workers = {*jvm.children(recursive=True)} - {*jvm.children()}  # the children of the daemon
     use = {**used_by("driver", [psutil.Process()]), **used_by("workers", workers)}
@@ -184,7 +184,7 @@ def jvm_of(spark: SparkSession) -> psutil.Process:
 
 
 def used_by(name: str, processes: Iterable[psutil.Process]) -> dict[str, int]:
-    """The most that one of the processes uses."""
+    """Return the most that one of the processes uses."""
     found: dict[str, int] = {}
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # Spark ends idle workers
@@ -199,14 +199,14 @@ def used_by(name: str, processes: Iterable[psutil.Process]) -> dict[str, int]:
 
 
 def heap_of_jvm(spark: SparkSession) -> int:
-    """Bytes of objects in use; what the process has is the most that the heap ever was."""
+    """Return the bytes of objects in use; the memory of the process never shrinks."""
     spark._jvm.java.lang.System.gc()
     runtime = spark._jvm.java.lang.Runtime.getRuntime()
     return runtime.totalMemory() - runtime.freeMemory()
 
 
 def check_flat(use: Sequence[dict[str, int]]) -> None:
-    """Compare the most of the second third with the most of the last; the first warms up.
+    """Compare the maxima of the second and the last third; the first third warms up.
 
     What is counted exactly in Python must not rise at all. RocksDB compacts and the JVM's pools
     fill when they like to: a file or thread left behind by every checkpoint would be more than

@@ -1,4 +1,4 @@
-"""What a running query tells about its operators, beside Spark's own progress."""
+"""What a running query reports about its operators, beside Spark's own progress."""
 
 from __future__ import annotations
 
@@ -61,28 +61,28 @@ def test_of_every_epoch_between_two_looks(job: Job, provider: str | None) -> Non
         [("k1", 500)],
     ]
     with job.running() as query:
-        told = []
+        progress = []
         for number, rows in enumerate(epochs):
             job.feed.add(rows)
             query.processAllAvailable()
             if number == 1:
                 query.triggerCheckpoint()
             if number in (2, 4):
-                told = query.recentOperatorProgress
+                progress = query.recentOperatorProgress
         last = query.lastOperatorProgress
         of_spark = {p["batchId"]: p for p in query.recentProgress}
-        assert query.recentOperatorProgress == told
-    assert told[-1:] == last
-    with_rows = [each for each in told if each["numInputRows"]]
+        assert query.recentOperatorProgress == progress
+    assert progress[-1:] == last
+    with_rows = [each for each in progress if each["numInputRows"]]
     assert [each["numInputRows"] for each in with_rows] == [40, 1, 2, 1, 1]
-    first, newest = told[0]["epoch"], told[-1]["epoch"]
-    assert [each["epoch"] for each in told] == list(range(first, newest + 1))
-    assert told[0]["epoch"] > 0
+    first, newest = progress[0]["epoch"], progress[-1]["epoch"]
+    assert [each["epoch"] for each in progress] == list(range(first, newest + 1))
+    assert progress[0]["epoch"] > 0
     assert [each["numKeys"] for each in with_rows] == [41, 41, 41, 40, 40]
     assert [each["numTimers"] for each in with_rows] == [41, 41, 41, 40, 40]
-    assert not any(each["isEstimated"] for each in told)
-    assert sum(each["numRowsDroppedByWatermark"] for each in told) == 1
-    assert all(each["timestamp"] == of_spark[each["epoch"]]["timestamp"] for each in told)
+    assert not any(each["isEstimated"] for each in progress)
+    assert sum(each["numRowsDroppedByWatermark"] for each in progress) == 1
+    assert all(each["timestamp"] == of_spark[each["epoch"]]["timestamp"] for each in progress)
     assert with_rows[-1]["watermarkLagMs"] > 0
     assert with_rows[0]["lastCheckpointAgeMs"] is None
     assert with_rows[-1]["lastCheckpointAgeMs"] >= 0

@@ -64,7 +64,7 @@ def newest_of(location: Path) -> Path:
 
 
 def lose(location: Path, epochs: int) -> None:
-    """Delete what Spark wrote in the newest epochs."""
+    """Delete the files that Spark wrote in the newest epochs."""
     for epoch in range(NEWEST_EPOCH - epochs + 1, NEWEST_EPOCH + 1):
         paths = [location / "offsets" / f"{epoch}", location / "commits" / f"{epoch}"]
         paths += location.glob(f"sources/*/{epoch}")
@@ -76,10 +76,10 @@ def lose(location: Path, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, KEPT_PREDECESSORS])
-def test_a_query_goes_on_from_the_epoch_that_spark_still_has(
+def test_a_query_continues_from_the_epoch_that_spark_still_has(
     spark: SparkSession, tmp_path: Path, location: Path, lost: int
 ) -> None:
-    """Scenario 9: the epochs run again, from handles before the newest checkpoint's."""
+    """Scenario 9: the epochs run again, from handles older than the newest checkpoint's."""
     lose(location, lost)
     held = [number for number in GOLDEN_EPOCHS if number <= NEWEST_EPOCH - lost]
     model = Model(2)

@@ -1,4 +1,4 @@
-"""Reading the handles of a checkpoint does not fill the log; other reads warn as ever."""
+"""Reading the handles of a checkpoint does not fill the log; other reads warn as before."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from tests.query.model import events_of, expected, in_order
 
 
 def test_command_line(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A savepoint while the query runs, then a stop with one; both are told of afterwards."""
+    """A savepoint while the query runs, then a stop with a savepoint; the history shows both."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
     location = str(job.location_path)
     job.feed.add(*map(events_of, range(2)))
     query = job.start()
     query.processAllAvailable()
 
-    def told(*arguments: str) -> dict:
+    def printed(*arguments: str) -> dict:
         assert main([*arguments, "--json", "--timeout", "120"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    first = told("savepoint", location, "--type", "native", "--directory", "before")
+    first = printed("savepoint", location, "--type", "native", "--directory", "before")
     assert first["path"].startswith(str(job.base / "savepoints" / "before" / "savepoint-"))
     assert (first["epoch"], query.isActive) == (1, True)
     assert [row.path for row in completed(query, "savepoint")] == [first["path"]]
@@ -33,7 +33,7 @@ def test_command_line(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not inside" in capsys.readouterr().err
     job.feed.add(events_of(2))
     query.processAllAvailable()
-    last = told("stop", location)
+    last = printed("stop", location)
     query.awaitTermination()
     assert last["epoch"] == 2
     saved = history(location).query("kind == 'savepoint'")

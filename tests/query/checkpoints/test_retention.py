@@ -1,4 +1,4 @@
-"""Old checkpoints go, and no file goes that anything retained still needs."""
+"""Old checkpoints are deleted, but no file that anything retained still needs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def data_files(job: Job) -> set[str]:
 def test_files_are_deleted_when_nothing_needs_them(
     job: Job, backend: str, checkpoints: int
 ) -> None:
-    """After many checkpoints each retained one and an early savepoint restore, little is left."""
+    """After many checkpoints, all retained ones and an early savepoint restore; few files stay."""
     savepoints = job.base / "savepoints"
     job = job.but(processor=Padded, output="k string, n long")
     job = job.using({BACKEND: backend, SAVEPOINT_DIR: savepoints, **OFTEN})
@@ -107,7 +107,7 @@ def test_files_are_deleted_when_nothing_needs_them(
 
 
 def test_local_copies_of_an_ended_query_go_while_another_one_runs(job: Job) -> None:
-    """Those that no task opened for a day; the running query's stay."""
+    """Copies that no task opened for a day are removed; the running query's copies stay."""
     drop_local_copies(job.spark)  # of other tests
     job = job.but(processor=Count, output="k string, n long").using({BACKEND: "rocksdb"})
     job.feed.add(events_of(0, ROWS))

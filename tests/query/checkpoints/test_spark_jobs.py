@@ -1,4 +1,4 @@
-"""Spark jobs that are cancelled together, with real jobs."""
+"""Real Spark jobs are cancelled together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark_ckpt.spark.jobs import SparkJobs
 def test_a_job_that_starts_after_the_cancellation_is_cancelled(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A thread between two jobs does not hear of the cancellation: its next job would stay."""
+    """A thread between two jobs does not notice the cancellation: its next job would run on."""
     context = spark.sparkContext
     jobs = SparkJobs(context, "two jobs")
     ended = tmp_path / "ended"

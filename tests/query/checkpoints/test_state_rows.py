@@ -1,4 +1,4 @@
-"""Handles as Spark's state store has them, read on the driver and by a Spark job."""
+"""Handles in Spark's state store, read on the driver and by a Spark job."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_driver_reads_what_a_job_reads(
     assert {handle.epoch for handle in handles} == {1}
 
 
-def test_an_epoch_that_spark_has_not_got(job: Job) -> None:
+def test_an_epoch_that_spark_does_not_have(job: Job) -> None:
     job.feed.add(events_of(0))
     job.run()
     with pytest.raises(PySparkException):

@@ -1,4 +1,4 @@
-"""Nothing waits for ever: a savepoint that hangs, a listener that calls, a session that ends."""
+"""Nothing waits for ever: neither a hanging savepoint, nor a listener, nor an ended session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = Path(__file__).with_name("ended_session_program.py")
 
 
 def test_stop_beside_a_savepoint_that_hangs_in_the_driver(job: Job) -> None:
-    """The savepoint expires, whatever it hangs in; it publishes nothing when it continues."""
+    """The savepoint expires wherever it hangs; it publishes nothing when it continues."""
     job = job.using({INTERVAL: "1h", TIMEOUT: "2s", SAVEPOINT_DIR: job.base / "savepoints"})
     job.feed.add(events_of(0))
     failures: list[Exception] = []
@@ -67,7 +67,7 @@ def hanging_threads(query_id: str) -> list[threading.Thread]:
 
 
 class Calling(ckpt.CheckpointListener):
-    """Calls something once; keeps what it returned or raised."""
+    """A listener that calls a function once, and keeps what it returned or raised."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call, self.came, self.outcome = call, threading.Event(), None
@@ -111,11 +111,11 @@ def test_a_listener_may_call_everything(job: Job, call: str, options: dict[str, 
 
 @pytest.mark.own_jvm
 def test_a_session_that_ends_first_leaves_no_threads(tmp_path: Path) -> None:
-    """The threads of its queries end, who waits hears of it, and the next session goes on."""
-    told = subprocess.check_output(
+    """Its queries' threads end, waiting callers get an error, and the next session works."""
+    printed = subprocess.check_output(
         [sys.executable, str(PROGRAM), str(tmp_path)], text=True, timeout=240
     )
-    (line,) = [line for line in told.splitlines() if line.startswith(">")]
+    (line,) = [line for line in printed.splitlines() if line.startswith(">")]
     content = json.loads(line[1:])
     assert content["threads"] == []
     assert "Spark application" in content["failure"]

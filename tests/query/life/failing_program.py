@@ -1,4 +1,4 @@
-"""A driver whose processor comes from a notebook's cell and fails; prints the query's error."""
+"""A driver whose processor comes from a notebook's cell and fails; it prints the query's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pyspark-ckpt plan`` and ``rollback``, as programs of their own beside a query's files."""
+"""``pyspark-ckpt plan`` and ``rollback``, as separate programs on a query's files."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ def test_plan_shows_what_a_restore_would_do(job: Job, feed: Feed, program: Path)
     feed.add([("a", 1), ("b", 2)])
     savepoint = job.run().triggerSavepoint(str(job.base / "sp"))
     before = sorted(job.base.rglob("*"))
-    code, told = command(
+    code, printed = command(
         "plan", savepoint.path, f"{program}:build", "--conf", "spark.sql.shuffle.partitions=3"
     )
-    assert (code, told["can_start"], told["epoch"]) == (0, True, 0)
-    outcomes = {(row["operator"], row["state"]): row["outcome"] for row in told["states"]}
+    assert (code, printed["can_start"], printed["epoch"]) == (0, True, 0)
+    outcomes = {(row["operator"], row["state"]): row["outcome"] for row in printed["states"]}
     assert outcomes["op", "total"] == "new"
     assert outcomes["op", "(operator)"] == "restored"
-    why = next(row["why"] for row in told["states"] if row["state"] == "(operator)")
+    why = next(row["why"] for row in printed["states"] if row["state"] == "(operator)")
     assert "parallelism 2 -> 3" in why
-    code, told = command("plan", savepoint.path, f"{program}:other_uid")
-    assert (code, told["can_start"]) == (1, False)
-    assert told["errors"][0]["kind"] == "RestoreError"
+    code, printed = command("plan", savepoint.path, f"{program}:other_uid")
+    assert (code, printed["can_start"]) == (1, False)
+    assert printed["errors"][0]["kind"] == "RestoreError"
     assert sorted(path for path in job.base.rglob("*") if path.suffix != ".pyc") == before
 
 
@@ -103,10 +103,10 @@ def test_plan_shows_what_a_restore_would_do(job: Job, feed: Feed, program: Path)
 def test_plan_says_what_is_wrong_with_the_program(
     named: str, error: str, program: Path, tmp_path: Path
 ) -> None:
-    code, told = command("plan", str(tmp_path), named.format(path=program))
+    code, printed = command("plan", str(tmp_path), named.format(path=program))
     assert code == 1
-    assert told["error"]["kind"] == "ConfigurationError"
-    assert error in told["error"]["message"]
+    assert printed["error"]["kind"] == "ConfigurationError"
+    assert error in printed["error"]["message"]
 
 
 @pytest.mark.own_jvm
@@ -119,12 +119,12 @@ def test_rollback_puts_a_location_back(job: Job, feed: Feed) -> None:
     often.run()
     newest = [row.epoch for row in ckpt.history(str(job.location_path)).itertuples()]
     assert newest == [0, 1]
-    code, told = command("rollback", str(job.location_path), "chk-1")
-    assert (code, told["to"]) == (0, "chk-1")
-    assert Path(told["kept"]).is_dir()
+    code, printed = command("rollback", str(job.location_path), "chk-1")
+    assert (code, printed["to"]) == (0, "chk-1")
+    assert Path(printed["kept"]).is_dir()
     again = often.but(out="again")
     again.run()
     assert [row[:2] for row in again.result()] == [("a", 2)]
-    code, told = command("rollback", str(job.location_path), "chk-99")
+    code, printed = command("rollback", str(job.location_path), "chk-99")
     assert code == 1
-    assert "chk-99" in told["error"]["message"]
+    assert "chk-99" in printed["error"]["message"]

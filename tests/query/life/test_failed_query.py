@@ -1,4 +1,4 @@
-"""A query that failed says so to all who wait for it, in the words of the library."""
+"""A query that failed raises an error of the library in all waiting callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.query.timed import at, timed_feed
 
 
 class Failing(Count):
-    """Raises what looks like an error of the library."""
+    """A processor that raises what looks like an error of the library."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         if key[0] == "fail":
@@ -27,7 +27,7 @@ class Failing(Count):
 
 
 def test_a_processor_that_raises_is_a_processor_error(job: Job) -> None:
-    """And Spark's exception as well, wherever it is met; its class is not the user's to choose."""
+    """It is Spark's exception too; text of the user does not decide its class."""
     job = job.but(processor=Failing, output="k string, n long")
     job.feed.add([("fail", 1)])
     query = job.start()
@@ -48,7 +48,7 @@ def test_a_processor_that_raises_is_a_processor_error(job: Job) -> None:
 
 
 class Jammed(Alarm):
-    """Its timers cannot fire."""
+    """A processor whose timers cannot fire."""
 
     def handleExpiredTimer(
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
@@ -57,7 +57,7 @@ class Jammed(Alarm):
         yield
 
 
-def test_a_drain_that_fails_fails_all_who_wait(job: Job) -> None:
+def test_a_drain_that_fails_raises_in_all_waiting_callers(job: Job) -> None:
     """The program that waits for the query does not end as a success."""
     job = job.but(feed=timed_feed(job.base / "timed"), processor=Jammed)
     job = job.but(output="k string, what string, v long", time_mode="EventTime", watermark="ts")

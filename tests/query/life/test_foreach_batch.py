@@ -92,7 +92,7 @@ def run_in_pyspark(job: Job, sink: Callable[[DataFrame, int], None]) -> None:
 
 
 def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
-    """From the first epoch on, in each epoch by other threads, and after a restart."""
+    """The threads change in each epoch, from the first one on and after a restart."""
     job.feed.add(*map(events_of, range(5)))
     sinks = Sinks()
     query = run(job, sinks)
@@ -143,7 +143,7 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
 
 
 def test_the_id_of_an_epoch(job: Job) -> None:
-    """The same when the epoch is repeated, another one after a rollback, and none elsewhere."""
+    """The id is equal if an epoch is repeated, differs after a rollback, and exists only there."""
     ids: list[ckpt.EpochId] = []
     fails = [True]
 

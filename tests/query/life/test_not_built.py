@@ -1,4 +1,4 @@
-"""What is planned and not there yet raises NotBuiltYetError, which names it."""
+"""Unsupported features raise NotBuiltYetError, which names them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def transform(job: Job, **arguments: Any) -> DataFrame:
 
 
 def test_columns_of_types_that_are_not_built(job: Job) -> None:
-    """Calendar intervals are not there, neither in input nor in output; the message names them."""
+    """Calendar intervals are unsupported in input and output; the message names the columns."""
     df = job.feed.stream(job.spark).withColumn("nested", F.expr("array(make_interval(1))"))
     with refused(ckpt.NotBuiltYetError, "nested", "interval", unchanged=job.base):
         ckpt.key_by(df, "k")
@@ -48,7 +48,7 @@ def start(job: Job, df: DataFrame, location: str = "") -> None:
 
 
 def test_spark_operators_with_other_state_stores(job: Job) -> None:
-    """Files with ids in their names are not looked for."""
+    """Stores whose file names have ids are not supported."""
     df = transform(job).dropDuplicates(["k"])
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"
     with session_conf(job.spark, {version: "2"}):

@@ -1,4 +1,4 @@
-"""A start, restore, rollback or drain changes nothing in the user's session, for nobody."""
+"""A start, restore, rollback or drain changes nothing in the user's session, in any thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def conf_of(spark: SparkSession) -> str:
 
 @contextmanager
 def conf_watched(spark: SparkSession) -> Iterator[None]:
-    """Have another thread look at the session's conf all the time."""
+    """Let another thread read the session's conf all the time."""
     before, seen, over = conf_of(spark), set(), threading.Event()
 
     def look() -> None:
@@ -51,7 +51,7 @@ def conf_watched(spark: SparkSession) -> Iterator[None]:
 
 
 class Noted(StreamingQueryListener):
-    """Notes what it hears, and the session's conf in the middle of every start."""
+    """A listener that notes its events, and the session's conf in the middle of every start."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
@@ -83,7 +83,7 @@ def listening(spark: SparkSession) -> Iterator[Noted]:
 
 
 def two_operators(job: Job) -> DataFrame:
-    """Spark refuses them but for conf that its check of the plan reads."""
+    """Return a plan that Spark refuses without conf that its check of the plan reads."""
     inner = job.but(uid="inner").process(ckpt.key_by(job.stream(), "k"))
     values = inner.selectExpr("k", "n AS v")
     return job.process(ckpt.key_by(values, "k"))
@@ -127,7 +127,7 @@ def test_another_thread_sees_nothing(job: Job) -> None:
 
 
 def test_a_plain_query_that_starts_meanwhile(job: Job) -> None:
-    """It is bound to the session's parallelism and state store, not to those of a rollback."""
+    """It gets the session's parallelism and state store, not the ones of a rollback."""
     job.feed.add(events_of(0))
     query = job.run()
     spark, bound = job.spark, []
@@ -156,7 +156,7 @@ def test_a_plain_query_that_starts_meanwhile(job: Job) -> None:
 
 
 def test_the_streams_of_the_session(job: Job) -> None:
-    """Active, found, heard of by listeners of before and after, awaited; the name is its own."""
+    """Queries are active, found and awaited there; old and new listeners hear of them."""
     spark, streams = job.spark, job.spark.streams
     listeners = len(streams._jsqm.listListeners())
     streams.resetTerminated()
@@ -180,7 +180,7 @@ def test_the_streams_of_the_session(job: Job) -> None:
     assert len(streams._jsqm.listListeners()) == listeners
     assert streams.awaitAnyTermination(0)
     streams.resetTerminated()
-    job.feed.add(events_of(1))  # the first query may have had all there was
+    job.feed.add(events_of(1))  # the first query may have taken all the input
     job.but(processor=Fails).start()
     with pytest.raises(PySparkException):
         streams.awaitAnyTermination(DEADLINE)
@@ -214,7 +214,7 @@ def test_views_of_the_session(job: Job) -> None:
 
 
 class Slow(Reveal):
-    """Its initial state is made once somebody writes into a pipe."""
+    """A processor whose initial state waits for a write into a pipe."""
 
     def __init__(self, pipe: str) -> None:
         self.pipe = pipe
@@ -251,7 +251,7 @@ def test_a_start_does_not_wait_for_another_ones_initial_state(job: Job) -> None:
 
 
 def test_a_spark_that_starts_queries_otherwise(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that never tells of a start; the query does not run without its settings."""
+    """A Spark that never reports a start: the query does not run without its settings."""
     job.feed.add(events_of(0))
     with monkeypatch.context() as patch:
         patch.setattr(StreamingQueryManager, "addListener", lambda *_: None)

@@ -1,4 +1,4 @@
-"""Settings, where they come from and what they do; writers and queries do all that Spark's do."""
+"""Settings: their sources and effects; writers and queries have all that Spark's have."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def spark_conf(spark: SparkSession, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def backend_used(job: Job) -> str:
-    """Which backend a query really uses, by the local copy that it leaves."""
+    """Return the backend that a query really uses, by the local copy that it leaves."""
     drop_local_copies(job.spark)
     job.feed.add(events_of(job.feed.files))
     job.run()
@@ -134,7 +134,7 @@ def test_directories(job: Job) -> None:
     moved = job.using({CHECKPOINT_DIR: job.base / "other"})
     job.feed.add(events_of(2))
     drop_local_copies(job.spark)
-    try:  # the state is not where the query is told to look: an error, or found all the same
+    try:  # the state is not in the configured directory: an error, or it is found anyway
         moved.run()
     except Exception as error:
         assert str(elsewhere) in str(error) or str(job.base / "other") in str(error)  # noqa: PT017
@@ -143,12 +143,12 @@ def test_directories(job: Job) -> None:
 
 
 def savepoint_query(job: Job) -> str:
-    """The id of the query at a job's location."""
+    """Return the id of the query at a job's location."""
     return (job.location_path / "metadata").read_text().split('"')[3]
 
 
 def test_no_savepoint_directory(job: Job) -> None:
-    """Without a directory, given or configured, a savepoint has nowhere to go."""
+    """A savepoint without a given or configured directory is refused."""
     job.feed.add(events_of(0))
     with job.running() as query:
         query.processAllAvailable()

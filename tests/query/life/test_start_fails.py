@@ -40,7 +40,7 @@ def savepoint_restore(savepoint: ckpt.Savepoint) -> object:
 def test_a_start_that_fails_after_spark_began_stops_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is that fails: here no thread can be started."""
+    """Here, no thread can be started."""
 
     def no_thread(_: object) -> None:
         raise RuntimeError("can't start new thread")

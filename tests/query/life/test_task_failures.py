@@ -114,7 +114,7 @@ def run_with_faults(job: Job, marks: Path, backend: str, files: int = 2) -> None
     ],
 )
 def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: str) -> None:
-    """Scenario 12: what a failed attempt wrote to the state is not there for the next attempt."""
+    """Scenario 12: the next attempt does not see what a failed attempt wrote to the state."""
     marks = job.base / "marks"
     run_with_faults(job.but(processor=lambda: processor(marks)), marks, backend)
     assert {p.name.split("-")[0] for p in marks.glob("*-*")} == {"2", "3"}
@@ -123,7 +123,7 @@ def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: st
 
 @pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
 def test_workers_exit_at_random(job: Job, backend: str) -> None:
-    """Scenario 17: Python workers that vanish inside user code change nothing of the result."""
+    """Scenario 17: Python workers that exit inside user code do not change the result."""
     seed = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"TEST_SEED={seed}")
     marks = job.base / "marks"

@@ -1,4 +1,4 @@
-"""Queries without a checkpointLocation, into the sinks for which Spark makes one itself."""
+"""Queries without a checkpointLocation, into the sinks for which Spark creates one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def writer(job: Job, sink: str, seen: list[Any]) -> ckpt.CheckpointedStreamWrite
     started = ckpt.write_stream(job.df()).trigger(availableNow=True)
     if sink == "foreachBatch":
         return started.foreachBatch(lambda rows, epoch: seen.extend(rows.collect()))
-    return started.format(sink).queryName("told")
+    return started.format(sink).queryName("emitted")
 
 
 def location_of(query: ckpt.CheckpointedQuery) -> Path:
@@ -41,7 +41,7 @@ def location_of(query: ckpt.CheckpointedQuery) -> Path:
 
 
 def nobody_deletes(location: Path) -> bool:
-    """Whether the thread that decides about the location is over; other queries have their own."""
+    """Return whether the thread that decides about this query's location has ended."""
     return not any(thread.name.endswith(location.name) for thread in threading.enumerate())
 
 
@@ -61,7 +61,7 @@ def await_decision(location: Path) -> None:
 
 @pytest.mark.parametrize("sink", ["foreachBatch", "memory", "console", "noop"])
 def test_a_temporary_one(job: Job, sink: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With a warning; it goes when the query ends, and the next start has another one."""
+    """It comes with a warning and ends with the query; the next start gets another one."""
     job.feed.add(events_of(0))
     seen: list[Any] = []
     started = writer(job, sink, seen)
@@ -73,7 +73,7 @@ def test_a_temporary_one(job: Job, sink: str, caplog: pytest.LogCaptureFixture) 
     assert "checkpointLocation" in warning
     query.awaitTermination()
     until(lambda: not location.exists(), f"{location} stays")
-    rows = job.spark.table("told").collect() if sink == "memory" else seen
+    rows = job.spark.table("emitted").collect() if sink == "memory" else seen
     if sink in ("foreachBatch", "memory"):
         assert sorted(rows) == expected(job.feed.rows)
     if sink == "foreachBatch":
@@ -94,7 +94,7 @@ def test_a_savepoint_at_its_end(job: Job) -> None:
 
 
 def test_it_stays_after_an_error(job: Job) -> None:
-    """As Spark's does; unless Spark's setting says otherwise."""
+    """It stays, as Spark's does, unless Spark's setting says otherwise."""
     job.feed.add(events_of(0))
     failing = job.but(processor=Fails)
     for forced in (False, True):
@@ -112,7 +112,7 @@ def test_it_stays_after_an_error(job: Job) -> None:
 
 
 def test_below_spark_s_root(job: Job) -> None:
-    """Without a name, a directory of its own that stays."""
+    """A query without a name gets a directory of its own, which stays."""
     job.feed.add(events_of(0))
     root = job.base / "root"
     query: ckpt.CheckpointedQuery

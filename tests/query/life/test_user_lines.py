@@ -29,7 +29,7 @@ def helper(n: int) -> float:
 
 
 class Failing(StatefulProcessor):
-    """Fails in the step that it is made for."""
+    """A processor that fails in a given step."""
 
     def __init__(self, step: str) -> None:
         self.step = step
@@ -199,7 +199,7 @@ def test_a_migration_that_raises(job: Job) -> None:
 
 @pytest.mark.own_jvm
 def test_a_notebook_cell_in_the_log(tmp_path: Path) -> None:
-    """A driver's log, and code that has no file: both are of a process of its own."""
+    """The driver's log shows code that has no file; the driver is a process of its own."""
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Python workers that do not find the library: refused before anything has begun."""
+"""Python workers that do not find the library are refused before anything begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.query.model import events_of, expected
 
 @pytest.fixture
 def workers_python(job: Job) -> Iterator[Path]:
-    """What Spark's workers run; a program that the test writes."""
+    """Return the path of the program that Spark's workers run; the test writes it."""
     context = job.spark.sparkContext
     before, program = context.pythonExec, job.base / "bin" / "python"
     program.parent.mkdir()

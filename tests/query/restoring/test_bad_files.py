@@ -1,4 +1,4 @@
-"""Missing, cut and changed files are named in an error; none is taken for a smaller state."""
+"""Missing, cut and changed files are named in an error, and never make the state smaller."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Save
 
 @pytest.fixture
 def copy(saved: Saved, tmp_path: Path) -> Path:
-    """A copy of the savepoint, free to be damaged."""
+    """Return a copy of the savepoint that a test may damage."""
     return shutil.copytree(saved.savepoint, tmp_path / saved.savepoint.name)
 
 
@@ -95,7 +95,7 @@ def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damag
 
 
 def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: Path) -> None:
-    """No single changed byte of _metadata passes, whatever it stands for."""
+    """No changed byte of _metadata is accepted, whatever it stands for."""
     fork = saved.job.but(base=tmp_path)
     path = copy / "_metadata"
     whole = path.read_bytes()
@@ -120,14 +120,14 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
 def test_data_file_of_a_savepoint(
     saved: Saved, copy: Path, tmp_path: Path, directory: str, damage: str
 ) -> None:
-    """Scenario 7: a damaged data file refuses the restore and is named; mended, it works."""
+    """Scenario 7: a damaged data file is named and the restore refused; repaired, it works."""
     broken = files_below(copy / directory)[-1]
     DAMAGES[damage](broken)
     fork = saved.job.but(base=tmp_path)
     with refused(ckpt.CorruptFileError, broken.name, unchanged=copy):
         fork.run(restore=copy)
     assert fork.result() == []
-    if fork.location_path.exists():  # a seeding was begun: no query may take it for an empty one
+    if fork.location_path.exists():  # a seeding was begun: no query may treat the location as empty
         with refused(ckpt.CkptError, fork.location_path, unchanged=fork.location_path):
             fork.run()
     if damage == "empty":
@@ -138,7 +138,7 @@ def test_data_file_of_a_savepoint(
 
 
 def test_paths_that_are_no_savepoint(saved: Saved, tmp_path: Path) -> None:
-    """What does not exist, or is something else, is not taken for a savepoint."""
+    """A path that does not exist, or is something else, is not taken for a savepoint."""
     fork = saved.job.but(base=tmp_path)
     (tmp_path / "file").write_text("text")
     for path in ("nowhere/savepoint-1", "file", ""):
@@ -151,7 +151,7 @@ def test_paths_that_are_no_savepoint(saved: Saved, tmp_path: Path) -> None:
 
 
 def failure(job: Job) -> str | None:
-    """Run to the end; return the text of the error if there was one."""
+    """Run to the end; return the text of the error, if any."""
     try:
         job.run()
     except (ckpt.CkptError, StreamingQueryException) as error:
@@ -169,7 +169,7 @@ def failure(job: Job) -> str | None:
     ],
 )
 def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage: str) -> None:
-    """Scenario 7: without its local copy a query is right or names the file; mended, it works."""
+    """Scenario 7: without its local copy a query is right or names the file; repaired, it works."""
     job = job.using(OFTEN)
     job.feed.add(*map(events_of, range(3)))
     with job.running() as query:
@@ -192,7 +192,7 @@ def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage
 
 @pytest.mark.parametrize("lost", ["newest checkpoint", "all checkpoints", *in_soak(("directory",))])
 def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
-    """Committed epochs without their state are never continued with an empty one."""
+    """A query never continues committed epochs with an empty state."""
     job = job.using(OFTEN)
     job.feed.add(*map(events_of, range(2)))
     with job.running() as query:
@@ -220,7 +220,7 @@ def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
 
 
 def test_file_under_a_running_query(job: Job) -> None:
-    """Scenario 7: checkpoints and savepoints that miss a file are given up, the query goes on."""
+    """Scenario 7: checkpoints and savepoints that miss a file abort; the query continues."""
     savepoints = job.base / "savepoints"
     job = job.using({SAVEPOINT_DIR: savepoints, TOLERABLE: 1000, **OFTEN})
     with job.running() as query:
@@ -248,7 +248,7 @@ def test_file_under_a_running_query(job: Job) -> None:
 
 @pytest.mark.parametrize("which", [*in_soak((0,)), -1], ids=["oldest", "newest"])
 def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
-    """Scenario 10: one damaged checkpoint hides neither those that are whole nor stops new ones."""
+    """Scenario 10: one damaged checkpoint does not hide whole ones and does not stop new ones."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
     with job.running() as query:
         for epoch in range(3):

@@ -1,4 +1,4 @@
-"""The parallelism that Spark binds a location to, from its first written offsets on."""
+"""Spark fixes the parallelism of a location with the first offsets that it writes."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def partitions(spark: SparkSession, number: int) -> Iterator[None]:
 def run_in_vain(job: Job) -> None:
     """Run a query that fails; return once its tasks are over.
 
-    Spark ends the query at the first task that has failed too often. Other tasks of it may go on
-    for a while, and give their state store's files up when they end.
+    Spark ends the query at the first task that has failed too often. Other tasks may continue
+    for a while, and discard their state store's files when they end.
     """
     with pytest.raises(StreamingQueryException, match="not mended"):
         job.run()
@@ -60,9 +60,9 @@ def run_in_vain(job: Job) -> None:
 
 
 def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
-    """Offsets without a commit bind the location; at the old number it loses nothing.
+    """Offsets without a commit fix the parallelism; with the old number, nothing is lost.
 
-    As the message says, a fresh location takes the new number: nothing is committed in the old one.
+    As the message says, a fresh location takes the new number: the old one has no commit.
     """
     mended = job.base / "mended"
     job = job.but(processor=lambda: Failing(mended))
@@ -83,7 +83,7 @@ def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
 def test_a_location_that_ran_at_another_number_than_its_offsets_say(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither number starts it, as version 0.1.0 may have left it; what the errors advise does."""
+    """Version 0.1.0 may have left it so. Neither number starts it; the errors' advice works."""
     mended = job.base / "mended"
     job = job.but(processor=lambda: Failing(mended)).using({INLINE: "0b"})
     job.feed.add(events_of(0), events_of(1))

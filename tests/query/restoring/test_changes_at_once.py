@@ -1,4 +1,4 @@
-"""Backend, parallelism, maxParallelism and uid change in one restore; all kinds of state go on."""
+"""Backend, parallelism, maxParallelism and uid change in one restore; all kinds of state stay."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.query.stored import metadata_of
 
 KEYS = [f"k{i}" for i in range(12)]
 RULES = [["a", 1], ["b", 2]]
-OUTPUT = "k string, what string, v long, n long, told string"
+OUTPUT = "k string, what string, v long, n long, emitted string"
 
 
 class Keeping(StatefulProcessor):
-    """Keep something in states of the key and of the subtask, and tell of all at each row.
+    """Keep values in states of the key and of the subtask, and emit all of them at each row.
 
     Each row sets a timer that is due in the next epoch.
     """
@@ -48,21 +48,21 @@ class Keeping(StatefulProcessor):
         assert context is not None
         for row in rows:
             n = (self.n.get() or (0,))[0] + 1
-            told = {
+            emitted = {
                 "subtask": context.partitionId(),
                 "rules": sorted([k[0], value[0]] for k, value in self.rules.iterator()),
             }
             for name in ("lasting", "short", "dealt", "united"):
-                told[name] = sorted(item[0] for item in getattr(self, name).get())
+                emitted[name] = sorted(item[0] for item in getattr(self, name).get())
                 getattr(self, name).appendValue((row.v,))
             self.n.update((n,))
             self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
-            yield Row(k=key[0], what="row", v=row.v, n=n, told=json.dumps(told))
+            yield Row(k=key[0], what="row", v=row.v, n=n, emitted=json.dumps(emitted))
 
     def handleExpiredTimer(
         self, key: Any, timerValues: Any, expiredTimerInfo: Any
     ) -> Iterator[Row]:
-        yield Row(k=key[0], what="timer", v=None, n=self.n.get()[0], told=None)
+        yield Row(k=key[0], what="timer", v=None, n=self.n.get()[0], emitted=None)
 
     def close(self) -> None:
         pass
@@ -109,11 +109,11 @@ def test_all_kinds_of_state_through_several_changes(job: Job) -> None:
     _check_fork(fork.result(), [row[2] for row in job.result() if row[1] == "row"])
 
 
-def _check_fork(told: list[Any], earlier: list[int]) -> None:
-    timers = sorted((k, n) for k, what, _, n, _ in told if what == "timer")
+def _check_fork(emitted: list[Any], earlier: list[int]) -> None:
+    timers = sorted((k, n) for k, what, _, n, _ in emitted if what == "timer")
     # Those of the original's last epoch, each once, after the rows of this one.
     assert timers == sorted((k, 3) for k in KEYS)
-    rows = {v: (k, n, json.loads(text)) for k, what, v, n, text in told if what == "row"}
+    rows = {v: (k, n, json.loads(text)) for k, what, v, n, text in emitted if what == "row"}
     assert {(k, n) for k, n, _ in rows.values()} == {(k, 3) for k in KEYS}
     last_dealt: dict[int, list[int]] = {}
     seen: dict[int, list[int]] = {}

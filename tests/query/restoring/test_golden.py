@@ -1,7 +1,7 @@
-"""Locations, checkpoints and savepoints of earlier versions give what a model says, to the last.
+"""Locations, checkpoints and savepoints of earlier versions give exactly the model's output.
 
-What the model says was written down together with the golden data, by ``tests/golden/make.py``; it
-was computed from the input, not read from what the library had written.
+``tests/golden/make.py`` wrote the model's output down together with the golden data. It was
+computed from the input, not read from what the library had written.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_restored(
 
 @pytest.mark.parametrize("golden", WHOLE, ids=name_of)
 def test_continued(spark: SparkSession, tmp_path: Path, golden: Path) -> None:
-    """Scenario 42: a checkpointLocation goes on where the earlier version stopped."""
+    """Scenario 42: a checkpointLocation continues where the earlier version stopped."""
     shutil.copytree(golden / "location", tmp_path / "location")
     expected = expected_of(golden)
     backend = golden.name.removeprefix("whole-")

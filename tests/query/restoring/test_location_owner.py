@@ -1,4 +1,4 @@
-"""A checkpoints directory elsewhere: its own location's, never that of a copy or of an old one."""
+"""A checkpoints directory elsewhere belongs to its own location, never to a copy or an old one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copied(job: Job, location: str, out: str) -> Job:
 
 
 def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
-    """Refused from the first start on, also before the original went on; the advice works."""
+    """The copy is refused, even before the original continues; the advice works."""
     job = elsewhere(job)
     job.feed.add(events_of(0))
     query = job.run()
@@ -66,7 +66,7 @@ def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
 
 
 def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
-    """It has no identity: the one that starts first owns the checkpoints, the other is refused."""
+    """It has no identity: the copy that starts first owns the checkpoints, the other is refused."""
     job = elsewhere(job)
     job.feed.add(events_of(0))
     query = job.run()
@@ -108,9 +108,9 @@ def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) 
 def test_a_rollback_gives_the_location_another_directory_and_back(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is cut off in the middle; a copy of either state of it is refused.
+    """This holds also for an interrupted rollback; a copy of any of its states is refused.
 
-    A copy that was made in the middle of it does not clear up behind it.
+    A copy that was made in the middle of a rollback does not clean up after it.
     """
     job = elsewhere(job).using({RETAINED: 5})
     job.feed.add(events_of(0))

@@ -1,4 +1,4 @@
-"""Parallelism that nobody set, and sessions with settings of Spark's that others need."""
+"""Parallelism that was not set, and sessions with settings of Spark that other queries need."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "parallelism" in each.getMessage()]
 
 
-def test_nobody_set_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """From the cores, in one line; the session and its plain queries keep Spark's default."""
+def test_parallelism_is_not_set(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes from the cores, and one log line says so; plain queries keep Spark's default."""
     job.feed.add(events_of(0))
     with nobody_set_it(job.spark), caplog.at_level(logging.WARNING, "pyspark_ckpt"):
         query = job.run()
@@ -69,7 +69,7 @@ def test_nobody_set_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """It wins over Spark's, and is what a location with another number asks for."""
+    """The key wins over Spark's, and the error of a location with another number names it."""
     job.feed.add(events_of(0))
     with session_conf(job.spark, {PARALLELISM: "3"}):
         job.run()
@@ -98,7 +98,7 @@ def test_far_too_many(job: Job, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_session_that_stores_state_as_avro(job: Job) -> None:
-    """As users of transformWithState have it: start, restart, restore, checkpoints, rollback."""
+    """Users of transformWithState have it: start, restart, restore, checkpoints, rollback."""
     job.feed.add(events_of(0))
     with session_conf(job.spark, AVRO):
         query = job.run()

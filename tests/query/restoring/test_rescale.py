@@ -36,7 +36,7 @@ OUTPUT = "k string, what string, v long, n long, recent string"
 
 
 class Everything(StatefulProcessor):
-    """Count rows, remember the last for 15 seconds of event time, set timers; tell all of it."""
+    """Count rows, keep the last for 15 seconds of event time, set timers; emit all of it."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -102,7 +102,7 @@ def run_at(job: Job, parallelism: int, restore: str | None = None, kind: str = "
 
 
 def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
-    """Scenario 36: 3 subtasks, 5 on the other backend, 2 with 77 key groups; and on at the last.
+    """Scenario 36: 3 subtasks, 5 on the other backend, 2 with 77 key groups; then more input.
 
     The first change begins with the files of a RocksDB database.
     """
@@ -127,15 +127,15 @@ def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
     job.feed.add(file_of(8))
     last, parallelism = stages[-1]
     run_at(last, parallelism)
-    told = [row for stage, _ in stages for row in stage.result()]
-    assert len({row[0] for row in told if row[1] == "timer"}) == len(KEYS)
+    emitted = [row for stage, _ in stages for row in stage.result()]
+    assert len({row[0] for row in emitted if row[1] == "timer"}) == len(KEYS)
     reference = job.but(location="loc-all", out="out-all")
     run_at(reference, 2)
-    assert in_order(told) == reference.result()
+    assert in_order(emitted) == reference.result()
 
 
 def test_refused_and_cut_off(job: Job) -> None:
-    """Scenarios 38 and 39: refused before any task runs; a failed move is begun anew, with 4."""
+    """Scenarios 38 and 39: refused before any task runs; a failed move starts again, with 4."""
     job.feed.add(file_of(0))
     savepoint = run_at(job, 3)
     fork = job.but(location="loc2", out="out2")
@@ -155,5 +155,5 @@ def test_refused_and_cut_off(job: Job) -> None:
         broken.write_bytes(whole)
     job.feed.add(file_of(1))
     run_at(fork, 4, savepoint)
-    told = [row for row in fork.result() if row[1] == "row"]
-    assert sorted((k, n) for k, _, _, n, _ in told) == sorted((k, 2) for k in KEYS)
+    emitted = [row for row in fork.result() if row[1] == "row"]
+    assert sorted((k, n) for k, _, _, n, _ in emitted) == sorted((k, 2) for k in KEYS)

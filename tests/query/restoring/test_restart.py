@@ -79,7 +79,7 @@ def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_
 
 
 def test_local_copies_lost_between_runs(job: Job) -> None:
-    """The checkpoint location alone holds all that a restart needs."""
+    """The checkpoint location alone has everything that a restart needs."""
     for epoch in range(4):
         job.feed.add(events_of(epoch))
         job.run()

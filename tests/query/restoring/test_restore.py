@@ -1,4 +1,4 @@
-"""restoreFrom with other operators or other names; claimed, planned, fallen back."""
+"""restoreFrom with other operators or other names; claim, plan and fallback."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.query.state.test_schema_change import (
     KEYS,
     MIGRATIONS,
     NEW,
-    NEW_TOLD,
+    NEW_EMITTED,
     OLD,
     WRITES,
     add,
-    told,
+    emitted,
     version,
 )
 
@@ -49,19 +49,19 @@ def operators(job: Job, uids: str) -> Job:
 
 
 def told_by(epochs: list[list[Row]], uid: str) -> list[Row]:
-    """What an operator of `side_by_side` tells of all epochs."""
+    """Return what an operator of `side_by_side` emits in all epochs."""
     by_parity = [[("odd" if v % 2 else "even", v) for _, v in file] for file in epochs]
     return in_pandas(epochs if uid == "k" else by_parity, 1)
 
 
 def since(uid: str, first: int) -> list[Row]:
-    """What it tells of the epochs from `first` on, with the state of those before."""
+    """Return what it emits in the epochs from `first` on, with the state of earlier ones."""
     before = told_by(EPOCHS[:first], uid)
     return [row for row in told_by(EPOCHS[: first + 1], uid) if row not in before]
 
 
-def test_operators_come_go_and_are_renamed(job: Job) -> None:
-    """Scenario 35: one dropped if that is allowed, one new, one renamed; all is planned."""
+def test_operators_are_added_removed_and_renamed(job: Job) -> None:
+    """Scenario 35: one is dropped if allowed, one is new, one is renamed; the plan shows all."""
     job.feed.add(*EPOCHS[:2])
     with job.running() as query:
         query.processAllAvailable()
@@ -97,7 +97,7 @@ def test_operators_come_go_and_are_renamed(job: Job) -> None:
 
 
 def test_claimed_and_fallen_back(job: Job) -> None:
-    """Scenarios 10 and 34: a corrupt one is passed over; a claimed one goes after a checkpoint."""
+    """Scenarios 10 and 34: a corrupt one is skipped; a claimed one goes after a checkpoint."""
     job = job.using({RETAINED: 10})
     for epoch in range(2):
         job.feed.add(EPOCHS[epoch])
@@ -151,8 +151,8 @@ def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
 
 
 def test_migrations_of_a_restore(job: Job) -> None:
-    """They are done while state is restored, at another parallelism too; the query needs none."""
-    job = version(job.but(plan=None, output="k string, run long, told string"), OLD, WRITES)
+    """They run during the restore, also at another parallelism; the query needs none."""
+    job = version(job.but(plan=None, output="k string, run long, emitted string"), OLD, WRITES)
     add(job, 0)
     checkpoint = newest_checkpoint(job.run())
     add(job, 1)
@@ -166,9 +166,9 @@ def test_migrations_of_a_restore(job: Job) -> None:
             assert ("fruits", "migrated") in {(row.state, row.outcome) for row in plan.states}
             writer = fork.writer().restoreFrom(checkpoint, migrations=migrations)
             writer.trigger(availableNow=True).start().awaitTermination()
-        assert told(fork, 1) == dict.fromkeys(KEYS, NEW_TOLD)
+        assert emitted(fork, 1) == dict.fromkeys(KEYS, NEW_EMITTED)
     assert digests(job.location_path) == before
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": "3"}):
         add(job, 2)
         fork.run()
-    assert told(fork, 2) == dict.fromkeys(KEYS, NEW_TOLD)
+    assert emitted(fork, 2) == dict.fromkeys(KEYS, NEW_EMITTED)

@@ -1,4 +1,4 @@
-"""Scenario 1 for a restore: any single operation of the driver fails, and the next try succeeds."""
+"""Scenario 1 for a restore: any operation of the driver fails, and the next try succeeds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Restores:
         return done, None
 
     def succeed(self, number: int, parallelism: int) -> None:
-        """Restore there again, or go on, and take the input that comes next."""
+        """Restore there again, or continue, and process the next input."""
         below = self.base / f"{number}"
         has_started = (below / "location" / "commits").exists()
         has_started &= not (below / "location" / SEEDING_MARKER).exists()

@@ -1,4 +1,4 @@
-"""restoreFrom into a location with committed epochs is ignored, and says so where it is seen."""
+"""restoreFrom into a location with committed epochs is ignored, with a visible warning."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def test_another_path_is_warned_of(job: Job, caplog: pytest.LogCaptureFixture) -
     fork = job.but(location="fork", out="fork-out")
     assert warnings_of(fork, first, caplog)[1] == []
     job.feed.add([("a", 1)])
-    query, told = warnings_of(fork, f"{first}/", caplog)  # every restart has it, as the first start
-    assert told == []
+    query, shown = warnings_of(fork, f"{first}/", caplog)  # every restart has the path
+    assert shown == []
     assert query.lastRestore is not None
     second = newest_checkpoint(job.run())
     nowhere = str(job.base / "nowhere")
     for path in (second, nowhere):
-        query, (told,) = warnings_of(fork, path, caplog)
+        query, (shown,) = warnings_of(fork, path, caplog)
         assert query.lastRestore is not None
         assert query.lastRestore.path == first
         words = (path, "is ignored", str(fork.location_path), first, "fresh checkpointLocation")
-        assert all(word in told for word in words), told
+        assert all(word in shown for word in words), shown
     assert "was never restored" in warnings_of(job, second, caplog)[1][0]
     assert fork.result() == [("a", 2)]

@@ -1,4 +1,4 @@
-"""Offsets of other sources pass through a restore; sinks see the epochs of the new location."""
+"""A restore passes offsets of other sources on; sinks see the epochs of the new location."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TopicReader(SimpleDataSourceStreamReader):
         return {"events": dict.fromkeys(PARTITIONS, 0)}
 
     def read(self, start: dict[str, Any]) -> tuple[Iterator[Any], dict[str, Any]]:
-        """At most four rows of each partition."""
+        """Return at most four rows of each partition."""
         rows: list[Any] = []
         end: dict[str, int] = {}
         for partition in PARTITIONS:
@@ -72,7 +72,7 @@ class TopicReader(SimpleDataSourceStreamReader):
 
 
 def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
-    """No row is read twice or left out; epochs go on in a fork, and in a fork of that."""
+    """No row is read twice or left out; epochs continue in a fork, and in a fork of the fork."""
     job.spark.dataSource.register(Topic)
     topic = job.base / "topic"
     topic.mkdir()
@@ -87,11 +87,11 @@ def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
         return job.process(ckpt.key_by(stream, "k"))
 
     job = job.but(plan=plan, processor=Count, output="k string, n long")
-    told: dict[str, dict[int, list[Row]]] = defaultdict(dict)
+    emitted: dict[str, dict[int, list[Row]]] = defaultdict(dict)
 
     def run(job: Job, restore: str | None = None) -> str:
         def keep(df: DataFrame, epoch: int) -> None:
-            told[job.location][epoch] = df.collect()
+            emitted[job.location][epoch] = df.collect()
 
         writer = ckpt.write_stream(job.df()).foreachBatch(keep)
         writer = writer.option("checkpointLocation", str(job.location_path))
@@ -107,11 +107,11 @@ def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
     savepoint = run(job.but(location="loc2"), savepoint)
     produce(24)
     run(job.but(location="loc3"), savepoint)
-    epochs = [list(told[location]) for location in ("loc", "loc2", "loc3")]
+    epochs = [list(emitted[location]) for location in ("loc", "loc2", "loc3")]
     assert all(epochs)
     assert list(chain(*epochs)) == list(range(sum(map(len, epochs))))
     for location, first, last in (("loc2", 8, 16), ("loc3", 16, 24)):
-        rows = [row for rows in told[location].values() for row in rows]
+        rows = [row for rows in emitted[location].values() for row in rows]
         assert sequences(rows) == counted_after(events[:last], first)
 
 
@@ -132,7 +132,7 @@ STATE_STORES: list[dict[str, str]] = [
 
 @pytest.mark.soak
 def test_output_of_forks_around_compactions(job: Job) -> None:
-    """A reader sees all, before, at and after the entries that hold all others; in any store."""
+    """A reader sees all rows before, at and after compactions, in any store."""
     job = job.but(processor=Count, output="k string, n long")
     savepoints = []
     with session_conf(job.spark, {COMPACT_INTERVAL: "3"}):
@@ -156,8 +156,8 @@ def test_output_of_forks_around_compactions(job: Job) -> None:
 RATES = ("rate", "rate-micro-batch")
 
 
-def test_rates_go_on_where_they_were(job: Job) -> None:
-    """Of both of Spark's rate sources in one query, a fork reads what the original has not."""
+def test_rates_continue_where_they_were(job: Job) -> None:
+    """With Spark's two rate sources in one query, a fork reads what the original has not."""
 
     def plan(job: Job) -> DataFrame:
         streams = [
@@ -210,7 +210,7 @@ def await_source(query: ckpt.CheckpointedQuery, job: Job, name: str) -> None:
 
 
 def test_a_hostile_source_log_reads_nothing_else(job: Job) -> None:
-    """An entry beyond the offset is not taken; one that says so inside is refused."""
+    """An entry beyond the offset is not taken; one whose content is beyond it is refused."""
     secret = job.base / "elsewhere"
     secret.mkdir()
     pq.write_table(pa.Table.from_pydict({"k": ["SECRET"], "v": [1]}), secret / "secret.parquet")
@@ -240,13 +240,13 @@ def test_a_hostile_source_log_reads_nothing_else(job: Job) -> None:
 
 
 def globbed(job: Job) -> DataFrame:
-    """Of a path with a pattern Spark does not look whether files lie below it."""
+    """Return a path with a pattern: Spark does not check whether files lie below it."""
     rows = job.spark.readStream.schema(job.feed.ddl).option("maxFilesPerTrigger", 1)
     return job.process(ckpt.key_by(rows.parquet(f"{job.base}/i[n]"), "k"))
 
 
 def with_log(savepoint: Path, metadata: CheckpointMetadata, name: str, content: bytes) -> None:
-    """Give a savepoint one source log more, or another one of that name."""
+    """Add a source log to a savepoint, or replace the one of that name."""
     sha256 = hashlib.sha256(content).hexdigest()
     path = source_log_path(0, name, sha256)
     (savepoint / path).write_bytes(content)
@@ -257,7 +257,7 @@ def with_log(savepoint: Path, metadata: CheckpointMetadata, name: str, content: 
 
 
 def test_an_offset_of_another_kind_of_source(job: Job) -> None:
-    """Both ways, and by name, before anything is written."""
+    """Both directions are refused by name, before anything is written."""
 
     def of(name: str) -> Callable[[Job], DataFrame]:
         def plan(job: Job) -> DataFrame:

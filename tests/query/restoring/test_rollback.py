@@ -1,4 +1,4 @@
-"""A stopped query's own location goes back to a retained checkpoint, and forward again."""
+"""A stopped query's location is rolled back to a retained checkpoint, and forward again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.query.model import events_of, expected, expected_after
 
 
 def test_rollback(job: Job) -> None:
-    """Refused while it runs; then state and offsets are the checkpoint's, in a new sink path."""
+    """A running query is refused. Afterwards state and offsets are the checkpoint's."""
     job = job.using({INLINE: "0b", RETAINED: 10})
     for epoch in range(3):
         job.feed.add(events_of(epoch))
@@ -67,7 +67,7 @@ def test_rollback(job: Job) -> None:
 def test_a_rollback_that_fails_leaves_nothing_behind(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a directory outside; also what one that was killed left is removed by the next."""
+    """The directory is outside; the next rollback also removes what a killed one left."""
     outside = job.base / "outside"
     job = job.using({INLINE: "0b", RETAINED: 10, CHECKPOINT_DIR: outside})
     for epoch in range(2):

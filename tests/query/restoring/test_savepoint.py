@@ -1,4 +1,4 @@
-"""Savepoints need nothing but themselves, and nothing that starts from one changes it."""
+"""Savepoints need no other file, and a query that starts from one does not change it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_self_contained(job: Job) -> None:
 
 
 def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario 34: two forks and the original run at once, none disturbs another.
+    """Scenario 34: two forks and the original run at once without disturbing each other.
 
     An epoch is committed while the savepoint is taken, and is not in it.
     """
@@ -96,7 +96,7 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
     for fork in forks:
         fork.run()
         assert fork.result() == expected_after(job.feed.rows, 40)
-    forks[0].run(restore=savepoint)  # its location has epochs: it goes on from there
+    forks[0].run(restore=savepoint)  # its location has epochs: it continues from there
     assert forks[0].result() == expected_after(job.feed.rows, 40)
     assert digests(savepoint) == before
 
@@ -104,7 +104,7 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
 def test_copies_take_all_slots_of_a_query_that_waits(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If they are short; else, or beside an epoch, half the slots are left to the query."""
+    """Short copies do; otherwise, or beside an epoch, half the slots are left to the query."""
     at_once: list[int] = []
     run = SavepointJob._run
 
@@ -145,9 +145,9 @@ def own_threads() -> set[str]:
 
 
 def test_taken_between_two_epochs(job: Job) -> None:
-    """Scenario 31: two at once of a busy query that checkpoints all the time are each of one epoch.
+    """Scenario 31: two at once, of a busy query with frequent checkpoints; each is of one epoch.
 
-    Input and state fit together, in either format; retention does not know of them.
+    Input and state fit together, in either format; retention ignores savepoints.
     """
     job.feed.add(*map(events_of, range(5)))
     with job.using({RETAINED: 1}).running() as query, ThreadPoolExecutor(2) as pool:
@@ -172,7 +172,7 @@ def test_taken_between_two_epochs(job: Job) -> None:
 
 
 def test_a_failure_on_the_executors(job: Job) -> None:
-    """Scenario 32: a file that is found to be changed ends the savepoint, not the query."""
+    """Scenario 32: a changed file ends the savepoint, not the query."""
     job.feed.add(*map(events_of, range(2)))
     with job.running() as query:
         query.processAllAvailable()
@@ -187,9 +187,9 @@ def test_a_failure_on_the_executors(job: Job) -> None:
         job.feed.add(events_of(2))
         query.processAllAvailable()
         savepoint = query.triggerSavepoint()
-        told = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
-    assert list(told.status) == ["aborted", "completed"]
-    assert path.name in told.reason.iloc[0]
+        shown = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
+    assert list(shown.status) == ["aborted", "completed"]
+    assert path.name in shown.reason.iloc[0]
     assert job.result() == expected(job.feed.rows)
     ckpt.verify(savepoint.path)
     ckpt.dispose_savepoint(savepoint.path)
@@ -219,7 +219,7 @@ def test_sink_of_a_fork(job: Job) -> None:
 
 
 def test_a_fork_into_a_table(job: Job) -> None:
-    """It is made as Spark makes it, can be read by its name, and is another query's never."""
+    """It is created as Spark does, can be read by its name, and never belongs to another query."""
     job.feed.add(*map(events_of, range(2)))
     with job.running() as query:
         query.processAllAvailable()
@@ -233,16 +233,16 @@ def test_a_fork_into_a_table(job: Job) -> None:
         writer = writer.option("checkpointLocation", str(job.location_path))
         writer.toTable(table, format="parquet", partitionBy="k").awaitTermination()
 
-    def told() -> list[Any]:
+    def shown() -> list[Any]:
         return in_order(job.spark.table(name).select("k", "n", "state").collect())
 
     run(fork, f"default.{name}")
-    assert told() == expected_after(job.feed.rows[:60], 40)
+    assert shown() == expected_after(job.feed.rows[:60], 40)
     partitions = job.spark.sql(f"SHOW PARTITIONS {name}").schema.names
     assert partitions == ["partition"]
     job.feed.add(events_of(3))
-    run(fork, name)  # its location has epochs: it goes on from there
-    assert told() == expected_after(job.feed.rows, 40)
+    run(fork, name)  # its location has epochs: it continues from there
+    assert shown() == expected_after(job.feed.rows, 40)
     before = digests(job.base)
     with pytest.raises(ckpt.RestoreError, match="new path or table"):
         run(other, name)

@@ -1,4 +1,4 @@
-"""Stopping with a savepoint: what reached the sink is what the savepoint has, drained or not."""
+"""Stopping with a savepoint: the savepoint has exactly what reached the sink, drained or not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
 
 
 def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
-    """Scenario 31: a busy query is stopped in the middle; a fork goes on where its sink ends."""
+    """Scenario 31: a busy query is stopped in the middle; a fork continues where its sink ends."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
     job.feed.add(*map(events_of, range(4)))
     query = job.start()
@@ -48,7 +48,7 @@ def test_a_query_that_ended_before_its_first_epoch(job: Job) -> None:
 
 
 def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
-    """Without a directory, or with one that cannot be, the query runs on."""
+    """Without a directory, or with an impossible one, the query continues."""
     job.feed.add(events_of(0))
     (job.base / "file").write_text("in the way")
     with job.running() as query:
@@ -72,7 +72,7 @@ def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
 
 
 class Alarm(StatefulProcessor):
-    """Set a timer for each row, so many seconds from the origin; one of them sets another."""
+    """Set a timer for each row, that many seconds from the origin; one of them sets another."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -106,7 +106,7 @@ class Alarm(StatefulProcessor):
 def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watermark that drains does not outlive it: no later row is taken for late."""
+    """The draining watermark does not outlive the drain: no later row counts as late."""
     job = timed(job)
     job.feed.add([(k, 10, at(0)) for k in KEYS])
     query = job.start()
@@ -125,7 +125,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
 
 
 def cut(*arguments: Any, **more: Any) -> None:
-    """Where the driver dies."""
+    """Stand in for a step, at which the driver dies."""
     raise InterruptedError
 
 
@@ -138,7 +138,7 @@ def timed(job: Job) -> Job:
 def test_drain(job: Job) -> None:
     """Every event-time timer fires, far ones and those set by timers, before the savepoint.
 
-    State does not expire of it, and neither the query nor a fork takes later rows for late.
+    State does not expire by it, and later rows are not late for the query or for a fork.
     """
     job = timed(job)
     job.feed.add([(k, v, at(0)) for k in KEYS for v in (10, 300)])
@@ -147,12 +147,12 @@ def test_drain(job: Job) -> None:
     query.processAllAvailable()
     savepoint = query.stopWithSavepoint(drain=True)
     fired = [(k, "timer", v) for k in KEYS for v in (10, 300, 40_000_000)]
-    told = rows + fired + [(k, "row", 40_000_000) for k in KEYS]
-    assert job.result() == in_order(told)
+    emitted = rows + fired + [(k, "row", 40_000_000) for k in KEYS]
+    assert job.result() == in_order(emitted)
     assert not (job.location_path / "_draining").exists()
     job.feed.add([(k, 20, at(5)) for k in KEYS])
     fork = job.but(location="loc2", out="out2").using({BACKEND: "heap"})
     fork.run(restore=savepoint.path)
     assert fork.result() == in_order([(k, "row", 20) for k in KEYS])
     job.run()
-    assert job.result() == in_order(told + [(k, "row", 20) for k in KEYS])
+    assert job.result() == in_order(emitted + [(k, "row", 20) for k in KEYS])

@@ -50,7 +50,7 @@ LEAVES: dict[str, tuple[str, str]] = {
 
 
 def shapes(ddl: str, one: str, other: str) -> dict[str, tuple[str, list[str]]]:
-    """Columns that hold a type alone and inside others, each with four values."""
+    """Return columns that hold a type alone and inside others, each with four values."""
     a, b = f"cast({one} as {ddl})", f"cast({other} as {ddl})"
     nested = f"array(named_struct('m', map(1, {b}, 2, null), 'x', {a}), null)"
     return {
@@ -115,7 +115,7 @@ class Echo(Count):
 
 
 def exact(df: DataFrame) -> list[str]:
-    """Rows as Python shows them, which tells -0.0, NaN, null and all types apart."""
+    """Return rows as Python shows them, which distinguishes -0.0, NaN, null and all types."""
     months = [n for n, kind in df.dtypes if "year" in kind or "month" in kind]
     shown = [F.col(n).cast("string").alias(n) if n in months else F.col(n) for n in df.columns]
     return sorted(repr(row) for row in df.select(shown).collect())
@@ -191,7 +191,7 @@ class CountByKey(Count):
     ids=len,
 )
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
-    """Keys of nested types, alone or together, are told apart as Spark's groupBy does."""
+    """Keys of nested types, alone or together, are distinguished as Spark's groupBy does."""
     schema = "id int, " + ", ".join(f"{name} {kind}" for name, (kind, _) in KEYS.items())
     output = ", ".join(f"{name} {KEYS[name][0]}" for name in keys) + ", n long"
     feed: Any = SqlFeed(tmp_path / "in", schema)
@@ -235,7 +235,7 @@ SHOWN_NAMES = ("st", "list", "dict")
 
 
 def test_python_types(spark: SparkSession, tmp_path: Path) -> None:
-    """Processors are given the same Python objects that PySpark gives them."""
+    """Processors get the same Python objects as in PySpark."""
     one = (
         "struct(1, 0.1, timestamp'2024-01-01 00:00:00', timestamp_ntz'2024-01-01 00:00:00', "
         "date'1600-01-01', 1.5, X'00')"
@@ -258,7 +258,7 @@ def test_python_types(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class Spellings(Count):
-    """Emit one value in all Python objects that are taken for it."""
+    """Emit one value in all Python objects that are accepted for it."""
 
     def init(self, handle: Any) -> None:
         self.kept = handle.getValueState("kept", "s struct<a:long,b:double>, m map<string,long>")
@@ -307,7 +307,7 @@ def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class Large(Count):
-    """Emit the row, by way of state."""
+    """Emit the row after a way through state."""
 
     def init(self, handle: Any) -> None:
         self.kept = handle.getValueState("kept", "s struct<text:string,raw:array<binary>>")

@@ -1,4 +1,4 @@
-"""Programs and settings that cannot work are refused, with the reason and what to do."""
+"""Programs and settings that cannot work are refused with the reason and advice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Saved:
 
 @pytest.fixture(scope="module")
 def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Two epochs and their savepoint."""
+    """Run two epochs and return their savepoint."""
     base = tmp_path_factory.mktemp("saved")
     job = Job(spark, base, Feed(base / "in"), Count, "k string, n long", uid="count")
     job = job.using({SAVEPOINT_DIR: base / "savepoints", **OFTEN})
@@ -84,7 +84,7 @@ def test_another_program(
 
 @pytest.mark.parametrize("change", [{"uid": "another"}, {"processor": CountAsInt}])
 def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) -> None:
-    """A location does not go on with a changed program; with the right one it does."""
+    """A location does not continue with a changed program; with the right one it does."""
     job = job.but(processor=Count, output="k string, n long", uid="count")
     job.feed.add(events_of(0))
     job.run()
@@ -113,7 +113,7 @@ def test_other_parallelism(job: Job) -> None:
 
 
 class Picky(Count):
-    """Count that cannot bear one key, until it is mended."""
+    """Count that fails on one key, until it is repaired."""
 
     def __init__(self, mended: Path) -> None:
         self.mended = mended
@@ -125,7 +125,7 @@ class Picky(Count):
 
 
 def test_processor_that_raises(job: Job) -> None:
-    """The query's error names uid, key and cause; mended and restarted, the result is exact."""
+    """The query's error names uid, key and cause; repaired and restarted, the result is exact."""
     mended = job.base / "mended"
     job = job.but(processor=lambda: Picky(mended), output="k string, n long", uid="picky-op")
     job.feed.add(events_of(0), [*events_of(1), ("poison", 1)], events_of(2))
@@ -149,7 +149,7 @@ def test_two_operators_with_one_uid(job: Job) -> None:
 
 
 @pytest.mark.parametrize("uid", ["", " ", 7])
-def test_uid_that_cannot_be(job: Job, uid: Any) -> None:
+def test_an_impossible_uid(job: Job, uid: Any) -> None:
     """A uid that is no name is refused when the query is built."""
     with refused(ckpt.PlanError, "uid", unchanged=job.base):
         job.but(uid=uid).df()
@@ -166,14 +166,14 @@ def test_null_key(job: Job) -> None:
 
 
 @pytest.mark.parametrize("columns", [(), ("nothing",), ("k", "k")])
-def test_key_columns_that_cannot_be(job: Job, columns: tuple[str, ...]) -> None:
+def test_impossible_key_columns(job: Job, columns: tuple[str, ...]) -> None:
     """No key column, an unknown one, or one twice is refused by key_by."""
     with refused(ckpt.PlanError, *columns, "column", unchanged=job.base):
         ckpt.key_by(job.feed.stream(job.spark), *columns)
 
 
 def test_started_without_write_stream(job: Job) -> None:
-    """df.writeStream knows of no checkpoints: the query fails and says what to use."""
+    """df.writeStream takes no checkpoints: the query fails and says what to use."""
     job.feed.add(events_of(0))
     writer = job.df().writeStream.format("noop").trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(job.location_path)).start()
@@ -189,7 +189,7 @@ def test_nothing_to_checkpoint(job: Job) -> None:
 
 
 def test_no_checkpoint_location(job: Job) -> None:
-    """Without a checkpointLocation there is nowhere to recover from."""
+    """A query without a checkpointLocation is refused."""
     writer = ckpt.write_stream(job.df()).format("parquet").option("path", str(job.base / "out"))
     with refused(ckpt.ConfigurationError, "checkpointLocation", unchanged=job.base):
         writer.start()
@@ -206,7 +206,7 @@ def test_restore_into_a_used_location(saved: Saved, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_location_of_a_query_of_another_kind(saved: Saved, job: Job, restored: bool) -> None:
-    """Epochs that a query without this library committed have no state to go on with."""
+    """Epochs that a query without this library committed have no state to continue with."""
     job = saved.job.but(base=job.base, feed=job.feed)
     job.feed.add(events_of(0))
     plain = job.feed.stream(job.spark).writeStream.format("noop").trigger(availableNow=True)
@@ -219,7 +219,7 @@ def test_location_of_a_query_of_another_kind(saved: Saved, job: Job, restored: b
 
 
 def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
-    """A location where a restore was cut off starts only with restoreFrom, which begins anew."""
+    """A location with an interrupted restore starts only with restoreFrom, which begins again."""
     saved.job.feed.add(events_of(saved.job.feed.files))
     fork = saved.job.but(base=tmp_path)
     fork.location_path.mkdir()

@@ -52,7 +52,7 @@ OUTPUT_NAMES = [column.split()[0] for column in OUTPUT.split(", ")]
 
 
 class Batches(Rows, BatchProcessor):
-    """The same, all keys at once."""
+    """The same for all keys at once."""
 
     def handleInputBatch(
         self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
@@ -139,7 +139,7 @@ def test_timers(job: Job, tmp_path: Path) -> None:
     job.run()
     feed.add([(k, 30, at(1)) for k in keys[:3]], [("tick", 99, at(15))])
     job.run()
-    told = [(k, "set", 1000 * (10 + i)) for i, k in enumerate(keys)] + [("tick", "set", 99_000)]
-    told += [(k, "set", 30_000) for k in keys[:3]]
-    told += [(keys[i], "fired", 1000 * (10 + i)) for i in range(3, 6)]
-    assert job.result() == in_order(told)
+    emitted = [(k, "set", 1000 * (10 + i)) for i, k in enumerate(keys)] + [("tick", "set", 99_000)]
+    emitted += [(k, "set", 30_000) for k in keys[:3]]
+    emitted += [(keys[i], "fired", 1000 * (10 + i)) for i in range(3, 6)]
+    assert job.result() == in_order(emitted)

@@ -1,4 +1,4 @@
-"""The only operator of a query needs no uid; a second one makes the user name both."""
+"""The only operator of a query needs no uid; with a second one, both need a uid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def job(job: Job) -> Job:
 
 
 def two(first: str | None, second: str | None) -> Callable[[Job], DataFrame]:
-    """A query whose second operator counts what the first one tells."""
+    """Return a query whose second operator counts what the first one emits."""
 
     def plan(job: Job) -> DataFrame:
         counted = job.but(uid=first).process(ckpt.key_by(job.stream(), "k"))

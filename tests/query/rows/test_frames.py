@@ -1,4 +1,4 @@
-"""Spark's settings for pandas frames hold for frames that come in and for those that go out."""
+"""Spark's settings for pandas frames apply to input frames and output frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
 
 class Sizes(StatefulProcessor):
-    """Tell the number of rows of each frame, of the initial state and of the input."""
+    """Emit the number of rows of each frame, of the initial state and of the input."""
 
     def init(self, handle: Any) -> None:
         self.seen = handle.getListState("seen", "rows int")

@@ -34,7 +34,7 @@ def shown(key: Any) -> str:
 
 
 class Seen(StatefulProcessor):
-    """Tell the key as it came, its names and the columns of the rows."""
+    """Emit the key as it came, its names and the columns of the rows."""
 
     def init(self, handle: Any) -> None:
         self.n = handle.getValueState("n", "n long")
@@ -61,7 +61,7 @@ class SeenInBatches(Seen, ckpt.BatchProcessor):
 
 
 def grouped(df: DataFrame, *keys: str | Column) -> list[Row]:
-    """What Spark's own groupBy makes of the keys."""
+    """Return the keys that Spark's own groupBy makes."""
     return df.groupBy(*keys).count().collect()
 
 

@@ -1,6 +1,6 @@
 """A key of any type falls into the same key group, and has the same bytes, for ever.
 
-What is fixed here is stored: other values would lose the state of every older query.
+These values are stored: other values would lose the state of every older query.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[i
 def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
     """Scenario 40: hash and bytes are those of the first version on every platform, with any seed.
 
-    Also whether Spark compiles its expressions or not.
+    They are equal whether Spark compiles its expressions or not.
     """
     assert found(spark, ddl, list(KEYS[ddl])) == KEYS[ddl]
     compiled = spark.newSession()
@@ -209,7 +209,7 @@ COLLATED = "string collate UTF8_LCASE"
 
 
 def test_key_groups_of_stored_keys(spark: SparkSession) -> None:
-    """From its bytes alone a key falls into the key group that its columns fell into."""
+    """A key's bytes alone give the key group that its columns gave."""
     keys = {**KEYS, COLLATED: found(spark, COLLATED, ["'Ab'", "'aB'", "null"])}
     frames = []
     for ddl, known in keys.items():

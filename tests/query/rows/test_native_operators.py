@@ -92,7 +92,7 @@ def windows(rows: DataFrame) -> DataFrame:
 
 
 def events(first: int, last: int) -> list[Event]:
-    """Each row twice, three rows apart, with a key of its own for every third."""
+    """Return each row twice, three rows apart, with a key of its own for every third."""
     return [(f"k{v % 3}", v) for i in range(first, last) for v in (i, max(i - 3, 9))]
 
 
@@ -130,7 +130,7 @@ def interrupted(job: Job, feeds: list[Feed], conf: dict[str, str]) -> tuple[str,
 
 
 def test_deduplicated_before(job: Job) -> None:
-    """From a savepoint and a checkpoint, at the parallelism it had; restarted; rolled back."""
+    """It restores from a savepoint and a checkpoint at its parallelism, restarts and rolls back."""
     job = job.but(plan=deduplicated)
     savepoint, checkpoint, before = interrupted(job, [job.feed], HDFS)
     whole = [(f"k{v % 3}", v // 3 - 2, datetime.fromtimestamp(v)) for v in range(9, 49)]
@@ -175,7 +175,7 @@ def windows_after(job: Job) -> DataFrame:
 
 
 def sessions_after(job: Job) -> DataFrame:
-    """Spark has none before an operator that appends."""
+    """Run sessions after an operator; Spark allows none before an operator that appends."""
     sessions = numbered(timed(job, job.feed)).groupBy(F.session_window("t", "2 seconds"), "k")
     return sessions.agg(F.max("n").alias("n")).selectExpr("k", "n", "session_window.start AS t")
 
@@ -220,7 +220,7 @@ def test_others_before_and_after(
     *,
     from_savepoint: bool,
 ) -> None:
-    """The ids are those that Spark gives; what comes out is what an uninterrupted query gives."""
+    """The ids are Spark's; the output is the output of an uninterrupted query."""
     job = job.but(plan=plan)
     savepoint, checkpoint, before = interrupted(job, [job.feed], conf)
     assert ids_of(metadata_of(savepoint)) == dict(enumerate(names))
@@ -235,7 +235,7 @@ def test_others_before_and_after(
 
 
 def test_ids_are_those_of_sparks_plan(job: Job) -> None:
-    """In plans of several orders; nothing runs."""
+    """The plans have several orders; nothing runs."""
     rows = timed(job, job.feed)
     ours = numbered(rows)
     sessions = rows.groupBy(F.session_window("t", "5 seconds"), "k").agg(F.max("v").alias("v"))
@@ -265,6 +265,6 @@ def test_ids_are_those_of_sparks_plan(job: Job) -> None:
         found = operators_of(df).in_order
         assert tuple(getattr(each, "uid", None) or each.name for each in found) == wanted
         text = df._jdf.queryExecution().explainString(mode)
-        told = re.findall(r"^\W*([A-Z]\w+) .*opId = (\d+)", text, flags=re.MULTILINE)
-        of_spark = {int(number): name for name, number in reversed(told)}
+        named = re.findall(r"^\W*([A-Z]\w+) .*opId = (\d+)", text, flags=re.MULTILINE)
+        of_spark = {int(number): name for name, number in reversed(named)}
         assert [PHYSICAL[name] for name in wanted] == [of_spark[n] for n in sorted(of_spark)]

@@ -22,7 +22,7 @@ OUTPUT = "k string, ts timestamp, what string"
 
 
 class Relay(StatefulProcessor):
-    """Pass rows on, each with a timer 5 s later; a timer tells when it was due, and what is now."""
+    """Pass rows on, each with a timer 5 s later; a timer emits when it was due and the time now."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -65,28 +65,28 @@ def feed(tmp_path: Path) -> Feed:
     return timed_feed(tmp_path / "in")
 
 
-def told(job: Job) -> list[Any]:
+def emitted(job: Job) -> list[Any]:
     seconds = [(k, (ts - at(0).replace(tzinfo=None)).total_seconds()) for k, ts, _ in job.result()]
     return in_order((*s, row[2]) for s, row in zip(seconds, job.result(), strict=True))
 
 
 def test_timers_and_late_rows(job: Job) -> None:
-    """Both operators have the query's watermark, and judge lateness by that of this epoch."""
+    """Both operators have the query's watermark of this epoch, which decides what is late."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)
     chain, single = job.but(plan=twice), job.but(plan=lambda job: relayed(job.stream(), "first"))
     single = single.but(location="loc1", out="out1")
     for rows in ([("a", 0)], [("b", 10)], [("late", 9), ("d", 11)]):
         job.feed.add([(k, None, at(second)) for k, second in rows])
     single.run()
-    assert ("late", 9, "row") in told(single)  # not late by the watermark of the epoch before
+    assert ("late", 9, "row") in emitted(single)  # not late by the watermark of the epoch before
     checkpoint = newest_checkpoint(chain.run())
     # The late row is dropped. What an operator emits is not: at watermark 10, the timer of the
-    # first one tells of second 5, and so the second one has a timer for second 10 at once.
+    # first one emits second 5, and so the second one has a timer for second 10 at once.
     first = [("row", 0, "row"), ("row", 10, "row"), ("row", 11, "row")]
     first += [("due", 5, "row"), ("now", 11, "row")]
     for k, due in (("row", 5), ("due", 10)):
         first += [(k, due, "due"), (k, 11, "now")]
-    assert told(chain) == in_order(first)
+    assert emitted(chain) == in_order(first)
     job.feed.add([("z", None, at(16))])
     fork = chain.but(location="loc2", out="out2").using({BACKEND: "heap"})
     fork.run(restore=checkpoint)
@@ -94,20 +94,20 @@ def test_timers_and_late_rows(job: Job) -> None:
     then = [("row", 16, "row"), *[("now", 17, "row")] * 2, ("due", 15, "row"), ("due", 16, "row")]
     for k, due in (("row", 15), ("row", 16), ("now", 16)):
         then += [(k, due, "due"), (k, 17, "now")]
-    assert told(fork) == in_order(then)
-    assert told(chain) == in_order(first + then)
+    assert emitted(fork) == in_order(then)
+    assert emitted(chain) == in_order(first + then)
 
 
 def test_drain(job: Job) -> None:
-    """What timers of the first operator emit reaches the second, whose timers all fire too."""
+    """The second operator gets what the first one's timers emit, and all its timers fire too."""
     chain = job.but(output=OUTPUT, watermark="ts", plan=twice).using(OFTEN)
     chain.feed.add([("a", None, at(0))])
     query = chain.start()
     query.processAllAvailable()
-    assert told(chain) == [("row", 0, "row")]
+    assert emitted(chain) == [("row", 0, "row")]
     query.stopWithSavepoint(str(job.base / "savepoints"), drain=True)
     now = (DRAIN_TIME_MS - ORIGIN_MS) / 1000 + 1
     drained = [("row", 0, "row"), ("due", 5, "row"), ("now", now, "row")]
     for k, due in (("row", 5), ("due", 10), ("now", now + 5)):
         drained += [(k, due, "due"), (k, now, "now")]
-    assert told(chain) == in_order(drained)
+    assert emitted(chain) == in_order(drained)

@@ -1,4 +1,4 @@
-"""Output modes of an operator and of its query, which need not be the same."""
+"""Output modes of an operator and of its query, which may differ."""
 
 from __future__ import annotations
 

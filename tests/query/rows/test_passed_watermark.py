@@ -1,4 +1,4 @@
-"""Spark's stateful operators behind ours: the same output as behind Spark's own operator."""
+"""Spark's stateful operators give the same output behind this library's and behind Spark's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def joined_after(rows: DataFrame, operator: Operator) -> DataFrame:
 
 
 def files() -> list[list[tuple[str, int, Any]]]:
-    """Rows of up to 8 s too late, an epoch without progress, and one far ahead."""
+    """Return rows up to 8 s late, an epoch without progress, and one far ahead."""
     seeded = random.Random(7)
     rows, now = [], 10
     for epoch in range(5):
@@ -107,8 +107,8 @@ def files() -> list[list[tuple[str, int, Any]]]:
 
 
 def epochs_of(spark: SparkSession, base: Path, operator: Operator, plan: Plan) -> dict[int, Any]:
-    """Run over all files, with a restart in between; return what comes out by epoch."""
-    told: dict[int, Any] = {}
+    """Run over all files, with a restart in between; return the output by epoch."""
+    emitted: dict[int, Any] = {}
     feed, rows = timed_feed(base / operator.__name__), files()
     for some in (rows[:4], rows[4:]):
         feed.add(*some)
@@ -116,14 +116,14 @@ def epochs_of(spark: SparkSession, base: Path, operator: Operator, plan: Plan) -
         writer = ckpt.write_stream(output) if operator is ours else output.writeStream
         query = (
             writer.foreachBatch(
-                lambda df, epoch: told.update({epoch: sorted(map(tuple, df.collect()))})
+                lambda df, epoch: emitted.update({epoch: sorted(map(tuple, df.collect()))})
             )
             .option("checkpointLocation", str(base / f"location-{operator.__name__}"))
             .trigger(availableNow=True)
             .start()
         )
         query.awaitTermination()
-    return told
+    return emitted
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_delays_the_watermark_before_is_refused(spark: SparkSession, feed: 
 
 
 def test_another_policy_of_watermarks_is_refused(spark: SparkSession, feed: Feed) -> None:
-    """By it, the time of the row that carries the watermark would be the query's watermark."""
+    """With it, the time of the row that carries the watermark would be the query's watermark."""
     rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")
 
     def start(df: DataFrame) -> Any:

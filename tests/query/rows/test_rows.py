@@ -66,7 +66,7 @@ class Numpy(StatefulProcessor):
 
 
 def test_numpy_scalars(job: Job) -> None:
-    """numpy scalars are taken where their type fits, and come back as Python's own."""
+    """NumPy scalars are accepted where their type fits, and come back as Python objects."""
     job.feed.add([("a", 3), ("b", 0)])
     job.but(processor=Numpy).run()
     assert job.result() == [
@@ -89,7 +89,7 @@ class FirstRow(StatefulProcessor):
 
 
 def test_input_that_is_not_consumed(job: Job) -> None:
-    """Rows that a processor leaves are not seen by the next key or epoch; calls are one per key."""
+    """The next key or epoch does not see rows that a processor leaves; each key has one call."""
     rows = [(k, v) for k in ("a", "lazy", "b", "c", "d") for v in range(4)]
     job.feed.add(rows, rows)
     job.but(processor=FirstRow).run()
@@ -154,7 +154,7 @@ def test_update_mode(job: Job) -> None:
 
 
 class KeepsMisfits(Count):
-    """Emit the error of each value that the state has no place for."""
+    """Emit the error of each value that does not fit the state."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         self.count.update((7,))
@@ -165,7 +165,7 @@ class KeepsMisfits(Count):
 
 
 def test_state_that_does_not_fit(job: Job) -> None:
-    """A value that does not fit its state is refused by name, and what was there stays."""
+    """A value that does not fit its state is refused by name, and the old value stays."""
     job.feed.add([("a", 1)])
     job.but(processor=KeepsMisfits).run()
     result = job.result()
@@ -181,7 +181,7 @@ def test_state_that_does_not_fit(job: Job) -> None:
 
 
 class EmitsMisfits(Count):
-    """Emit a row that the output has no place for."""
+    """Emit a row that does not fit the output."""
 
     def __init__(self, row: Row) -> None:
         self.row = row

@@ -22,7 +22,7 @@ KEYS_OF_STAGES = ("k", "bucket", "size")
 
 
 class Sum(StatefulProcessor):
-    """Tell for each key and epoch how often there were rows, and the sum of `v` so far."""
+    """Emit for each key and epoch how many epochs had rows, and the sum of `v` so far."""
 
     def init(self, handle: Any) -> None:
         self.sum = handle.getValueState("sum", "n long, total long")
@@ -38,7 +38,7 @@ class Sum(StatefulProcessor):
 
 
 def stages(job: Job, number: int) -> DataFrame:
-    """Each stage sums up what the one before told, by another key."""
+    """Each stage sums up the output of the stage before, by another key."""
     df, column = job.stream(), "k"
     for stage in range(1, number + 1):
         keyed = ckpt.key_by(df, column)
@@ -51,7 +51,7 @@ def stages(job: Job, number: int) -> DataFrame:
 
 
 def in_pandas(epochs: list[list[Any]], number: int) -> list[Any]:
-    """The same, stage by stage and without state."""
+    """Compute the same stage by stage, without state."""
     rows = [(epoch, *row) for epoch, file in enumerate(epochs) for row in file]
     frame = pd.DataFrame(rows, columns=["epoch", "key", "v"])
     for stage in range(1, number + 1):
@@ -79,7 +79,7 @@ SCOPED = [
 
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_chained(job: Job, number: int) -> None:
-    """Restarted and forked onto the other backend they give what the stages give one by one."""
+    """Restarted, and forked onto the other backend, they give the same as the single stages."""
     job = job.but(plan=lambda job: stages(job, number), output=SUM).using(OFTEN)
     conf = {key: job.spark.conf.get(key) for key in SCOPED}
     job.feed.add(*EPOCHS[:2])
@@ -121,7 +121,7 @@ def side_by_side(job: Job, uids: str) -> DataFrame:
 
 
 def test_side_by_side(job: Job) -> None:
-    """Two operators over one input, each with its own state; none may come or go."""
+    """Two operators over one input, each with its own state; none may be added or removed."""
     job = job.but(plan=lambda job: side_by_side(job, "kv"), output=SUM)
     job.feed.add(EPOCHS[0])
     checkpoint = newest_checkpoint(job.run())
@@ -157,8 +157,8 @@ def test_operators_of_another_program(job: Job) -> None:
     assert job.result() == in_pandas(EPOCHS[:2], 2)
 
 
-def test_operators_that_cannot_be(job: Job) -> None:
-    """Two of one uid, and Spark's own stateful operators beside several of ours, are refused."""
+def test_operators_that_are_refused(job: Job) -> None:
+    """Refused are two with one uid, and Spark's own stateful operators beside several of these."""
     twice = job.but(processor=Count, output="k string, n long")
     with refused(ckpt.PlanError, "uid", "'op'", unchanged=job.base):
         twice.but(plan=lambda job: twice.df().union(twice.df())).start()

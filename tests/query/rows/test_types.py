@@ -82,7 +82,7 @@ class Echo(Count):
 
 
 def exact(df: DataFrame) -> DataFrame:
-    """Columns as text, so that -0.0 is not 0.0, NaN is NaN, and null is null."""
+    """Return columns as text, so that -0.0 is not 0.0, NaN is NaN, and null is null."""
     shown = [F.hex("raw") if c == "raw" else F.col(c).cast("string").alias(c) for c in df.columns]
     return df.select(shown)
 
@@ -127,7 +127,7 @@ class CountByKey(Count):
 
 @pytest.mark.parametrize("keys", [tuple(TYPES), ("text", "f")], ids=len)
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
-    """Keys of any type, alone or together, are told apart as Spark's groupBy does."""
+    """Keys of any type, alone or together, are distinguished as Spark's groupBy does."""
     output = ", ".join(f"{k} {TYPES[k][0]}" for k in keys) + ", n long"
     feed = Feed(tmp_path / "in", ID_SCHEMA, DDL + ID)
     job = Job(spark, tmp_path, feed, CountByKey, output, keys=keys)
@@ -178,7 +178,7 @@ class PythonTypes(Count):
 def python_types(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[DataFrame, DataFrame]:
-    """What processors see of the same rows here and in PySpark."""
+    """Return what processors see of the same rows here and in PySpark."""
     base = tmp_path_factory.mktemp("types")
     feed = Feed(base / "in", ID_SCHEMA, DDL + ID)
     output = "key string, fields string, ts string"
@@ -189,13 +189,13 @@ def python_types(
 
 
 def test_python_types(python_types: tuple[DataFrame, DataFrame]) -> None:
-    """Processors are given the same Python objects that PySpark gives them."""
+    """Processors get the same Python objects as in PySpark."""
     ours, theirs = python_types
     assert_df_equality(ours.drop("ts"), theirs.drop("ts"), ignore_row_order=True)
 
 
 def test_python_timestamps(python_types: tuple[DataFrame, DataFrame]) -> None:
-    """A timestamp is given to processors with the session's time zone, as PySpark does."""
+    """Processors get a timestamp with the session's time zone, as in PySpark."""
     ours, theirs = python_types
     assert_df_equality(ours.select("ts"), theirs.select("ts"), ignore_row_order=True)
 

@@ -53,7 +53,7 @@ def test_same_output(origins: dict[str, Origin]) -> None:
 def test_restore(
     origins: dict[str, Origin], tmp_path: Path, started_on: str, restored_on: str, source: str
 ) -> None:
-    """Scenario 41: state of one backend is read back whole by the other, from both kinds."""
+    """Scenario 41: each backend reads all state of the other, from both kinds of snapshots."""
     origin = origins[started_on]
     fork = origin.job.but(base=tmp_path).using({BACKEND: restored_on})
     fork.run(restore=getattr(origin, source))

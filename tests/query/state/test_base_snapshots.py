@@ -1,4 +1,4 @@
-"""Base snapshots are uploaded while the query runs, and whoever dies meanwhile changes nothing."""
+"""Base snapshots are uploaded while the query runs; a worker that dies changes nothing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_worker_killed_while_it_uploads_costs_nothing_but_the_upload(
     assert all(len(handle.segments) <= 3 * 2 for handle in handles)
 
     job.feed.add(*map(events_of, range(number + 6, number + 8)))
-    job.run()  # another run: nothing is on its way from the one before
+    job.run()  # another run: the one before left no upload
     drop_local_copies(job.spark)
     job.feed.add(events_of(number + 8))
     job.run()

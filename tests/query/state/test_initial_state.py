@@ -1,4 +1,4 @@
-"""Initial state of whole queries: what epoch 0 starts from, once and complete."""
+"""Initial state of whole queries: epoch 0 starts from it, once and complete."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def numbers(path: str) -> int:
 
 
 def test_made_once(job: Job) -> None:
-    """A restart, also with another initial state, goes on with what is there."""
+    """A restart, even with another initial state, continues with the existing state."""
     job.feed.add([("k0", 1), ("k3", 1), ("new", 1)])
     first = job.run()
-    told = [("k0", 8), ("k3", 301), ("new", 1)]
-    assert job.result() == in_order(told)
+    emitted = [("k0", 8), ("k3", 301), ("new", 1)]
+    assert job.result() == in_order(emitted)
     files = job.spark.read.parquet(str(job.base / "out"))
-    assert in_order(files.collect()) == in_order(told)
+    assert in_order(files.collect()) == in_order(emitted)
     checkpoint = newest_checkpoint(first)
     assert metadata_of(checkpoint).epoch == 0
     assert [handle.subtask for handle in handles_of(checkpoint)] == [0, 1]
     assert numbers(checkpoint) == len(KEYS) + 1
     job.feed.add([("k0", 1), ("k4", 1)])
     job.but(arguments={"initialState": beginning(job, 9999)}).run()
-    told += [("k0", 9), ("k4", 401)]
-    assert job.result() == in_order(told)
+    emitted += [("k0", 9), ("k4", 401)]
+    assert job.result() == in_order(emitted)
     fork = job.but(location="loc2", out="out2").using({BACKEND: "heap"})
     fork.run(restore=checkpoint)  # its initial state is what it is restored from
-    assert fork.result() == in_order(told[3:])
+    assert fork.result() == in_order(emitted[3:])
     job.feed.add([("k5", 1)])
     for each in (job, fork):
         each.but(arguments={}).run()  # without one from now on
@@ -102,7 +102,7 @@ def test_made_once(job: Job) -> None:
 
 
 def test_half_made(job: Job) -> None:
-    """Version 0.1.0 made the state in a marked location; if it was killed, it is made anew."""
+    """Version 0.1.0 made the state in a marked location; after a kill, it is made again."""
     job.location_path.mkdir()
     (job.location_path / "_seeding").touch()
     # Spark had committed the seeding, and its offsets were about to be replaced.
@@ -138,7 +138,7 @@ def test_foreach_batch(job: Job) -> None:
 
 
 def test_subtasks_without_rows(job: Job) -> None:
-    """They have their state in the first checkpoint, which restores at another parallelism."""
+    """The first checkpoint has their state, and restores at another parallelism."""
     job.feed.add([(KEYS[0], 1)])
     checkpoint = newest_checkpoint(job.run())
     assert [handle.epoch for handle in handles_of(checkpoint)] == [0, 0]
@@ -154,7 +154,7 @@ def test_subtasks_without_rows(job: Job) -> None:
 
 
 def test_leaves_nothing_behind(job: Job) -> None:
-    """What epoch 0 starts from goes with the first checkpoint; an idle subtask is not called."""
+    """The first checkpoint deletes what epoch 0 starts from; idle subtasks are not called."""
     job.feed.add([(KEYS[0], 1)])
     with job.running() as query:
         await_checkpoint(query, 0)
@@ -194,14 +194,14 @@ def test_tasks_that_fail_in_epoch_0(job: Job, backend: str) -> None:
 
 
 class FailsWithRows(Begun):
-    """A processor that has to be corrected."""
+    """A processor with an error that a user corrects."""
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         raise ValueError("not good")
 
 
 def test_restart_before_the_first_commit(job: Job) -> None:
-    """The state is made anew, from what is given now; a query without one is refused."""
+    """The state is made again from the new initial state; a query without one is refused."""
     job.feed.add([(KEYS[2], 1)])
     with pytest.raises(Exception, match="not good"):
         job.but(processor=FailsWithRows).run()
@@ -214,7 +214,7 @@ def test_restart_before_the_first_commit(job: Job) -> None:
 
 
 def test_beside_other_operators(job: Job) -> None:
-    """One of two operators has an initial state and broadcast rows; Spark's own one follows."""
+    """One of two operators has an initial state and broadcast rows; one of Spark's follows."""
 
     def plan(job: Job) -> DataFrame:
         uncounted = job.but(arguments={}, uid="second")
@@ -237,7 +237,7 @@ def test_beside_other_operators(job: Job) -> None:
 
 
 def test_processor_that_raises(job: Job) -> None:
-    """An error in handleInitialState names the key; the next start makes the state anew."""
+    """An error in handleInitialState names the key; the next start makes the state again."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")
     job.feed.add([("k1", 1)])
     with pytest.raises(Exception, match=r"handleInitialState.*bad") as caught:

@@ -1,4 +1,4 @@
-"""States that are large in every way, in whole queries: right results in bounded memory.
+"""Large states of every kind in whole queries: right results in bounded memory.
 
 Scenario 28. What workers allocate is measured from outside, from before they open a local copy.
 """
@@ -45,7 +45,7 @@ def blob(key: str, v: int) -> bytes:
 
 
 class Large(StatefulProcessor):
-    """A value of 10 MB and a list of 100,000 for each key; tells whether both were as left."""
+    """A value of 10 MB and a list of 100,000 for each key; emits whether both were as left."""
 
     def init(self, handle: Any) -> None:
         self.blob = handle.getValueState("blob", "bytes binary")
@@ -77,7 +77,7 @@ def job(job: Job) -> Job:
 
 
 def least_mib(job: Job) -> float:
-    """What a worker takes for an epoch of one row."""
+    """Return the memory that a worker takes for an epoch of one row."""
     few = job.but(processor=Count, output=COUNTED, feed=Feed(job.base / "few").add([("k", 1)]))
     with watched_workers(job.spark) as memory:
         few.but(location="loc-few", out="out-few").run()
@@ -117,7 +117,7 @@ def test_values_of_ten_megabytes_and_lists_of_a_hundred_thousand(job: Job, backe
 @needs_proc
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_million_keys(job: Job, backend: str) -> None:
-    """Epochs of a few keys take little, a rebuilt copy too."""
+    """Epochs of a few keys take little memory, and so does a rebuilt copy."""
     keys = 1_000_000
     least, grown = least_mib(job), 0.0
     job = job.but(processor=Count, output=COUNTED).using({BACKEND: backend})

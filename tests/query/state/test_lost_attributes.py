@@ -16,7 +16,7 @@ from tests.query.model import Count
 
 
 class Forgetful(Count):
-    """Counts in an attribute what is gone in the next epoch."""
+    """A processor that counts in an attribute, which the next epoch does not have."""
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}

@@ -31,7 +31,7 @@ OUTPUT = "k long, n long, total long, longest int, grown long, spilled long"
 
 
 class Measured(StatefulProcessor):
-    """Number, sum and longest text of a key's rows; and what the worker has used up to then."""
+    """Number, sum and longest text of a key's rows; and the memory that the worker has used."""
 
     def init(self, handle: Any) -> None:
         self.totals = handle.getValueState("totals", "n long, total long, longest int")
@@ -42,11 +42,11 @@ class Measured(StatefulProcessor):
         for row in rows:
             n, total, longest = n + 1, total + row.v, max(longest, len(row.text))
         self.totals.update((n, total, longest))
-        told = {"n": n, "total": total, "longest": longest}
-        yield Row(k=key[0], **told, grown=peak() - self.before, spilled=self.spilled())
+        emitted = {"n": n, "total": total, "longest": longest}
+        yield Row(k=key[0], **emitted, grown=peak() - self.before, spilled=self.spilled())
 
     def spilled(self) -> int:
-        """How many files of rows there are in the executor's scratch directory, for some keys."""
+        """Return the number of files of rows in the executor's scratch directory, for some keys."""
         self.keys += 1
         root = Path(os.environ["SPARK_LOCAL_DIRS"].split(",")[0])
         found = root.glob("pyspark_ckpt/*/*/*/**/input-*/*.arrows") if self.keys % 500 == 1 else ()
@@ -57,12 +57,12 @@ class Measured(StatefulProcessor):
 
 
 def peak() -> int:
-    """The most memory that this process ever had, in a unit that depends on the platform."""
+    """Return the most memory that this process ever had; the unit depends on the platform."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def rows_in(path: Path, rows: int) -> pa.Table:
-    """Write a file of rows; return what they are to be counted from."""
+    """Write a file of rows; return the frame that has them."""
     numbers = np.arange(rows)
     keys, values = (numbers * 7919) % KEYS, numbers % 1000
     # All different: equal ones would be one object in pandas.
@@ -84,7 +84,7 @@ def check_growth(
 ) -> None:
     """Run one epoch under a small and under a large limit; compare output and memory.
 
-    What a worker allocates for itself is a good part of its growth in a small epoch.
+    In a small epoch, much of a worker's growth is for the worker itself.
     """
     expected = in_pandas(rows_in(job.base / "rows", rows))
 
@@ -133,7 +133,7 @@ def blob(key: str, n: int) -> bytes:
 
 
 class Blobs(StatefulProcessor):
-    """Number of a key's rows, and 50 KB; tells whether they were as left."""
+    """Number of a key's rows, and 50 KB; emits whether they were as left."""
 
     def init(self, handle: Any) -> None:
         self.blob = handle.getValueState("blob", "n long, bytes binary")
@@ -151,7 +151,7 @@ class Blobs(StatefulProcessor):
 
 @pytest.fixture
 def one_subtask(spark: SparkSession) -> Iterator[None]:
-    """All state in one worker."""
+    """Return a job with all state in one worker."""
     name = "spark.sql.shuffle.partitions"
     before = spark.conf.get(name)
     spark.conf.set(name, "1")
@@ -162,8 +162,8 @@ def one_subtask(spark: SparkSession) -> Iterator[None]:
 def check_epochs_after_a_backfill(job: Job, backend: str, keys: int) -> None:
     """Run a back-fill, small epochs, a rebuild and a restore, each in workers of its own.
 
-    What a worker takes at most is compared with the epochs of a small state, in which it has opened
-    a copy, and imported all it needs.
+    The maximum of a worker is compared with epochs of a small state, in which it has opened a copy
+    and imported everything.
     """
     options = {BACKEND: backend, LIMIT: "8mb", INLINE: "0b"}
     job = job.but(processor=Blobs, output="k string, n long, is_right boolean").using(options)

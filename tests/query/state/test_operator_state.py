@@ -26,7 +26,7 @@ RULE = pa.schema([("name", pa.string()), ("factor", pa.int64())])
 class Ruled(StatefulProcessor):
     """Keep rules, all values that the subtask has seen, and the number of its epochs as raw state.
 
-    Tells all of it for each rule and each row.
+    It emits all of it for each rule and each row.
     """
 
     def init(self, handle: Any) -> None:
@@ -60,8 +60,8 @@ class Ruled(StatefulProcessor):
         assert context is not None
         rules = sorted((k[0], value[0]) for k, value in self.rules.iterator())
         seen = sorted(item[0] for item in self.seen.get())
-        told = {"rules": json.dumps(rules), "seen": json.dumps(seen), "epochs": self.epochs}
-        return Row(what=what, subtask=context.partitionId(), v=v, **told)
+        emitted = {"rules": json.dumps(rules), "seen": json.dumps(seen), "epochs": self.epochs}
+        return Row(what=what, subtask=context.partitionId(), v=v, **emitted)
 
     def close(self) -> None:
         pass
@@ -92,15 +92,15 @@ RULES_AFTER = [[["a", 1]], [["a", 3], ["b", 2]], [["b", 2]], [["b", 2], ["c", 4]
 
 
 def check(found: list[Row], first: int, last: int, earlier: list[Row]) -> None:
-    """Check what the epochs from first to last told; `earlier` rows are those before them."""
+    """Check what the epochs from first to last emitted; `earlier` rows are those before them."""
     of_epoch = {epoch: [r for r in found if r.epochs == epoch] for epoch in range(first, last + 1)}
     assert sum(map(len, of_epoch.values())) == len(found)
     for epoch, rows in of_epoch.items():
-        # Every subtask is told every rule, in order, rows or not.
-        told = [(r.subtask, json.loads(r.rules)) for r in rows if r.what == "rule"]
+        # Every subtask gets every rule in order, with or without rows.
+        emitted = [(r.subtask, json.loads(r.rules)) for r in rows if r.what == "rule"]
         final = RULES_AFTER[epoch]
         for subtask in range(PARALLELISM):
-            own = [rules for number, rules in told if number == subtask]
+            own = [rules for number, rules in emitted if number == subtask]
             assert len(own) == len(RULES[epoch])
             assert own[-1] == final
         # Keyed rows see all rules of their epoch.

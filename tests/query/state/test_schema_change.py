@@ -1,4 +1,4 @@
-"""Another version of a program, on restart and restore: what fits goes on, the rest is refused."""
+"""Another version of a program, on restart and restore: it continues if it fits, or is refused."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.query.stored import entries_of_states
 
 KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
 States = Mapping[str, tuple[str, ...]]
-Told = dict[str, Any]
+Emitted = dict[str, Any]
 
 
 class Version(StatefulProcessor):
-    """A program with these states, each a kind and its schemas: tells all, then writes values."""
+    """A program with these states, each with kind and schemas: it emits all, then writes values."""
 
     def __init__(self, states: States, writes: Mapping[str, tuple[Any, ...]], gone: str) -> None:
         self.wanted, self.writes, self.gone = states, writes, gone
@@ -44,8 +44,8 @@ class Version(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         run = max(row.v for row in rows)
-        told = {name: self.content(state) for name, state in self.states.items()}
-        yield Row(k=key[0], run=run, told=json.dumps(told, default=str))
+        emitted = {name: self.content(state) for name, state in self.states.items()}
+        yield Row(k=key[0], run=run, emitted=json.dumps(emitted, default=str))
         for name, values in self.writes.items():
             kind = self.wanted[name][0]
             method = {"Value": "update", "List": "appendValue", "Map": "updateValue"}[kind]
@@ -75,7 +75,7 @@ WRITES: Mapping[str, tuple[Any, ...]] = {
     "d": (("12 apples",),),
     "e": ((5,),),
 }
-OLD_TOLD: Told = {
+OLD_EMITTED: Emitted = {
     "a": [1, [2, "y"], "old"],
     "b": [[0.5, "1.25"]],
     "c": [[["x"], [3, {"k": 4}]]],
@@ -90,7 +90,7 @@ NEW: States = {
     "fruits": ("Value", "fruit string, number int"),
     "new": ("Value", "n int"),
 }
-NEW_TOLD: Told = {
+NEW_EMITTED: Emitted = {
     "a": [None, ["y", None, 2], 1],
     "b": [["1.2500", 0.5]],
     "c": [[["x"], [{"k": 4}, 3.0, None]]],
@@ -109,7 +109,7 @@ MIGRATIONS = {"fruits": ckpt.Migration(value=split, renamed_from="d")}
 
 @pytest.fixture
 def job(job: Job) -> Job:
-    job = job.but(output="k string, run long, told string").using({**OFTEN, RETAINED: 10})
+    job = job.but(output="k string, run long, emitted string").using({**OFTEN, RETAINED: 10})
     return version(job, OLD, WRITES)
 
 
@@ -128,7 +128,7 @@ def add(job: Job, run: int, keys: list[str] = KEYS) -> None:
     job.feed.add([(k, run) for k in keys])
 
 
-def told(job: Job, run: int) -> dict[str, Told]:
+def emitted(job: Job, run: int) -> dict[str, Emitted]:
     return {k: json.loads(text) for k, number, text in job.result() if number == run}
 
 
@@ -139,24 +139,24 @@ def test_restart_and_restore(job: Job) -> None:
     new = version(job, NEW, {"new": ((9,),)}, MIGRATIONS)
     add(job, 1, KEYS[:1])
     new.run()
-    assert told(job, 1) == {KEYS[0]: NEW_TOLD}
+    assert emitted(job, 1) == {KEYS[0]: NEW_EMITTED}
     assert drop_local_copies(job.spark)
     add(job, 2)  # most keys, and a subtask, still have the old schemas
     query = new.run()
-    expected = dict.fromkeys(KEYS, NEW_TOLD) | {KEYS[0]: {**NEW_TOLD, "new": [9]}}
-    assert told(job, 2) == expected
+    expected = dict.fromkeys(KEYS, NEW_EMITTED) | {KEYS[0]: {**NEW_EMITTED, "new": [9]}}
+    assert emitted(job, 2) == expected
     entries = entries_of_states(newest_checkpoint(query))
     assert len(entries["e"]) == len(KEYS)  # not asked for, and kept
     add(job, 3)
     query = version(job, {"e": OLD["e"], "new": ("Value", "n long")}).run()
-    assert told(job, 3) == {k: {"e": [5], "new": [9]} for k in KEYS}
+    assert emitted(job, 3) == {k: {"e": [5], "new": [9]} for k in KEYS}
     add(job, 4)
     query = version(job, {"new": ("Value", "n long")}, gone="e").run()
     assert "e" not in entries_of_states(newest_checkpoint(query))
     fork = new.but(location="loc2", out="out2").using({BACKEND: "heap"})
     fork.run(restore=checkpoint)
-    assert told(fork, 2) == expected
-    assert told(fork, 4) == {k: {**NEW_TOLD, "new": [9]} for k in KEYS}
+    assert emitted(fork, 2) == expected
+    assert emitted(fork, 4) == {k: {**NEW_EMITTED, "new": [9]} for k in KEYS}
 
 
 BAD: States = {
@@ -169,7 +169,7 @@ BAD: States = {
 
 
 def test_refused_before_the_start(job: Job) -> None:
-    """The report names every state; nothing is touched, and the old program goes on."""
+    """The report names every state; nothing is touched, and the old program continues."""
     add(job, 0)
     checkpoint = newest_checkpoint(job.run())
     add(job, 1)
@@ -197,4 +197,4 @@ def test_refused_before_the_start(job: Job) -> None:
     with refused(ckpt.PlanError, "'fruits'", "migration", unchanged=job.base):
         version(job, OLD, migrations=MIGRATIONS).start()
     job.run()
-    assert told(job, 1) == dict.fromkeys(KEYS, OLD_TOLD)
+    assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)

@@ -1,4 +1,4 @@
-"""The harness reads DDL text without the JVM, as Spark reads it with it."""
+"""The harness reads DDL text without the JVM, with Spark's result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every kind of state in real queries on both backends: random histories against a plain model.
 
-A row is one operation on one state of its key; what it gives back is the output. The model does the
+A row is one operation on one state of its key; the result is the output. The model does the
 same with a dict per key. Queries are stopped and started again in the middle of a history.
 """
 
@@ -148,7 +148,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 def test_random_histories(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, backend: str, history: Any
 ) -> None:
-    """What the states of a query say is what a plain model says."""
+    """The states of a query return what a plain model returns."""
     base: Path = tmp_path_factory.mktemp("contract")
     feed = Feed(base / "in", INPUT, "k string, i long, op string, a long")
     job = Job(spark, base, feed, processor=States, output=OUTPUT).using({BACKEND: backend})
@@ -157,10 +157,10 @@ def test_random_histories(
     for number, epoch in enumerate(history):
         rows = [(k, i + 100 * number, op, a) for i, (k, op, a) in enumerate(epoch)]
         for k, i, op, a in rows:
-            told = in_model(models.setdefault(k, {}), op, a)
-            expected.append((k, i, json.dumps(told)))
+            emitted = in_model(models.setdefault(k, {}), op, a)
+            expected.append((k, i, json.dumps(emitted)))
         feed.add(rows)
-        if number in (1, len(history) - 1):  # two runs: the second goes on from the first
+        if number in (1, len(history) - 1):  # two runs: the second continues from the first
             job.run()
     result = [tuple(row) for row in job.result()]
     assert sorted(result) == sorted(expected)

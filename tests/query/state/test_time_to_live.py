@@ -1,4 +1,4 @@
-"""Time to live in whole queries: in both times, changed on restart, and gone from the files."""
+"""Time to live in whole queries: in both times, changed on restart, removed from the files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def feed(tmp_path: Path) -> Feed:
 
 
 class Aged(StatefulProcessor):
-    """Write a value into every state of `CONFIGS`, or for a null tell which values are there."""
+    """Write a value into every state of `CONFIGS`; for a null, emit which values exist."""
 
     CONFIGS: ClassVar[Mapping[str, StateTtlConfig | int | None]] = {}
 
@@ -52,7 +52,7 @@ class Aged(StatefulProcessor):
 OUTPUT = "k string, second long, there string"
 
 
-def told(job: Job, key: str) -> dict[int, str]:
+def emitted(job: Job, key: str) -> dict[int, str]:
     return {second: there for k, second, there in job.result() if k == key}
 
 
@@ -77,7 +77,7 @@ def test_event_time_and_options(job: Job) -> None:
         job.feed.add([("a", None, at(second))])
     job.feed.add(*[[(k, None, at(second)) for k in "abc"] for second in (32, 33)])
     job.run()
-    assert told(job, "a") == {
+    assert emitted(job, "a") == {
         8: "write read shown plain",
         12: "write read shown plain",  # at the watermark of the epoch before: 8
         13: "read shown plain",  # expired, and not cleaned up before the end of this epoch
@@ -85,7 +85,7 @@ def test_event_time_and_options(job: Job) -> None:
         32: "read plain",  # the watermark is 22, and it was read by a row of that time
         33: "read plain",
     }
-    assert told(job, "b") == {32: "plain", 33: "plain"}
+    assert emitted(job, "b") == {32: "plain", 33: "plain"}
     checkpoint = newest_checkpoint(job.run())
     sizes = {name: len(entries) for name, entries in entries_of_states(checkpoint).items()}
     assert sizes == {"plain": 3, "read": 1}  # b and c have expired, too
@@ -111,7 +111,7 @@ def write(*seconds: int) -> list[list[Any]]:
 
 
 def test_switched_on_restart(job: Job) -> None:
-    """On, longer, shorter and off count at once for what is stored, in both times."""
+    """On, longer, shorter and off apply at once to stored entries, in both times."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)
     both = "processing event plain"
     steps: list[tuple[Any, Any, list[list[Any]], dict[int, str]]] = [
@@ -124,11 +124,11 @@ def test_switched_on_restart(job: Job) -> None:
         (None, None, write(50) + look(60), {60: both}),
     ]
     for processing, event, files, expected in steps:
-        seen = told(job, "a")
+        seen = emitted(job, "a")
         job.feed.add(*files)
         job.but(processor=lambda p=processing, e=event: Switched(p, e)).run()
         for key in "ab":
-            new = {s: there for s, there in told(job, key).items() if s not in seen}
+            new = {s: there for s, there in emitted(job, key).items() if s not in seen}
             assert new == expected, (processing, event)
 
 
@@ -153,7 +153,7 @@ class AllKinds(StatefulProcessor):
 
 
 def test_expired_entries_leave_the_files(job: Job) -> None:
-    """All that a checkpoint holds in the end is what its last epoch wrote."""
+    """In the end, a checkpoint has only what its last epoch wrote."""
     job = job.but(processor=AllKinds, output=OUTPUT, time_mode="ProcessingTime").using(OFTEN)
     many = [(f"k{i}", 0, at(0)) for i in range(3000)]
     job.feed.add(many)

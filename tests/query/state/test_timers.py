@@ -30,7 +30,7 @@ HOUR_MS = 3_600_000
 
 
 class Alarm(StatefulProcessor):
-    """Set a timer for each row with a value: so many seconds from the origin."""
+    """Set a timer for each row with a value: that many seconds from the origin."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -59,7 +59,7 @@ class Alarm(StatefulProcessor):
 
 
 class ClockAlarm(Alarm):
-    """Set a timer so many milliseconds from now."""
+    """Set a timer that many milliseconds from now."""
 
     def time_ms(self, v: int, times: Any) -> int:
         return int(times.getCurrentProcessingTimeInMs()) + v
@@ -81,7 +81,7 @@ def of_every_key(what: str, *values: int) -> list[Any]:
 
 
 def tick(second: float) -> list[Any]:
-    """A row of a key without timers, so that most subtasks have none."""
+    """Return a row of a key without timers, so that most subtasks have none."""
     return [("tick", None, at(second))]
 
 
@@ -92,12 +92,12 @@ def test_event_time(job: Job) -> None:
     """Scenario 30: due after the last data, while the query was down, in a fork."""
     job.feed.add([(k, v, at(0)) for k in KEYS for v in (10, 20, 30)])
     job.run()
-    told = of_every_key("row", 10, 20, 30)
-    assert job.result() == in_order(told)
+    emitted = of_every_key("row", 10, 20, 30)
+    assert job.result() == in_order(emitted)
     job.feed.add(tick(10))
     job.run()  # one more epoch follows, without rows, at the watermark that the tick brought
-    told += [TICK, *of_every_key("timer", 10)]
-    assert job.result() == in_order(told)
+    emitted += [TICK, *of_every_key("timer", 10)]
+    assert job.result() == in_order(emitted)
     with job.running() as query:
         query.processAllAvailable()
         savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
@@ -107,11 +107,11 @@ def test_event_time(job: Job) -> None:
     job.run()
     fork.run(restore=savepoint)
     since = [TICK, *of_every_key("timer", 20)]
-    assert job.result() == in_order(told + since)
+    assert job.result() == in_order(emitted + since)
     assert fork.result() == in_order(since)
     job.feed.add(tick(30))
     since += [TICK, *of_every_key("timer", 30)]
-    for each, expected in ((job, told + since), (fork, since)):
+    for each, expected in ((job, emitted + since), (fork, since)):
         each.run()
         assert each.result() == in_order(expected)
 
@@ -174,16 +174,16 @@ def test_set_while_timers_fire(job: Job) -> None:
     job = job.but(processor=Chain)
     job.feed.add([(k, 5, at(0)) for k in KEYS])
     job.run()
-    told = of_every_key("row", 5)
+    emitted = of_every_key("row", 5)
     for second in (5, 10):
         job.feed.add(tick(second))
         job.run()
-        told += [TICK, *of_every_key("timer", second)]
-        assert job.result() == in_order(told)
+        emitted += [TICK, *of_every_key("timer", second)]
+        assert job.result() == in_order(emitted)
 
 
 def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
-    """With timers nothing starts and nothing is written; without, the new clock rules."""
+    """With timers, nothing starts and nothing is written; without timers, the new clock applies."""
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
     job.feed.add([(k, HOUR_MS, at(0)) for k in KEYS])
     with job.running() as query:
@@ -208,5 +208,5 @@ def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
     )
     job.feed.add([(k, 10, at(0)) for k in KEYS], tick(20), tick(30))
     fork.run(savepoint)
-    told = [*of_every_key("row", 10), *of_every_key("timer", 10), TICK, TICK]
-    assert fork.result() == in_order(told)
+    emitted = [*of_every_key("row", 10), *of_every_key("timer", 10), TICK, TICK]
+    assert fork.result() == in_order(emitted)

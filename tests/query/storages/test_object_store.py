@@ -1,4 +1,4 @@
-"""Checkpoints and savepoints in S3, behind a real server, while Spark's own files stay local."""
+"""Checkpoints and savepoints in S3 of a real server, while Spark's own files stay local."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.servers.waiting_s3 import Waiting, waiting_s3
 
 @pytest.fixture
 def job(job: Job, s3_url: str, s3_environment: dict[str, str]) -> Iterator[Job]:
-    """The workers are given what the driver has, as `spark.executorEnv` would."""
+    """Return a job whose workers get the driver's environment, as with `spark.executorEnv`."""
     environment = job.spark.sparkContext.environment
     before = dict(environment)
     environment.update(s3_environment)
@@ -57,7 +57,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
         job.start(restore="s3://nobody-made-this/chk-1")
 
 
-def test_a_query_lives_on_s3(job: Job, s3_url: str) -> None:
+def test_a_query_uses_s3(job: Job, s3_url: str) -> None:
     """Scenarios 5 and 23: checkpoint, stop, rebuild, savepoint, fork onto local disk.
 
     A second driver, which commits no epoch, does not end it.
@@ -95,7 +95,7 @@ def test_a_query_lives_on_s3(job: Job, s3_url: str) -> None:
 
 @contextmanager
 def workers_store(job: Job, s3_environment: dict[str, str], together: int) -> Iterator[Waiting]:
-    """A store that executors ask, and the driver does not.
+    """Yield a store that executors ask, and the driver does not.
 
     It answers none of their first requests before enough of them are under way.
     """
@@ -112,10 +112,10 @@ def state_files(storage: Storage, number: int) -> list[FileReference]:
     return [storage.write(f"shared/state-{each}", [b"x" * each]) for each in range(number)]
 
 
-def test_the_look_at_many_files_is_the_executors(
+def test_executors_check_many_files(
     job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file is asked for once, by an executor, and several are at once."""
+    """Executors ask for each file once, and for several at the same time."""
     storage = open_storage(s3_url)
     files = state_files(storage, 12)
     with workers_store(job, s3_environment, together=8) as store:

@@ -1,4 +1,4 @@
-"""Credentials of S3 come from the environment, and nothing that the library says shows them."""
+"""Credentials of S3 come from the environment, and no output of the library shows them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def front(
 
 @dataclass
 class Heard(ckpt.CheckpointListener):
-    """What a user may be shown."""
+    """Everything that a user may see."""
 
     texts: list[str] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ def is_of_driver(request: Request) -> bool:
     return "/taskowned/" not in request.path
 
 
-def test_what_s3_refuses_is_told_without_credentials(
+def test_what_s3_refuses_is_reported_without_credentials(
     job: Job,
     front: Refusing,
     canaries: dict[str, str],

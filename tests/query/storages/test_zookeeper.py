@@ -1,4 +1,4 @@
-"""A query whose completed checkpoints are kept through ZooKeeper, and those who look at them."""
+"""A query whose completed checkpoints are in ZooKeeper, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def ids(rows: list[Row]) -> list[int]:
     return [row.checkpoint_id for row in rows]
 
 
-def told(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
-    """The ids of the completed checkpoints, as the command line tells them."""
+def printed(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> list[int]:
+    """Return the ids of the completed checkpoints, as the command line prints them."""
     capsys.readouterr()
     assert main([command, str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -32,7 +32,7 @@ def told(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> list[i
     return [row["checkpoint_id"] for row in rows if row["status"] == "completed"]
 
 
-def test_a_query_and_those_who_look_find_its_store(
+def test_a_query_and_its_readers_find_the_store(
     job: Job, zookeeper_address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Checkpoint, restart, fork from chk-N; a _metadata without a pointer is no checkpoint."""
@@ -45,7 +45,7 @@ def test_a_query_and_those_who_look_find_its_store(
             query.triggerCheckpoint()
         assert ids(completed(query)) == [1, 2]
         for command in ("list", "history"):
-            assert told(command, job.location_path, capsys) == [1, 2]
+            assert printed(command, job.location_path, capsys) == [1, 2]
     assert CompletedCheckpoints(LocalStorage(job.checkpoint_path)).ids() == []
     (job.checkpoint_path / "chk-7").mkdir()
     (job.checkpoint_path / "chk-7" / "_metadata").write_bytes(b"written, and never pointed to")
