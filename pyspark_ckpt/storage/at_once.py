@@ -1,4 +1,4 @@
-"""Many requests to a storage at once, because each waits for a network."""
+"""Many requests to a storage at once, because each request waits for a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 AT_ONCE = 32
-"""The number of requests of one process that are under way together."""
+"""The number of requests that one process has under way at the same time."""
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
@@ -16,22 +16,22 @@ Result = TypeVar("Result")
 def all_of(
     function: Callable[[Thing], Result], things: Iterable[Thing], *, at_once: bool
 ) -> list[Result]:
-    """Return what a function returns for each thing, in their order.
+    """Return the results of a function for some things, in the order of the things.
 
     Parameters
     ----------
     function
-        Called once for each thing; by several threads, if at once.
+        Called once for each thing.
     things
-        What it is called with.
+        The arguments of the calls.
     at_once
-        Whether calls are under way together.
+        Whether several threads call the function at the same time.
 
     Raises
     ------
     Exception
-        What the function raised for the first of the things that it failed for; the things that
-        were not begun by then are left out.
+        The error of the first thing, in their order, for which the function failed. Calls that
+        have not begun by then are left out.
     """
     if not at_once:
         return list(map(function, things))

@@ -1,9 +1,9 @@
 """The interface of every storage, and the two parts of it that tasks and the driver need.
 
 A storage is a root and the files below it. Relative paths are checked to stay inside the root,
-because most paths are read from files. Correctness rests on one promise: :meth:`Storage.write`
-creates a whole file under a name that was free, durably, or it creates no file. No storage has to
-rename files, and no listing decides anything (docs/design/0014-storages.md).
+because most paths are read from files. Correctness depends on one promise: :meth:`Storage.write`
+durably creates a whole file under an unused name, or it creates no file. No storage has to rename
+files, and no decision depends on a listing (docs/design/0014-storages.md).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DIRECTORY_MARKER = "_directory"
 class Storage(ABC):
     """Files below one root.
 
-    `url` is the root as a user would write it; :func:`open_storage` takes it. `is_shared` tells
-    whether other processes see the files, `is_remote` whether each operation is a request that
+    `url` is the root as a user would write it; :func:`open_storage` accepts it. `is_shared` says
+    whether other processes see the files. `is_remote` says whether each operation is a request that
     waits for a network.
     """
 
@@ -66,7 +66,7 @@ class Storage(ABC):
         """
 
     def local_path(self, relative: str) -> Path | None:  # noqa: ARG002  # for those that override
-        """Return where a file is on this machine, ``None`` if this storage's files are not.
+        """Return a file's path on this machine, ``None`` if the storage is not on this machine.
 
         Raises
         ------
@@ -84,9 +84,9 @@ class Storage(ABC):
         Raises
         ------
         FileExistsError
-            If there is a file of that name; it is left as it is.
+            If there is a file of that name; that file stays unchanged.
         OSError
-            If the file was perhaps not written; read it to know.
+            If it is unknown whether the file was written; read it to know.
         """
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Storage(ABC):
         Raises
         ------
         FileExistsError
-            If there is one of that name.
+            If there is a directory of that name.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Storage(ABC):
     def list(self, directory: str | None = None) -> list[str]:
         """Return the names in a directory, by default the root; no names if it does not exist.
 
-        A file that a killed process was writing has a name of its own, which starts with a dot and
+        A file that a killed process was writing has a temporary name, which starts with a dot and
         ends with ``.tmp``. Deleting it frees its bytes.
         """
 
@@ -161,8 +161,8 @@ class Storage(ABC):
             raise CorruptFileError(f"{self.url_of(reference.path)} is missing; {RESTORE}")
         if size_bytes != reference.size_bytes:
             raise CorruptFileError(
-                f"{self.url_of(reference.path)} has {size_bytes} bytes, {reference.size_bytes} "
-                f"were written; {RESTORE}"
+                f"{self.url_of(reference.path)} has {size_bytes} bytes, but "
+                f"{reference.size_bytes} were written; {RESTORE}"
             )
 
 
@@ -183,8 +183,8 @@ def path_parts(relative: str, root: str) -> tuple[str, ...]:
         or _URL.search(relative)
     ):
         raise UnsafePathError(
-            f"path {relative!r} does not stay inside {root}: the file it was read from "
-            "is damaged or hostile; do not use it"
+            f"path {relative!r} does not stay inside {root}: the file that names this path is "
+            "damaged or hostile; do not use that file"
         )
     return parts
 
@@ -207,7 +207,7 @@ class WorkerStorage(Protocol):
         """Open a file, checked first."""
 
     def local_path(self, relative: str) -> Path | None:
-        """Return where a file is on this machine, if it is."""
+        """Return a file's path on this machine, if the storage is on this machine."""
 
     def list(self, directory: str | None = None) -> list[str]:
         """Return the names in a directory."""
@@ -228,7 +228,7 @@ class CoordinatorStorage(Protocol):
         """Return the content of a file."""
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return the size of a file, ``None`` if there is none."""
+        """Return the size of a file, ``None`` if there is no such file."""
 
     def exists(self, relative: str) -> bool:
         """Return whether there is a file or directory."""

@@ -12,13 +12,13 @@ CHUNK_BYTES = 1 << 20
 
 
 def chunks_of(file: BinaryIO) -> Generator[bytes, None, None]:
-    """Yield what follows in a file, a chunk at a time."""
+    """Yield the rest of a file, a chunk at a time."""
     while chunk := file.read(CHUNK_BYTES):
         yield chunk
 
 
 def sha256_of(file: BinaryIO) -> str:
-    """Return the SHA-256 of what follows in a file."""
+    """Return the SHA-256 of the rest of a file."""
     digest = hashlib.sha256()
     for chunk in chunks_of(file):
         digest.update(chunk)
@@ -28,7 +28,7 @@ def sha256_of(file: BinaryIO) -> str:
 class DigestedChunks:
     """Counts and digests the chunks of a file that is being written.
 
-    `size_bytes` and `sha256` are those of the chunks that were read so far.
+    `size_bytes` and `sha256` are of the chunks that were read so far.
     """
 
     def __init__(self) -> None:

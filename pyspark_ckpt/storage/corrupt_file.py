@@ -1,4 +1,4 @@
-"""The error of a file that cannot be used, in one form."""
+"""The error of a file that cannot be used, always in the same form."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class LocalStorage(Storage):
     """Files below one root directory on the local file system.
 
-    What a write leaves is durable when it returns: file fsync, then directory fsync.
+    A write is durable when it returns: it syncs the file, then the directory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -46,16 +46,17 @@ class LocalStorage(Storage):
         path = self.root.joinpath(*path_parts(relative, self.url))
         try:
             resolved = path.resolve()
-            # Python 3.13 leaves links in a circle as they are.
+            # Python 3.13 returns a path in a circle of links unresolved.
             circular = any(part.is_symlink() for part in (resolved, *resolved.parents))
             inside = not circular and resolved.is_relative_to(self.root.resolve())
         except PermissionError:
-            raise  # it may be inside
+            raise  # the path may be inside
         except (OSError, RuntimeError):  # links in a circle
             inside = False
         if not inside:
             raise UnsafePathError(
-                f"path {relative!r} leaves {self.root} through a symbolic link; do not use it"
+                f"path {relative!r} leaves {self.root} through a symbolic link: do not use the "
+                "file that names this path"
             )
         return path
 
@@ -77,14 +78,14 @@ class LocalStorage(Storage):
     def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
         if not isinstance(source, LocalStorage):
             return super().copy_in(source, reference, relative)
-        # Read once: the digest that is made for the copy also checks the original.
+        # Read once: the digest of the copy also checks the original.
         source.verify_size(reference)
         with source.path(reference.path).open("rb") as file:
             check = _checked(source.path(reference.path), reference)
             return self._write(relative, chunks_of(file), check)
 
     def _write(self, relative: str, chunks: Iterable[bytes], check: _Check | None) -> FileReference:
-        """Write a file; where there is a check of its digest, nothing is left that fails it."""
+        """Write a file; if there is a check of the digest and it fails, no file remains."""
         path = self.path(relative)
         _make_directories(path.parent)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -100,7 +101,7 @@ class LocalStorage(Storage):
             os.link(temporary, path)  # unlike a rename, never replaces a file
         except OSError as exc:
             if exc.errno in _NO_ROOM and exc.filename is None:
-                exc.filename = str(path)  # a write does not say where
+                exc.filename = str(path)  # the error of a write does not name the file
             raise
         finally:
             temporary.unlink(missing_ok=True)
@@ -158,16 +159,16 @@ class LocalStorage(Storage):
                 _sync_directory(directory)
 
     def move(self, relative: str, target: str) -> None:
-        """Give a file or directory another place, at once and durably.
+        """Move a file or directory to another path, atomically and durably.
 
         Raises
         ------
         FileExistsError
-            If there is something at that place; nothing is moved.
+            If the target exists; nothing is moved.
         """
         source, path = self.path(relative), self.path(target)
         if path.exists():
-            raise FileExistsError(f"{path} exists: {source} is not moved there")
+            raise FileExistsError(f"{path} exists, so {source} was not moved there")
         _make_directories(path.parent)
         source.rename(path)
         _sync_directory(path.parent)
@@ -178,17 +179,19 @@ class LocalStorage(Storage):
 
 
 def _checked(path: Path, reference: FileReference) -> _Check:
-    """Return what checks the digest of what was read from a path."""
+    """Return a function that checks the digest of what was read from a path."""
 
     def check(sha256: str) -> None:
         if sha256 != reference.sha256:
-            raise corrupt_file(str(path), f"SHA-256 is {sha256}, {reference.sha256} was written")
+            raise corrupt_file(
+                str(path), f"SHA-256 is {sha256}, but {reference.sha256} was written"
+            )
 
     return check
 
 
 def _make_directories(directory: Path) -> None:
-    """Create a directory whose own entry is durable, parents included."""
+    """Create a directory and its missing parents, with durable entries."""
     missing = []
     while not directory.is_dir():
         missing.append(directory)

@@ -14,12 +14,12 @@ _lock = threading.Lock()
 
 
 class MemoryStorage(FsspecStorage):
-    """Files in this process's memory: they end with it, and no other process sees them.
+    """Files in this process's memory; they end with the process, and no other process sees them.
 
     Parameters
     ----------
     path
-        A name that storages with the same files share.
+        The root; storages with the same path have the same files.
     """
 
     is_shared = False

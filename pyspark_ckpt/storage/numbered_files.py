@@ -15,7 +15,7 @@ def highest_number(storage: CoordinatorStorage, path_of: Callable[[int], str]) -
     storage
         Where the files are.
     path_of
-        Returns the path of the file of a number; the first number is 1.
+        Returns the path of a number's file; the first number is 1.
     """
     missing = 1
     while storage.exists(path_of(missing)):

@@ -1,6 +1,6 @@
 """Storages over a file system of fsspec: what object stores have in common.
 
-There are no directories, only names with slashes: one exists while a file lies in it.
+There are no directories, only names with slashes. A directory exists while a file is in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FsspecStorage(RemoteStorage):
     """
 
     _no_place: str | None = None
-    """The code of the error of a place where no write can make a directory."""
+    """The error code of a root that does not exist and that no write creates, such as a bucket."""
 
     def __init__(self, url: str, root: str, file_system: AbstractFileSystem) -> None:
         super().__init__(url, root)
@@ -41,7 +41,7 @@ class FsspecStorage(RemoteStorage):
         return int(info["size"]) if info["type"] == "file" else None
 
     def _names(self, path: str) -> set[str]:
-        # Asked for the name of a file, some file systems list the file itself.
+        # If the path is a file, some file systems list the file itself.
         below = [name.strip("/") for name in self._file_system.ls(path, detail=False)]
         prefix = f"{path.strip('/')}/"
         return {name[len(prefix) :] for name in below if name.startswith(prefix)}
@@ -59,7 +59,7 @@ class FsspecStorage(RemoteStorage):
 
 
 def codes_of(error: BaseException) -> set[str | None]:
-    """Return the codes of the answers that caused an error."""
+    """Return the codes of the server's answers that caused an error."""
     codes = set()
     cause: BaseException | None = error
     while cause is not None:

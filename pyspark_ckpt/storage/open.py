@@ -1,7 +1,7 @@
 """Storages by their URL. Nothing else in the library writes, reads or deletes checkpoint files.
 
-A storage and its library are imported when a URL of its scheme is opened: most queries need one
-storage only, and every Python worker imports this module.
+A storage and its library are imported when a URL of its scheme is opened, because most queries need
+only one storage, and every Python worker imports this module.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OPENERS: dict[str, Callable[[str], Storage]] = {
     "hdfs": _open_hdfs,
     "memory": _open_memory,
 }
-"""What opens a URL of a scheme; it gets the text after ``<scheme>://``."""
+"""The function that opens a URL, by scheme; it gets the text after ``<scheme>://``."""
 
 
 _LOCAL_SCHEMES = ("", "file")
@@ -57,7 +57,7 @@ def open_storage(url: str, what: str = "path") -> Storage:
     url
         A local path, or a URL of any storage.
     what
-        What errors call the path.
+        How errors name the path.
 
     Raises
     ------
@@ -73,9 +73,9 @@ def open_storage(url: str, what: str = "path") -> Storage:
         return _OPENERS[scheme](url[len(scheme) :].removeprefix("://"))
     if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
-            f"{what} {url}: there is no storage for {scheme}:// that is known to create files "
-            "exclusively; use a local or mounted path, s3://bucket/prefix (extra [s3]) or "
-            "hdfs://namenode:8020/path (extra [hdfs])"
+            f"{what} {url}: {scheme}:// is not supported, because no storage for it is known to "
+            "create files exclusively: use a local or mounted path, s3://bucket/prefix (extra "
+            "[s3]) or hdfs://namenode:8020/path (extra [hdfs])"
         )
     return open_local_storage(url, what)
 
@@ -88,18 +88,18 @@ def open_local_storage(url: str, what: str = "path") -> LocalStorage:
     url
         A path, or a URL of the local file system.
     what
-        What errors call the path.
+        How errors name the path.
 
     Raises
     ------
     NotBuiltYetError
-        If the URL is not of the local file system.
+        If the URL is not a URL of the local file system.
     """
     scheme = _scheme(url)
     if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
-            f"{what} {url}: Spark keeps its own files there, {scheme}:// is not built yet; use a "
-            "local or mounted path"
+            f"{what} {url}: {scheme}:// is not supported for Spark's own files: use a local or "
+            "mounted path"
         )
     # Spark writes local paths as file:/x or file:///x.
     path = re.sub(r"^file:/+", "/", url) if scheme else url

@@ -18,14 +18,14 @@ from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 
 READ_BYTES = 16 << 20
-"""Bytes of a file that are read at once, and kept in memory before they go to a local file."""
+"""Bytes of a file that one request reads; larger files are kept in a local file."""
 
 
 class RemoteStorage(Storage):
     """Files whose names start with `root` at a server.
 
-    A subclass sends the requests. It gets names with the root, and raises the natural ``OSError``
-    or one of its `_failures`; this class gives each error the file's full name.
+    A subclass sends the requests. It gets names with the root. It raises the natural ``OSError`` or
+    one of its `_failures`; this class adds the file's full name to each error.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class RemoteStorage(Storage):
         Raises
         ------
         FileNotFoundError
-            If there is neither.
+            If there is no file and no directory of that name.
         """
 
     @abstractmethod
@@ -100,7 +100,7 @@ class RemoteStorage(Storage):
     def parent(self) -> Storage:
         above, _, _ = self._root.rpartition("/")
         if not above:
-            raise UnsafePathError(f"{self.url} has no directory above it; do not use it")
+            raise UnsafePathError(f"{self.url} has no directory above it: use a deeper path")
         return self._at(above)
 
     def url_of(self, relative: str) -> str:
@@ -133,7 +133,7 @@ class RemoteStorage(Storage):
             if digest.hexdigest() != reference.sha256:
                 raise corrupt_file(
                     self.url_of(reference.path),
-                    f"SHA-256 is {digest.hexdigest()}, {reference.sha256} was written",
+                    f"SHA-256 is {digest.hexdigest()}, but {reference.sha256} was written",
                 )
             file.seek(0)
             yield cast("BinaryIO", file)
@@ -178,7 +178,7 @@ class RemoteStorage(Storage):
             self._delete_below(path)
 
     def _is_no_place(self, error: FileNotFoundError) -> bool:  # noqa: ARG002  # for subclasses
-        """Return whether the error is of a place where no write can make a directory."""
+        """Return whether the root does not exist and no write creates it, such as a bucket."""
         return False
 
     def _path(self, relative: str) -> str:
@@ -186,7 +186,7 @@ class RemoteStorage(Storage):
 
     @contextmanager
     def _errors_named(self, relative: str | None) -> Iterator[None]:
-        """Give every error of a request the natural class and the file's full name."""
+        """Give every error of a request its natural class and the file's full name."""
         url = self.url if relative is None else self.url_of(relative)
         failures: tuple[type[Exception], ...] = (OSError, *self._failures)
         try:
@@ -199,7 +199,7 @@ class RemoteStorage(Storage):
             raise OSError(number or errno.EIO, said, url) from exc
 
     def _said(self, error: Exception) -> str:
-        """Return what an error says to users."""
+        """Return the text of an error for users."""
         return str(error)
 
 

@@ -1,7 +1,8 @@
 """A storage that repeats the operations of another storage after transient failures.
 
-An object store may ask for fewer requests; a mounted file system may be away while its server
-restarts. The coordinator's operations are repeated after growing pauses, before a failure counts.
+An object store may reject requests because there are too many. A mounted file system may be away
+while its server restarts. The coordinator's operations are repeated after growing pauses before a
+failure counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 logger = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.2, 0.6, 1.8)
-"""Between the attempts at an operation; the last attempt's error is raised."""
+"""The pauses between the attempts at an operation; the last attempt's error is raised."""
 
 _PERMANENT = (
     CkptError,
@@ -38,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether an operation that failed may work a moment later."""
+    """Return whether an operation that failed may succeed a moment later."""
     return (
         isinstance(error, OSError)
         and not isinstance(error, _PERMANENT)
@@ -52,12 +53,12 @@ def retried(work: Callable[[], _Result]) -> _Result:
     Parameters
     ----------
     work
-        May be done twice.
+        The operation; it must be safe to repeat.
 
     Raises
     ------
     OSError
-        What the last attempt raised.
+        The error of the last attempt.
     """
     for pause_seconds in PAUSES_SECONDS:
         try:
@@ -110,7 +111,7 @@ class RetryingStorage(Storage):
             try:
                 return self._inner.write(relative, [content])
             except FileExistsError:
-                # The attempt before this one may have written it and failed afterwards.
+                # The attempt before may have written the file and failed afterwards.
                 if not has_failed or self._inner.read(relative) != content:
                     raise
                 sha256 = hashlib.sha256(content).hexdigest()

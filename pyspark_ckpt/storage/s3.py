@@ -1,8 +1,8 @@
 """A bucket of S3 as a storage, through s3fs.
 
-A file gets its name by one request that fails if the name is taken (``If-None-Match: *``), with all
-of its content: a put, or for a large file the end of a multi-part upload. Credentials, region and
-endpoint come from the environment, as botocore reads it.
+One request creates a file with all of its content, and fails if the name is taken
+(``If-None-Match: *``): a put, or for a large file the end of a multi-part upload. Credentials,
+region and endpoint come from the environment, as botocore reads it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.object_store import FsspecStorage, codes_of
 
 PART_BYTES = 8 << 20
-"""Size of the first parts of a multi-part upload; S3 wants at least 5 MiB."""
+"""Size of the first parts of a multi-part upload; S3 requires at least 5 MiB."""
 
 _PARTS_BEFORE_DOUBLING = 1000
-"""Parts grow, because S3 takes at most 10,000 of them, and 5 TiB in all."""
+"""After so many parts, parts grow, because S3 accepts at most 10,000 parts, and 5 TiB in all."""
 
 _CONFLICT = "ConditionalRequestConflict"
-"""The code of the answer to requests for one name that came at the same time."""
+"""The code of S3's answer if two requests for one name arrive at the same time."""
 
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
@@ -46,9 +46,9 @@ class S3Storage(FsspecStorage):
     Parameters
     ----------
     bucket
-        The bucket, which exists.
+        The bucket; it must exist.
     prefix
-        Below which all keys are; may be empty.
+        The start of all keys; may be empty.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class S3Storage(FsspecStorage):
     def __init__(self, bucket: str, prefix: str = "") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
-                f"s3://{bucket.rpartition('@')[2]}/...: this is no bucket's name; write "
+                f"s3://{bucket.rpartition('@')[2]}/...: this is no bucket's name: write "
                 "s3://bucket/prefix, and keep credentials in the environment"
             )
         prefix = prefix.strip("/")
@@ -125,7 +125,7 @@ class S3Storage(FsspecStorage):
                         Delimiter="/",
                         **place,
                     )
-            except PermissionError:  # so there is nothing that this user could clean
+            except PermissionError:  # this user cannot abort uploads either
                 return
             yield from answer.get("Uploads", [])
             after = {
@@ -138,7 +138,7 @@ class S3Storage(FsspecStorage):
             place = following
 
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
-        # A request that is repeated after a lost answer finds the name taken, by itself.
+        # If an answer is lost, s3fs repeats the request, and finds the name taken by the first one.
         writer = {_WRITER: secrets.token_hex(16)}
         parts = _in_parts(chunks)
         first = next(parts, b"")
@@ -153,7 +153,7 @@ class S3Storage(FsspecStorage):
                 raise
 
     def _put(self, relative: str, body: bytes, writer: dict[str, str]) -> None:
-        """Put an object; S3 wants one that came in another's way to be sent again."""
+        """Put an object; repeat the request if S3 reports a conflict with another request."""
         pause_seconds = _FIRST_PAUSE_SECONDS
         for _ in range(_ATTEMPTS - 1):
             with suppress(_ConflictError):
@@ -187,7 +187,7 @@ class S3Storage(FsspecStorage):
                 IfNoneMatch="*",
             )
         except BaseException:
-            with suppress(Exception):  # it is not the failure that the caller must hear of
+            with suppress(Exception):  # the caller gets the first error instead
                 self._call("abort_multipart_upload", relative, UploadId=upload)
             raise
 
@@ -206,16 +206,17 @@ class S3Storage(FsspecStorage):
 
 
 class _ConflictError(OSError):
-    """Requests for one name came at the same time; it is not known which one won."""
+    """Requests for one name arrived at the same time; it is unknown which request succeeded."""
 
 
 def _file_system() -> AbstractFileSystem:
     try:
-        # One file system per process; listings must be what the bucket has now.
+        # One file system per process, without a cache: listings must show the bucket as it is now.
         return fsspec.filesystem("s3", use_listings_cache=False)
     except ImportError as exc:
         raise ConfigurationError(
-            "s3:// needs s3fs: install pyspark_ckpt[s3] for the driver and the executors"
+            "s3:// needs s3fs, which is not installed: install pyspark_ckpt[s3] for the driver and "
+            "the executors"
         ) from exc
 
 
@@ -234,6 +235,6 @@ def _in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _is_taken(error: OSError) -> bool:
-    """Return whether a name was refused because it is taken; not all servers say it."""
+    """Return whether a name was refused because it is taken; not all servers report that."""
     response = getattr(error.__cause__, "response", {})
     return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)

@@ -11,10 +11,10 @@ from pyspark_ckpt.storage.base import CoordinatorStorage
 
 
 class CompletedCheckpointStore(ABC):
-    """The completed checkpoints of one query, whose ``_metadata`` lie in its directory.
+    """The completed checkpoints of one query; their ``_metadata`` files are in its directory.
 
-    Of all drivers that open a store, the last one to :meth:`claim` it may write, and the others are
-    fenced. Only drivers use a store.
+    The driver that calls :meth:`claim` last may write; all other drivers are fenced. Only drivers
+    use a store.
 
     Parameters
     ----------
@@ -27,12 +27,12 @@ class CompletedCheckpointStore(ABC):
 
     @abstractmethod
     def claim(self) -> None:
-        """Become the one driver that may write, and fence the drivers before.
+        """Become the only driver that may write, and fence the drivers before it.
 
         Raises
         ------
         OSError
-            If it is not known whether it worked.
+            If it is unknown whether this driver may write.
         """
 
     @abstractmethod
@@ -42,19 +42,19 @@ class CompletedCheckpointStore(ABC):
         Raises
         ------
         FencedError
-            If another driver has claimed the store since.
+            If another driver has claimed the store after this driver.
         """
 
     @abstractmethod
     def reserve(self, checkpoint_id: int) -> None:
-        """Take the id of a new checkpoint, durably, so that no other driver ever gets it.
+        """Reserve the id of a new checkpoint, durably; no other driver ever gets this id.
 
         Raises
         ------
         FileExistsError
             If the id is in use.
         FencedError
-            If another driver has claimed the store since.
+            If another driver has claimed the store after this driver.
         """
 
     @abstractmethod
@@ -64,43 +64,43 @@ class CompletedCheckpointStore(ABC):
         Raises
         ------
         FencedError
-            If another driver has claimed the store or given up the id since.
+            If another driver has claimed the store, or removed the id.
         """
 
     @abstractmethod
     def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
-        """Complete a checkpoint, durably; its id is reserved first if it was not.
+        """Complete a checkpoint, durably; reserve its id first if it is not reserved.
 
         Raises
         ------
         FencedError
-            If another driver has given up its id since: the checkpoint is not complete.
+            If another driver has removed its id, so the checkpoint is not complete.
         OSError
-            If it is not known whether the checkpoint is complete.
+            If it is unknown whether the checkpoint is complete.
         """
 
     @abstractmethod
     def is_complete(self, checkpoint_id: int) -> bool:
-        """Tell whether a checkpoint is complete."""
+        """Return whether a checkpoint is complete."""
 
     @abstractmethod
     def used_ids(self) -> list[int]:
         """Return the ids of all directories, complete or not, oldest first.
 
-        They include what this driver has reserved, also if a listing lacks it.
+        They include ids that this driver has reserved, even if a listing lacks them.
         """
 
     @abstractmethod
     def remove(self, checkpoint_id: int) -> None:
-        """Give up an id for ever and remove its directory: the checkpoint is gone."""
+        """Remove a checkpoint and its directory; its id is never used again."""
 
     @abstractmethod
     def remove_all(self) -> None:
-        """Remove all checkpoints; the highest id stays known."""
+        """Remove all checkpoints, but keep a record of the highest id."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close connections; they are opened again if they are needed."""
+        """Close connections; the next use opens them again."""
 
     def ids(self) -> list[int]:
         """Return the ids of all complete checkpoints, oldest first."""
@@ -111,7 +111,7 @@ class CompletedCheckpointStore(ABC):
         return max(self.used_ids(), default=0)
 
     def read(self, checkpoint_id: int) -> CheckpointMetadata:
-        """Return the metadata of a checkpoint; raises as :func:`read_metadata`."""
+        """Return the metadata of a checkpoint; raises the errors of :func:`read_metadata`."""
         return read_metadata(self._storage, checkpoint_name(checkpoint_id))
 
     def path(self, checkpoint_id: int) -> str:
@@ -119,7 +119,7 @@ class CompletedCheckpointStore(ABC):
         return self._storage.url_of(checkpoint_name(checkpoint_id))
 
     def revoke(self, checkpoint_id: int) -> None:
-        """Make a checkpoint of any driver incomplete; its directory stays for its cleaner."""
+        """Make a checkpoint of any driver incomplete; the cleaner deletes its directory later."""
         self._storage.delete([metadata_path(checkpoint_id)])
 
     def _write_metadata(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:

@@ -1,4 +1,4 @@
-"""Refuses a location that is older than its checkpoints, as after a restored backup."""
+"""Refuses a location that is older than its checkpoints, as after a backup was restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_ckpt.stores.open import find_store
 def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:
     """Check that no checkpoint is of an epoch that the location has not committed.
 
-    The next checkpoints would replace such a checkpoint, and its files would be removed.
+    The next checkpoints would replace such a checkpoint, and delete its files.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def check_not_behind(location: LocalStorage, committed: int | None, checkpoints:
     name, epoch = newest
     raise RestoreError(
         f"{location.root} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
-        f"{epoch}, the location has committed "
-        f"{'none' if committed is None else f'epochs up to {committed}'}. It may have been put "
-        f"back from a backup. Call pyspark_ckpt.rollback({str(location.root)!r}, {name!r}, "
+        f"{epoch}, but the location has committed "
+        f"{'no epoch' if committed is None else f'epochs up to {committed}'}. It may have been "
+        f"restored from a backup. Call pyspark_ckpt.rollback({str(location.root)!r}, {name!r}, "
         f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, or "
         f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
     )

@@ -1,14 +1,14 @@
-"""The store of completed checkpoints that needs nothing but their directories.
+"""The store of completed checkpoints that needs only their directories.
 
 An id belongs to the driver that created ``chk-N/_author`` exclusively. A checkpoint is complete
-while both ``_author`` and ``_metadata`` exist. Removing ``_author`` gives the id up for ever,
-because ids only grow. A driver that was stopped before it wrote ``_metadata`` may write it later,
-but that makes no checkpoint.
+while both ``_author`` and ``_metadata`` exist. An id whose ``_author`` was removed is never used
+again, because ids only grow. A driver that was paused before it wrote ``_metadata`` may write it
+later, but that does not complete the checkpoint.
 
-The driver with the highest term may write. A term is a file whose number only grows; it is created
-exclusively, so no two drivers have the same term. It is found by its name, never by a listing, and
-stays for ever: there is one for each start. A driver is fenced as soon as the next term's file
-exists. No clock is involved.
+The driver with the highest term may write. A term is a file named by a number that only grows. It
+is created exclusively, so no two drivers have the same term. It is found by its name, never by a
+listing, and is never deleted: each start makes one. A driver is fenced as soon as the next term's
+file exists. No clock is involved.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class DriverTerm:
         Raises
         ------
         FencedError
-            If a driver has.
+            If a driver has claimed a later term.
         """
         if self._storage.exists(term_path(self._term + 1)):
             raise FencedError(
                 f"{self._storage.url}: another driver has taken over these checkpoints "
-                f"({term_path(self._term + 1)}, this one is {self._term}); run a query once at a "
-                "time, and stop this one"
+                f"({term_path(self._term + 1)}; this driver has term {self._term}). Run a query "
+                "once at a time: stop this one"
             )
 
     def _claim(self, term: int) -> int:
@@ -73,7 +73,7 @@ class DriverTerm:
 
 
 PROBED_IDS = 8
-"""How many ids above the highest known one are looked for by name when a store is claimed."""
+"""How many ids above the highest known id are looked for by name when a store is claimed."""
 
 
 class CompletedCheckpoints(CompletedCheckpointStore):
@@ -103,7 +103,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.write(_author_path(checkpoint_id), [term.author.encode()])
         self._known_ids.add(checkpoint_id)
         self._reserved.add(checkpoint_id)
-        # A driver that claims after this finds the id in use; one that claimed before is seen here.
+        # A driver that claims later finds the id in use; this finds a driver that claimed before.
         term.check()
 
     def check_reserved(self, checkpoint_id: int) -> None:
@@ -115,7 +115,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
             self.reserve(checkpoint_id)
         self._write_metadata(checkpoint_id, metadata)
         self._reserved.discard(checkpoint_id)
-        # If another driver gave it up before it was written, it is not complete.
+        # If another driver removed the id before this write, the checkpoint is not complete.
         self._check_author(checkpoint_id)
 
     def is_complete(self, checkpoint_id: int) -> bool:
@@ -124,7 +124,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         )
 
     def used_ids(self) -> list[int]:
-        # A listing may lack what the listing before it had.
+        # A listing may lack names that an earlier listing had.
         self._known_ids |= self._listed_ids()
         return sorted(self._known_ids)
 
@@ -151,8 +151,8 @@ class CompletedCheckpoints(CompletedCheckpointStore):
             is_ours = False
         if not is_ours:
             raise FencedError(
-                f"{self._storage.url_of(path)} is gone or another driver's, which has given up "
-                "this checkpoint; run a query once at a time, and stop this one"
+                f"{self._storage.url_of(path)} is missing or another driver's, so another driver "
+                "has taken over these checkpoints. Run a query once at a time: stop this one"
             )
 
     def _claimed(self) -> DriverTerm:

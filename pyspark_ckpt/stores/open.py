@@ -1,8 +1,8 @@
 """Opens the store of a query's completed checkpoints: from the settings, or from a note.
 
-The note lies beside the checkpoints. A program that has no settings, such as ``pyspark-ckpt list``,
-finds the store by it. Without a note, the store is the directory itself. A query that changes its
-store writes one more note: the highest number counts, and is found by name.
+The note is beside the checkpoints. A program without settings, such as ``pyspark-ckpt list``, finds
+the store by it. Without a note, the store is the directory itself. A query that changes its store
+writes a new note. The note with the highest number counts; it is found by its name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The note on a store: its type, and for ZooKeeper the servers and the query's node.
 
-    `type` is a text, because the error of an unknown store says to upgrade.
+    `type` is a text, so that a type of a newer version can be read and named in an error.
     """
 
     type: str = HighAvailability.NONE.value
@@ -38,7 +38,7 @@ IN_THE_DIRECTORY = StoreNote()
 
 
 def store_of(settings: Settings, query_id: str) -> StoreNote:
-    """Return the store that the settings ask for."""
+    """Return the note on the store that the settings choose."""
     if settings.high_availability_type != HighAvailability.ZOOKEEPER:
         return IN_THE_DIRECTORY
     return StoreNote(
@@ -60,13 +60,13 @@ def read_store_note(storage: CoordinatorStorage) -> StoreNote:
 
 
 def write_store_note(storage: CoordinatorStorage, note: StoreNote) -> None:
-    """Write the note on a store unless it is there; durable on return."""
+    """Write the note on a store unless the newest note equals it; durable on return."""
     while True:
         number = highest_number(storage, store_note_path)
         with suppress(CorruptFileError):
             if _read(storage, number) == note:
                 return
-        with suppress(FileExistsError):  # of another driver, at the same time
+        with suppress(FileExistsError):  # another driver wrote it at the same time
             storage.write(store_note_path(number + 1), [msgspec.json.encode(note)])
 
 
@@ -144,7 +144,7 @@ def _open(storage: CoordinatorStorage, note: StoreNote) -> CompletedCheckpointSt
         return CompletedCheckpoints(storage)
     if note.type != HighAvailability.ZOOKEEPER or note.quorum is None or note.node is None:
         raise CorruptFileError(
-            f"{storage.url}: its completed checkpoints are kept in {note}, which this library does "
-            "not know: upgrade pyspark_ckpt"
+            f"{storage.url}: {note} stores which checkpoints are complete, and this version of "
+            "pyspark_ckpt does not know such a store: upgrade pyspark_ckpt"
         )
     return PointedCheckpoints(storage, ZooKeeperPointers(note.quorum, note.node))

@@ -1,12 +1,12 @@
-"""Which ``checkpointLocation`` owns a checkpoints directory that does not lie in it.
+"""Which ``checkpointLocation`` owns a checkpoints directory that is not inside the location.
 
 The directory is found by the query's id, and a copy of a location has the same id. Therefore a
-location has a random token, and its directory records the token of its owner. A copy has the same
-token too. Therefore the record also has the place of the owner's token, by path and by file.
+location has a random token, and the directory records its owner's token. A copy has the same token
+too. Therefore the record also says where the owner's token is: by path, and by file.
 
-One of the two may change, as it does when a location is moved, or put back at its path. The next
-number then records the new place. No record is ever replaced: of two starts at once, one gets the
-number, and the other one looks again (docs/design/0040-owner-of-a-checkpoints-directory.md).
+Either path or file may change: when the location is moved, or restored at its path. Then a record
+with the next number has the new place. No record is ever replaced. Of two starts at once, one gets
+the number, and the other one checks again (docs/design/0040-owner-of-a-checkpoints-directory.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_ckpt.stores.small_file import read_small_file
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """A location: its token, and where the token lies, by path and by file."""
+    """A location: its token, and where the token is, by path and by file."""
 
     token: str
     location: str
@@ -40,7 +40,7 @@ def check_owner(
 ) -> None:
     """Check that a location may use a checkpoints directory; nothing is written.
 
-    Parameters are those of :func:`claim_directory`.
+    The parameters are the same as for :func:`claim_directory`.
 
     Raises
     ------
@@ -63,11 +63,11 @@ def claim_directory(
     Parameters
     ----------
     location
-        The location, which has the token or gets one.
+        The location; it gets a token if it has none yet.
     checkpoints
         The query's directory below ``spark.ckpt.execution.checkpointing.dir``.
     place
-        The place that `location` will be moved to, if it is made elsewhere.
+        The place that `location` will be moved to, if it was made elsewhere.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def claim_directory(
         claimed = Owner(token=token, location=path, file=_file(location))
         if claimed == owner:
             return
-        with suppress(FileExistsError):  # of another start at the same time: look again
+        with suppress(FileExistsError):  # another start wrote it at the same time: check again
             checkpoints.write(owner_path(number + 1), [msgspec.json.encode(claimed)])
             return
 
@@ -97,10 +97,10 @@ def _check(
     if token == owner.token and (path == owner.location or _file(location) == owner.file):
         return
     raise RestoreError(
-        f"{location.root} does not own the checkpoints in {checkpoints.url}: the location "
-        f"{owner.location} does, and this one may be a copy of it. To use the state, start the "
-        f"query at a fresh checkpointLocation with restoreFrom({checkpoints.url}/chk-N). If "
-        f"{owner.location} no longer exists and this location takes its place, delete "
+        f"{location.root} does not own the checkpoints in {checkpoints.url}. Their owner is the "
+        f"location {owner.location}, and this location may be a copy of it. To use the state, "
+        f"start the query at a fresh checkpointLocation with restoreFrom({checkpoints.url}/chk-N). "
+        f"If {owner.location} no longer exists and this location takes its place, delete "
         f"{checkpoints.url_of(OWNERS)} first"
     )
 
@@ -112,22 +112,22 @@ def _token(location: LocalStorage) -> str | None:
         location,
         IDENTITY_NAME,
         _Token,
-        "the token by which the checkpoints know the location",
+        "the token that identifies the location to its checkpoints",
         "start the query at a fresh checkpointLocation with restoreFrom",
     ).token
 
 
 def _write_token(location: LocalStorage) -> str:
-    with suppress(FileExistsError):  # of another start at the same time
+    with suppress(FileExistsError):  # another start wrote it at the same time
         token = _Token(token=secrets.token_hex(16))
         location.write(IDENTITY_NAME, [msgspec.json.encode(token)])
     written = _token(location)
-    assert written is not None  # it was written
+    assert written is not None  # by this start or another one
     return written
 
 
 def _file(location: LocalStorage) -> str:
-    """Return a name of the token's file that stays when it is moved, and that no copy has."""
+    """Return a name of the token's file that a move keeps and that no copy has."""
     status = location.path(IDENTITY_NAME).stat()
     return f"{status.st_ino}-{status.st_mtime_ns}"
 
@@ -140,5 +140,5 @@ def _owner(checkpoints: Storage, number: int) -> Owner | None:
         owner_path(number),
         Owner,
         "the location that owns the checkpoints",
-        "delete it, if no other location uses them",
+        "delete the file if no other location uses these checkpoints",
     )

@@ -18,9 +18,9 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 
 
 class Pointers(ABC):
-    """The ids and pointers of one query; a fenced driver can change nothing.
+    """The ids and pointers of one query; a fenced driver cannot change them.
 
-    All methods raise ``OSError`` if it is not known whether they have worked. Methods that change
+    All methods raise ``OSError`` if it is unknown whether they succeeded. Methods that change
     something also raise :class:`FencedError`.
     """
 
@@ -30,11 +30,11 @@ class Pointers(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ``FencedError`` if another driver has claimed since."""
+        """Raise ``FencedError`` if another driver has claimed after this driver."""
 
     @abstractmethod
     def last_id(self) -> int:
-        """Return the highest id that was reserved, 0 if none was."""
+        """Return the highest id that was reserved, 0 if no id was reserved."""
 
     @abstractmethod
     def reserve(self, checkpoint_id: int) -> None:
@@ -42,11 +42,11 @@ class Pointers(ABC):
 
     @abstractmethod
     def put(self, checkpoint_id: int, url: str) -> None:
-        """Point to a checkpoint; ``FileExistsError`` if there is a pointer."""
+        """Create the pointer to a checkpoint; ``FileExistsError`` if it exists already."""
 
     @abstractmethod
     def delete(self, checkpoint_id: int) -> None:
-        """Remove a pointer if it is there."""
+        """Delete a pointer if it exists."""
 
     @abstractmethod
     def ids(self) -> list[int]:
@@ -54,11 +54,11 @@ class Pointers(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close connections; they are opened again if they are needed."""
+        """Close connections; the next use opens them again."""
 
 
 class PointedCheckpoints(CompletedCheckpointStore):
-    """``chk-N`` directories below a checkpoints directory; one with a pointer is complete.
+    """``chk-N`` directories below a checkpoints directory, complete if there is a pointer.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
             self.claim()
         self._pointers.check()
         if checkpoint_id in self._listed_ids():
-            # The pointers were made after the directory.
+            # The directory is older than the pointers.
             raise FileExistsError(f"{self.path(checkpoint_id)} is in use")
         self._pointers.reserve(checkpoint_id)
         self._reserved.add(checkpoint_id)
@@ -104,11 +104,11 @@ class PointedCheckpoints(CompletedCheckpointStore):
         try:
             self._pointers.put(checkpoint_id, self.path(checkpoint_id))
         except FencedError:
-            # It is certain that there is no pointer to it, and never will be.
+            # There is no pointer to it, and there will never be one.
             with suppress(OSError):
                 self._storage.delete([metadata_path(checkpoint_id)])
             raise
-        # For the tasks, which see only the directory; without it they see a later checkpoint.
+        # For the tasks, which read only the directory. If it fails, they notice a later checkpoint.
         with suppress(OSError):
             self._storage.write(_pointed_path(checkpoint_id), [b""])
 

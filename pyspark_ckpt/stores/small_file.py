@@ -28,18 +28,18 @@ def read_small_file(
     holds
         What the file holds, for the error.
     to_do
-        What the user can do if it was changed.
+        What the user can do if the file was changed.
 
     Raises
     ------
     CorruptFileError
         If the file was changed.
     FileNotFoundError
-        If there is none.
+        If there is no such file.
     """
     try:
         return msgspec.json.decode(storage.read(path)[:_MAX_BYTES], type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise corrupt_file(
-            storage.url_of(path), f"it holds {holds}, and was changed ({exc})", to_do
+            storage.url_of(path), f"it was changed, and should hold {holds} ({exc})", to_do
         ) from exc

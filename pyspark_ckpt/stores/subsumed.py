@@ -13,7 +13,7 @@ from pyspark_ckpt.stores.open import find_store
 
 @contextmanager
 def name_subsumed(directory: Storage) -> Iterator[None]:
-    """Replace the error of a missing file if the ``chk-N`` itself was subsumed meanwhile.
+    """Replace the error of a missing file if retention has removed the ``chk-N`` meanwhile.
 
     Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a
     file that is missing while ``_metadata`` exists was not removed by retention.
@@ -26,7 +26,7 @@ def name_subsumed(directory: Storage) -> Iterator[None]:
     Raises
     ------
     CheckpointNotFoundError
-        In place of the error of a file, if the checkpoint is gone.
+        In place of the error of a file, if the checkpoint no longer exists.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def name_subsumed(directory: Storage) -> Iterator[None]:
         if number is None or directory.exists(METADATA_NAME):
             raise
         raise CheckpointNotFoundError(
-            f"{directory.url} was subsumed by newer checkpoints while it was read: its query runs "
+            f"{directory.url} was subsumed by newer checkpoints while it was read: its query runs, "
             f"and retains only its newest checkpoints. {_advice(directory)}"
         ) from exc
 
@@ -47,8 +47,8 @@ def _advice(directory: Storage) -> str:
             newest = max(store.ids(), default=None)
     except (CkptError, OSError):
         newest = None
-    named = "" if newest is None else f"Take {checkpoints.url_of(checkpoint_name(newest))}, or "
+    named = "" if newest is None else f"Use {checkpoints.url_of(checkpoint_name(newest))}, or "
     return (
-        f"{named or 'Take '}a savepoint, which stays; or raise "
+        f"{named or 'Use '}a savepoint, which retention does not remove; or raise "
         "spark.ckpt.execution.checkpointing.num-retained"
     )

@@ -1,14 +1,14 @@
-"""Pointers in ZooKeeper, for installations that have one.
+"""Pointers in ZooKeeper, for installations that run ZooKeeper.
 
 ::
 
     <path.root>/<query id>/
-      driver              its version says which driver may write
+      driver              its version shows which driver may write
       last_id             the highest id that was reserved
       completed/<id>      the directory of a completed checkpoint
 
 Each change is one transaction that also checks the version of ``driver``. Therefore a fenced driver
-changes nothing, even if its request comes late. No session or clock is involved.
+changes nothing, even if its request arrives late. No session or clock is involved.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ZooKeeperPointers(Pointers):
                 try:
                     self._version = self._ask("set", node, author, status.version).version
                 except BadVersionError:
-                    continue  # another driver came first: the next round fences it
+                    continue  # another driver was first: the next round fences it
                 return
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class ZooKeeperPointers(Pointers):
         if fence is not True and not _is_rolled_back(fence):
             raise self._fenced()
         if isinstance(result, NodeExistsError):
-            raise FileExistsError(f"{self._where}: it is complete already")
+            raise FileExistsError(f"{self._where}: the checkpoint is complete already")
         if isinstance(result, Exception):
             raise OSError(f"{self._where}: {type(result).__name__} {result}")
 
@@ -154,7 +154,7 @@ class ZooKeeperPointers(Pointers):
             yield
         except (KazooException, self._client.handler.timeout_exception) as exc:
             raise OSError(
-                f"{self._where}: {type(exc).__name__} {exc}; see that its servers are up"
+                f"{self._where}: {type(exc).__name__} {exc}; check that its servers run"
             ) from exc
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -173,15 +173,15 @@ class ZooKeeperPointers(Pointers):
             self._client.start(timeout=_CONNECT_SECONDS)
         except self._client.handler.timeout_exception as exc:
             raise OSError(
-                f"ZooKeeper {self._quorum} cannot be reached: see that its servers are up, and "
+                f"ZooKeeper {self._quorum} cannot be reached: check that its servers run, and "
                 "that spark.ckpt.high-availability.zookeeper.quorum names them"
             ) from exc
         self._is_connected = True
 
     def _fenced(self) -> FencedError:
         return FencedError(
-            f"{self._where}: another driver has taken over these checkpoints; run a query once at "
-            "a time, and stop this one"
+            f"{self._where}: another driver has taken over these checkpoints. Run a query once at "
+            "a time: stop this one"
         )
 
 
@@ -190,10 +190,10 @@ def _client(quorum: str) -> Any:
         from kazoo.client import KazooClient
     except ImportError as exc:
         raise ConfigurationError(
-            "high-availability.type zookeeper needs kazoo: install pyspark_ckpt[zookeeper] for "
-            "the driver"
+            "spark.ckpt.high-availability.type zookeeper needs kazoo, which is not installed: "
+            "install pyspark_ckpt[zookeeper] for the driver"
         ) from exc
-    # Servers that return are found soon, and a new session follows one that has ended.
+    # Reconnects soon after servers return, and with a new session if the last one has expired.
     return KazooClient(
         hosts=quorum,
         connection_retry={"max_tries": -1, "max_delay": 1.0},
