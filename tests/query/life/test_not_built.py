@@ -65,8 +65,8 @@ def test_locations_that_are_not_local(job: Job, scheme: str) -> None:
 
 
 def test_directories_that_are_not_local(job: Job) -> None:
-    """The other directories, and what a query is restored from, are local or in S3."""
-    remote = "hdfs://host/dir"
+    """The other directories, and what a query is restored from, need a supported scheme."""
+    remote = "ftp://host/dir"
     for key in ("dir", "savepoint-dir"):
         key = f"spark.ckpt.execution.checkpointing.{key}"
         with refused(ckpt.CkptError, remote, unchanged=job.base) as caught:
