@@ -1,1 +1,1 @@
-"""Records of what became of checkpoints and savepoints, readable without Spark."""
+"""Records of completed and aborted checkpoints and savepoints; readable without Spark."""

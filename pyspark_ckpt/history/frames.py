@@ -103,10 +103,10 @@ def subtask_history(path: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Oldest first: checkpoint_id, epoch, uid, subtask; subtask_epoch, the last in which the
-        subtask was called; size_bytes, new_bytes (not in the retained checkpoint before it), files,
-        base_bytes and segments of its state; and of that last epoch keys, writes, rebuilds and the
-        milliseconds to open the state, to process and to make it durable.
+        Oldest first. Columns: checkpoint_id, epoch, uid, subtask; subtask_epoch, the last epoch in
+        which the subtask was called; size_bytes, new_bytes (not in the retained checkpoint before
+        it), files, base_bytes and segments of its state; for that last epoch keys, writes, rebuilds
+        and the milliseconds to open the state, to process rows and to make the epoch durable.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def subtask_history(path: str) -> pd.DataFrame:
 
 def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:
     for number in store.ids():
-        with suppress(CkptError):  # history() has it
+        with suppress(CkptError):  # history() shows the damaged checkpoint
             yield store.read(number)
 
 

@@ -1,7 +1,7 @@
-"""The lineage of a checkpoint or savepoint, and the tree of all below a directory.
+"""The lineage of a checkpoint or savepoint, and the tree of all of them below a directory.
 
-A stored epoch does not know which queries were restored from it; a restored query knows its origin.
-Therefore all epochs are gathered, and each query follows the epoch that it was restored from.
+A stored epoch does not know which queries were restored from it, but a restored query knows its
+origin. Therefore all epochs are read first; then each query is put after its origin.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
 
 
 def unfound_row(origin: Origin) -> dict[str, Any]:
-    """Return the row of a missing checkpoint or savepoint, from what its child knows."""
+    """Return the row of a missing checkpoint or savepoint, from the record of its child."""
     return {
         "kind": origin.kind.value,
         "path": origin.path,
@@ -101,9 +101,9 @@ class _StoredEpoch:
 def rows_of_tree(root: Storage) -> list[dict[str, Any]]:
     """Return a row for each checkpoint and savepoint below a directory, in the order of the tree.
 
-    After each come the queries that were restored from it, oldest epochs first. A query whose
-    origin is not below the directory comes after a row with what the query knows of its origin.
-    Damaged ones are left out.
+    Each row is followed by the queries that were restored from it, oldest epochs first. If the
+    origin of a query is not below the directory, a row with the query's record of its origin comes
+    before the query. Damaged checkpoints and savepoints are left out.
     """
     by_query: dict[str, list[_StoredEpoch]] = {}
     for epoch in _below(root, _LEVELS):
@@ -158,7 +158,7 @@ def _identity_of(origin: Origin) -> _Identity:
 
 
 _MOST = 1000
-"""The most generations that are followed, because a path may name itself as its parent."""
+"""How many generations are followed at most, because a path may name itself as its parent."""
 
 
 def lineage(path: str) -> pd.DataFrame:
@@ -166,16 +166,16 @@ def lineage(path: str) -> pd.DataFrame:
 
     It needs no Spark and runs in the calling process.
 
-    Of one checkpoint or savepoint, the youngest comes first. A parent is found at the path that it
-    had when the child's query was restored from it. A parent that was moved, deleted or damaged is
-    the last row, with what the child knows of it. Of a directory with the locations and savepoints
-    of several queries, all their checkpoints and savepoints come in the order of a tree: each is
-    followed by the queries that were restored from it, wherever it lies now.
+    For one checkpoint or savepoint, the result starts with it, and its parent, grandparent and so
+    on follow. A parent is looked for at the path that it had when the child's query was restored
+    from it. A parent that was moved, deleted or damaged is the last row, with the child's record of
+    it. For a directory, the result has all checkpoints and savepoints below it as a tree: each is
+    followed by the queries that were restored from it, even if it was moved.
 
     Parameters
     ----------
     path : str
-        A ``savepoint-...`` or ``chk-...`` directory, or one that has such directories below it.
+        A ``savepoint-...`` or ``chk-...`` directory, or a directory that has some below it.
 
     Returns
     -------
@@ -184,12 +184,12 @@ def lineage(path: str) -> pd.DataFrame:
         operators (a dictionary by uid: processor, code_sha256, schema_sha256, parallelism,
         max_parallelism, backend, restored), found, parent, generation. `restored` says whether the
         operator's state came from the parent. `parent` is the path that the query was restored
-        from. `generation` counts the restores from the oldest that is known.
+        from. `generation` is the number of restores since the oldest known ancestor.
 
     Raises
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is none at `path`, or it cannot be trusted.
+        If `path` holds no checkpoint or savepoint, or it is damaged or not safe.
 
     Examples
     --------
@@ -229,7 +229,7 @@ def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
 
 
 def _found(origin: Origin) -> CheckpointMetadata | None:
-    """Return the metadata at an ancestor's path, if it is still that ancestor's."""
+    """Return the metadata at an ancestor's path, ``None`` if it is not that ancestor's."""
     try:
         metadata = read_metadata(open_storage(origin.path))
     except (CkptError, OSError, ValueError):

@@ -12,11 +12,11 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointListener:
-    """Is notified of the checkpoints of a query; subclass it and override what you need.
+    """Is notified of the checkpoints of a query; subclass it and override the methods you need.
 
-    Its methods are called on the driver in a thread of their own, one call at a time, in the order
-    in which checkpoints end. What a method raises is logged and has no other effect. A method may
-    call everything that the query has, also ``stopWithSavepoint``.
+    Its methods are called on the driver in a separate thread, one call at a time, in the order in
+    which checkpoints end. An error of a method is logged and has no other effect. A method may call
+    every method of the query, also ``stopWithSavepoint``.
 
     Examples
     --------
@@ -60,9 +60,9 @@ class CheckpointListener:
 
 
 class Listeners:
-    """The listeners of one query, called in a thread of their own.
+    """The listeners of one query, called in a separate thread.
 
-    Nothing of the query waits for a listener, so a listener may stop the query or wait for it.
+    The query never waits for a listener, so a listener may stop the query or wait for it.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Listeners:
         self._caller: threading.Thread | None = None
 
     def add(self, listener: CheckpointListener) -> None:
-        """Call a listener for everything from now on."""
+        """Call a listener for every checkpoint that ends from now on."""
         self._listeners.append(listener)
 
     def remove(self, listener: CheckpointListener) -> None:
-        """Call a listener no more; it need not have been added."""
+        """Stop calling a listener; has no effect if it was never added."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
@@ -87,7 +87,7 @@ class Listeners:
     def call(self) -> None:
         """Begin to call the listeners for the noted outcomes, without waiting.
 
-        A listener may trigger a checkpoint; the calls under way then include it.
+        A listener may trigger a checkpoint; the running thread then handles that one too.
         """
         with self._changed:
             if self._outcomes and self._caller is None:
@@ -97,7 +97,7 @@ class Listeners:
                 self._caller.start()
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until all calls are over; return whether they are. A listener does not wait."""
+        """Wait until all calls have ended; return whether they have. In a listener, do not wait."""
         if threading.current_thread() is self._caller:
             return False
         with self._changed:

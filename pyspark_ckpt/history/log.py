@@ -1,8 +1,8 @@
 """The history log of a query: its entries, their sizes, and their small files.
 
 The log has the savepoints and the aborted attempts, one file each. It is in the checkpoints
-directory, so it outlives the driver and can be read without one. Nothing depends on it: an entry
-that cannot be written or read is left out.
+directory, so it can be read after the driver has ended. Nothing depends on it: an entry that cannot
+be written or read is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark_ckpt.storage.open import Storage
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """Bytes and files of a part of a checkpoint; `new_bytes` are not in the one before it."""
+    """Bytes and files of a part of a checkpoint; `new_bytes` are not in the checkpoint before."""
 
     size_bytes: int
     new_bytes: int
@@ -35,7 +35,7 @@ class StateSizes:
 
 
 def sizes_of(metadata: CheckpointMetadata, before: CheckpointMetadata | None) -> StateSizes:
-    """Return the sizes of a whole checkpoint but for its ``_metadata``."""
+    """Return the sizes of a whole checkpoint without its ``_metadata``."""
     parts = _parts(metadata.files(), metadata.handles())
     return _sizes(parts, {} if before is None else _parts(before.files(), before.handles()))
 
@@ -70,8 +70,8 @@ _MAX_REASON = 8 << 10
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint or savepoint that exists, was begun, or was aborted.
 
-    `run` is the start of the query, as in ``_in_progress``; only a begun savepoint has it. `format`
-    is the format of a savepoint.
+    `run` names the start of the query, as in ``_in_progress``; only a begun savepoint has it.
+    `format` is the format of a savepoint.
     """
 
     kind: CheckpointKind
@@ -89,10 +89,10 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     run: str | None = None
     format: SavepointFormat | None = None
     last_id: int = 0
-    """The highest id of a checkpoint when it was noted."""
+    """The highest id of a checkpoint when the entry was written."""
 
     def order(self) -> tuple[int, bool, int, int]:
-        """Return the sort key of an entry: the wall clock counts last, because it may jump."""
+        """Return the sort key of an entry; the wall clock comes last, because it may jump."""
         has_no_id = self.checkpoint_id is None
         place = self.last_id if self.checkpoint_id is None else self.checkpoint_id
         epoch = -1 if self.epoch is None else self.epoch
@@ -107,7 +107,7 @@ def checkpoint_entries(
     Parameters
     ----------
     checkpoints
-        Their ids, paths and metadata; the error in place of metadata that cannot be read.
+        Their ids, paths and metadata, or the error if the metadata cannot be read.
     """
     before: CheckpointMetadata | None = None
     for number, path, metadata in checkpoints:
@@ -141,7 +141,7 @@ def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
 
 
 def aborted_entry(aborted: AbortedCheckpoint, last_id: int = 0) -> HistoryEntry:
-    """Describe a checkpoint or savepoint that was given up."""
+    """Describe a checkpoint or savepoint that was aborted."""
     return HistoryEntry(
         kind=aborted.kind,
         status=EntryStatus.ABORTED,
@@ -190,7 +190,7 @@ class HistoryLog(CheckpointListener):
     storage
         The directory.
     last_id
-        The highest id of a checkpoint so far; a reader needs none.
+        The highest id of a checkpoint so far; not needed to read the log.
     """
 
     def __init__(self, storage: Storage, last_id: int = 0) -> None:
@@ -198,7 +198,7 @@ class HistoryLog(CheckpointListener):
         self._last_id = last_id
 
     def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
-        """Remember its id; the checkpoint itself is in its directory."""
+        """Keep the checkpoint's id; the checkpoint's own directory has everything else."""
         self._last_id = max(self._last_id, checkpoint.checkpoint_id)
 
     def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
@@ -222,14 +222,18 @@ class HistoryLog(CheckpointListener):
         )
 
     def forget(self, name: str) -> None:
-        """Remove an entry that another one has replaced."""
+        """Delete an entry that a newer entry has replaced."""
         try:
             self._storage.delete([f"{HISTORY}/{name}"])
         except (OSError, CkptError) as exc:
-            logger.warning("the history log keeps an entry that is over: %s", exc)
+            logger.warning(
+                "%s: an outdated entry of the history log could not be deleted: %s",
+                self._storage.url,
+                exc,
+            )
 
     def begun(self) -> dict[str, HistoryEntry]:
-        """Return the savepoints that are being taken, or were when a driver ended, by names."""
+        """Return the savepoints that are not complete, by the names of their entries."""
         return {name: entry for name, entry in self._named() if entry.status is EntryStatus.BEGUN}
 
     def note_savepoint(self, savepoint: Savepoint) -> None:
@@ -253,7 +257,12 @@ class HistoryLog(CheckpointListener):
             if len(names) > KEPT + _REMOVED_AT_ONCE:
                 self._storage.delete(f"{HISTORY}/{name}" for name in names[:-KEPT])
         except (OSError, CkptError) as exc:
-            logger.warning("the history log misses a %s: %s", entry.kind, exc)
+            logger.warning(
+                "%s: the history log could not record a %s: %s",
+                self._storage.url,
+                entry.kind,
+                exc,
+            )
         return name
 
     def _read(self, name: str) -> HistoryEntry | None:
@@ -263,5 +272,10 @@ class HistoryLog(CheckpointListener):
             content = self._storage.read(f"{HISTORY}/{name}")
             return msgspec.json.decode(content[:_MAX_BYTES], type=HistoryEntry)
         except (OSError, CkptError, msgspec.MsgspecError) as exc:
-            logger.warning("an entry of the history log cannot be read: %s", exc)
+            logger.warning(
+                "%s: entry %s of the history log cannot be read and is left out: %s",
+                self._storage.url,
+                name,
+                exc,
+            )
             return None

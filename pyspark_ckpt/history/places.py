@@ -45,7 +45,7 @@ def find_checkpoints_directory(path: str) -> Storage:
     if inside:
         raise CheckpointNotFoundError(
             f"{root.url} has the checkpoints of {len(inside)} queries ({', '.join(inside[:5])}): "
-            "give the directory of one"
+            "give the directory of one query"
         )
     raise CheckpointNotFoundError(
         f"{root.url} has no checkpoints: give a query's checkpointLocation, or its directory "
@@ -66,7 +66,7 @@ def _is_one(storage: Storage) -> bool:
 
 
 LEVELS = 3
-"""How deep a directory of savepoints may have directories, as the option ``--directory`` makes."""
+"""How many levels below a directory are searched for savepoints; ``--directory`` makes levels."""
 
 
 def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]:
@@ -77,7 +77,7 @@ def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]
     directory
         Where ``savepoint-...`` directories are.
     levels
-        How many levels of other directories in it are searched too.
+        How many levels of other directories below it are searched too.
     """
     entries = [_entry(place) for place in _savepoints(directory, levels)]
     return sorted(entries, key=lambda entry: entry.triggered_at_ms or 0)

@@ -21,7 +21,7 @@ class CompletedCheckpoint:
     path : str
         Its ``chk-...`` directory, which ``restoreFrom`` takes.
     epoch : int
-        The epoch whose end it holds.
+        The epoch whose end it stores.
     triggered_at_ms : int
         When it was triggered, in milliseconds since 1970.
     duration_ms : int
@@ -67,7 +67,7 @@ class AbortedCheckpoint:
     checkpoint_id : int or None
         Its number in the query; ``None`` for a savepoint.
     epoch : int or None
-        The epoch whose end it would have held, if known.
+        The epoch whose end it would have stored, if known.
     triggered_at_ms : int
         When it was triggered, in milliseconds since 1970.
     duration_ms : int
@@ -110,7 +110,7 @@ class Savepoint:
     path : str
         Its ``savepoint-...`` directory, which ``restoreFrom`` takes.
     epoch : int
-        The epoch whose end it holds.
+        The epoch whose end it stores.
     query_id : str
         The id of the query.
     triggered_at_ms : int

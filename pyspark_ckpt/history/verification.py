@@ -1,4 +1,4 @@
-"""Verifying a checkpoint or savepoint: every file is read, none is changed."""
+"""Verifying a checkpoint or savepoint: every file is read, no file is changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyspark_ckpt.stores.subsumed import name_subsumed
 Check = Callable[[FileReference], None]
 
 _NAMED = 10
-"""Damaged files that the error names."""
+"""How many damaged files the error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Verification:
     kind : CheckpointKind
         ``checkpoint`` or ``savepoint``.
     epoch : int
-        The epoch whose end it holds.
+        The epoch whose end it stores.
     files : int
         Number of files that were checked, ``_metadata`` included.
     size_bytes : int
@@ -68,9 +68,10 @@ def verify(path: str) -> Verification:
     Raises
     ------
     CheckpointNotFoundError, UnsafePathError
-        If there is no such directory, it was subsumed meanwhile, or it is not safe.
+        If `path` holds no checkpoint or savepoint, it was subsumed meanwhile, or a path in it is
+        not safe.
     CorruptFileError
-        If files are missing or changed; the error names them.
+        If files are missing or changed. The message names them.
 
     Examples
     --------
@@ -82,7 +83,7 @@ def verify(path: str) -> Verification:
     storage = directory if metadata.is_savepoint else directory.parent()
     files = {reference.path: reference for reference in metadata.files()}
     with name_subsumed(directory):
-        # Sizes are cheap to check, and bound what is read for the digests.
+        # Sizes are cheap to check, and limit how much is read for the digests.
         damaged = _damages(storage.verify_size, files.values())
         damaged = damaged or _damages(lambda file: _read_through(storage, file), files.values())
         if damaged:
