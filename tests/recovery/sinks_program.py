@@ -1,11 +1,13 @@
-"""A driver that writes to SQLite and Delta as ``docs/restore.md`` advises, and may kill itself.
+"""A driver that writes to four sinks as ``docs/sinks.md`` advises, and may kill itself.
 
-``python sinks_program.py WORK_DIRECTORY STEP...`` does one step after the other:
+``python sinks_program.py WORK_DIRECTORY POSTGRES STEP...`` does one step after the other:
 
 * ``run:FILES`` reads the input to its end with so many files per epoch;
 * ``run:FILES:SINK:EPOCH`` dies in that epoch once that sink has committed it;
-* ``more`` adds the input of ``WORK_DIRECTORY/later``;
-* ``rollback`` puts the location back to the newest checkpoint before the last run.
+* ``more:DIRECTORY`` adds the input of that directory;
+* ``rollback`` puts the location back to the newest checkpoint before the last run;
+* ``fork:FILES`` starts a fork from that checkpoint, in the same tables;
+* ``replace:FILES`` starts another query from it, which replaces the first in the tables.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.append(str(Path(__file__).parents[2]))
 
-from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,40 +29,33 @@ import pyspark_ckpt as ckpt
 from tests.query import model
 from tests.query.model import Count
 
-DELTA_SCHEMA = "query_id string, epoch int, k string, n long"
+PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+SINKS = ("sqlite", "delta", "iceberg", "postgres")
 
 
-def recipes() -> dict[str, Any]:
-    """Return the functions that the documentation has."""
-    text = (Path(__file__).parents[2] / "docs" / "restore.md").read_text()
-    names: dict[str, Any] = {"ckpt": ckpt}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        if "def to_" in block:
-            exec(compile(block, "restore.md", "exec"), names)
+def recipes(postgres: str) -> dict[str, Any]:
+    """Return the functions that the documentation has; they make their tables."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, PAGE.name, "exec"), names)
+    names["postgres"] = postgres
+    names["make_postgres_tables"]()
     return names
 
 
 class Program:
-    """The query, with both sinks in the current directory."""
+    """The query, with all sinks in the current directory."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, postgres: str) -> None:
         self.spark = spark
-        self.recipes = recipes()
+        self.recipes = recipes(postgres)
         self.deaths: tuple[str, int] | None = None
         self.checkpoint: str | None = None
-
-    def make_sinks(self) -> None:
-        if Path("counts.db").exists():
-            return
-        with sqlite3.connect("counts.db") as db:
-            db.execute("CREATE TABLE counts (query_id, epoch, k, n)")
-            db.execute("CREATE TABLE done (query_id, epoch, PRIMARY KEY (query_id, epoch))")
-        write_deltalake("counts", self.spark.createDataFrame([], DELTA_SCHEMA).toArrow())
 
     def write(self, df: DataFrame, number: int) -> None:
         with Path("epochs.txt").open("a") as log:
             log.write(f"{ckpt.current_epoch()}\n")
-        for name in ("sqlite", "delta"):
+        for name in SINKS:
             self.recipes[f"to_{name}"](df, number)
             if self.deaths == (name, number):
                 os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -74,25 +67,42 @@ class Program:
             key=lambda name: int(name.removeprefix("chk-")),
             default=None,
         )
-        rows = self.spark.readStream.schema("k string, v long")
-        rows = rows.option("maxFilesPerTrigger", files).parquet(str(Path("input").absolute()))
-        counts = ckpt.key_by(rows, "k").transformWithState(
-            Count(), "k string, n long", "Append", "None", uid="count"
-        )
-        writer = ckpt.write_stream(counts).foreachBatch(self.write)
-        writer = writer.option("checkpointLocation", str(Path("location").absolute()))
-        writer.trigger(availableNow=True).start().awaitTermination()
+        self.start(self.counts(files), "location")
 
-    def more(self) -> None:
-        for path in Path("later").iterdir():
+    def more(self, directory: str) -> None:
+        for path in Path(directory).iterdir():
             path.rename(Path("input") / path.name)
 
     def rollback(self) -> None:
         assert self.checkpoint is not None
         ckpt.rollback(str(Path("location").absolute()), self.checkpoint)
 
+    def fork(self, files: str) -> None:
+        self.start(self.counts(files), "fork", f"location/pyspark_ckpt/{self.checkpoint}")
 
-def main(work: Path, steps: list[str]) -> None:
+    def replace(self, files: str) -> None:
+        counts, path = self.counts(files), f"location/pyspark_ckpt/{self.checkpoint}"
+        self.recipes["replace_original"](path, counts)
+        self.start(counts, "replacement", path)
+
+    def counts(self, files: str) -> DataFrame:
+        rows = self.spark.readStream.schema("k string, v long")
+        rows = rows.option("maxFilesPerTrigger", files).parquet(str(Path("input").absolute()))
+        counts = ckpt.key_by(rows, "k").transformWithState(
+            Count(), "k string, n long", "Append", "None", uid="count"
+        )
+        return counts.withColumnRenamed("k", "user")
+
+    def start(self, counts: DataFrame, location: str, restored: str | None = None) -> None:
+        writer = ckpt.write_stream(counts).foreachBatch(self.write)
+        writer = writer.option("checkpointLocation", str(Path(location).absolute()))
+        if restored is not None:
+            writer = writer.restoreFrom(str(Path(restored).absolute()))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+
+
+def main(work: Path, postgres: str, steps: list[str]) -> None:
     os.chdir(work)
     cloudpickle.register_pickle_by_value(model)
     spark = (
@@ -105,8 +115,7 @@ def main(work: Path, steps: list[str]) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    program = Program(spark)
-    program.make_sinks()
+    program = Program(spark, postgres)
     for step in steps:
         name, *arguments = step.split(":")
         getattr(program, name)(*arguments)
@@ -114,4 +123,4 @@ def main(work: Path, steps: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
