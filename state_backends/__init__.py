@@ -1,8 +1,8 @@
 """Ordered, versioned byte stores for the state of one subtask.
 
 This package knows no Spark and no checkpoints: it stores bytes under bytes, in key order, with a
-version that is written atomically with every change. Two backends implement the one interface of
-:mod:`state_backends.backend`. The tests of both inherit one test suite, which lies in
+version that is written atomically with every change. Two backends implement the interface of
+:mod:`state_backends.backend`. The tests of both inherit the test suite in
 :mod:`pyspark_ckpt.testing.contracts`.
 """
 

@@ -200,7 +200,7 @@ class HeapBackend(StateBackend):
         if size < max(_SPARSE_BYTES, _SPARSE_TIMES * pages * stat["psize"]) or self._is_scanned:
             return
         new = self._directory / _NEW
-        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(new, ignore_errors=True)  # left by a process that was killed
         new.mkdir()
         try:
             with self._translated("copy"):
@@ -334,7 +334,7 @@ def _check_missing(
             before = cursor.key()
             check(before, cursor.value())
         if not before < key < after:
-            raise DamagedEntryError(f"the entry {key[:80]!r} was looked for in a wrong place")
+            raise DamagedEntryError(f"the entry {key[:80]!r} is not between its neighbours")
 
 
 def _full(directory: Path, error: Exception) -> BackendFullError:

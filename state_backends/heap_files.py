@@ -32,7 +32,7 @@ def allocate_lock_file(directory: Path) -> None:
 
 
 def is_full(directory: Path) -> bool:
-    """Tell whether the disk is almost full."""
+    """Return whether the disk is almost full."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize < _ALMOST_FULL_BYTES
 
@@ -64,5 +64,5 @@ def check_size(directory: Path) -> None:
         raise BackendCorruptError(f"there is no whole LMDB file in {directory}") from exc
     if size < recorded or size == 0:
         raise BackendCorruptError(
-            f"the heap state in {directory} has {size} bytes, {recorded} were written"
+            f"the heap state in {directory} has {size} bytes, but {recorded} were written"
         )

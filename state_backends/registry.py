@@ -1,4 +1,4 @@
-"""The table of backends: what each is called, and how the files of its snapshots are stored."""
+"""The table of backends: their names, and how the files of their snapshots are stored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def open_backend(
     Raises
     ------
     BackendCorruptError
-        If `create` is false and `directory` holds no readable backend.
+        If `create` is false and there is no readable backend in `directory`.
     BackendLockedError
         If another process has the directory open.
     ValueError
@@ -81,10 +81,10 @@ def open_backend(
     if create and read_only:
         raise ValueError("a new backend cannot be read only")
     if create and directory.exists() and any(directory.iterdir()):
-        raise ValueError(f"{directory} is not empty: a new backend needs a directory of its own")
+        raise ValueError(f"{directory} is not empty: a new backend needs an empty directory")
     backend = _BACKENDS.get(backend_type)
     if backend is None:
-        raise ValueError(f"unknown backend type {backend_type!r}: allowed are {BACKEND_TYPES}")
+        raise ValueError(f"unknown backend type {backend_type!r}: use one of {BACKEND_TYPES}")
     if read_only and backend.snapshot_format is None:
         raise ValueError(f"a {backend_type} backend cannot be opened read only")
     return backend.open(directory, create=create, read_only=read_only)

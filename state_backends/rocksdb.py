@@ -194,13 +194,13 @@ class RocksDBBackend(StateBackend):
 
     def snapshot_files(self, directory: Path) -> list[str]:
         if directory.exists():
-            raise FileExistsError(f"{directory} is there: a snapshot needs a new directory")
+            raise FileExistsError(f"{directory} exists: a snapshot needs a new directory")
         with self._translated("snapshot"):
             checkpoint = Checkpoint(self._database)
             try:
                 checkpoint.create_checkpoint(str(directory))
             finally:
-                del checkpoint  # else it keeps the lock
+                del checkpoint  # otherwise it keeps the lock
         return sorted(path.name for path in directory.iterdir() if is_snapshot_file(path.name))
 
     def close(self) -> None:

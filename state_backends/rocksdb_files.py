@@ -8,7 +8,7 @@ _SNAPSHOT_FILE = re.compile(r"[0-9]{6,20}\.sst|MANIFEST-[0-9]{6,20}|CURRENT")
 
 
 def is_snapshot_file(name: str) -> bool:
-    """Tell whether `name` is that of an SST file, the manifest or the pointer to it.
+    """Return whether `name` is the name of an SST file, the manifest or the pointer to it.
 
     A snapshot stores no options file: RocksDB opens without it, and a stored file must not decide
     how a database is opened.
@@ -17,5 +17,5 @@ def is_snapshot_file(name: str) -> bool:
 
 
 def is_immutable(name: str) -> bool:
-    """Tell whether `name` is that of an SST file, which is never written again."""
+    """Return whether `name` is the name of an SST file, which is never written again."""
     return name.endswith(".sst")

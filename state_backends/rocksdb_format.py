@@ -14,11 +14,11 @@ class RocksDBFormat(SnapshotFormat):
     name = "rocksdb"
 
     def is_file(self, name: str) -> bool:
-        """Tell whether `name` is that of an SST file, the manifest or the pointer to it."""
+        """Return whether `name` is the name of an SST file, the manifest or the pointer to it."""
         return is_snapshot_file(name)
 
     def is_immutable(self, name: str) -> bool:
-        """Tell whether `name` is that of an SST file."""
+        """Return whether `name` is the name of an SST file."""
         return is_immutable(name)
 
     def check_file(self, path: Path) -> None:

@@ -20,11 +20,11 @@ class SnapshotFormat(ABC):
 
     @abstractmethod
     def is_file(self, name: str) -> bool:
-        """Tell whether `name` can be the name of a snapshot's file; the name may be hostile."""
+        """Return whether `name` can be the name of a snapshot's file; the name may be hostile."""
 
     @abstractmethod
     def is_immutable(self, name: str) -> bool:
-        """Tell whether a snapshot's file is never written again, so that it may be hard-linked."""
+        """Return whether a snapshot's file is never written again, so it may be hard-linked."""
 
     @abstractmethod
     def check_file(self, path: Path) -> None:

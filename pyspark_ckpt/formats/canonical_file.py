@@ -1,9 +1,9 @@
-"""The canonical file: all state of one subtask as a Parquet file that any reader of Parquet opens.
+"""The canonical file: all state of one subtask as a Parquet file that every Parquet reader opens.
 
 One row per entry, sorted by stored key, so by key group first:
 
 ================  =======  =================================================================
-``key_group``     int32    null where the entry belongs to no key: operator and raw state
+``key_group``     int32    null if the entry belongs to no key: operator and raw state
 ``kind``          string   of the state, or ``timer``, ``timer-by-time``, ``raw``
 ``state``         string   name of the state, null for timers and raw state
 ``stored_key``    binary   as in :mod:`pyspark_ckpt.operator.table.stored_keys`, keys in MessagePack
@@ -11,7 +11,7 @@ One row per entry, sorted by stored key, so by key group first:
 ================  =======  =================================================================
 
 The schema's metadata has the uid, the key schema and the states with their schemas, as JSON. A
-thread makes the next row group while the last one is being written.
+thread makes the next row group while the last group is written.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _POLL_SECONDS = 0.1
 
 
 def read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
-    """Yield `items`; a thread makes the next item while the consumer works on the last one.
+    """Yield `items`; a thread makes the next item while the consumer works on the last item.
 
-    This saves time if the consumer leaves the interpreter, to compress, digest or write. At most
+    This saves time if the consumer releases Python's lock, to compress, digest or write. At most
     one item waits. Only the thread uses `items`, and closes it if it is a generator. The thread
     ends before this generator does.
     """
@@ -101,24 +101,24 @@ def _put(item: Any, made: queue.Queue[Any], is_over: threading.Event) -> bool:
 
 CANONICAL_FORMAT_VERSION = 1
 MAX_GROUP_BYTES = 1 << 32
-"""Largest row group that is read: a single entry may take a gigabyte."""
+"""Largest row group that is read; it is large because one entry may take a gigabyte."""
 
 _GROUP_ENTRIES = 100_000
 _GROUP_BYTES = 8 << 20
-"""A row group ends where either is reached; up to five of them are in memory at once."""
+"""A row group ends at the first limit it reaches; up to five groups are in memory at once."""
 
 _READ_ENTRIES = 10_000
 _READ_BYTES = 8 << 20
 _CODEC = "zstd"
 _SAMPLE_BYTES = 64 << 10
 _WORTHWHILE = 0.95
-"""Values are compressed if one of their samples gets smaller than this part."""
+"""Values are compressed if a sample shrinks below this share of its size."""
 
 _READ_COLUMNS = ["stored_key", "stored_value"]
 _VERSION_KEY = b"pyspark_ckpt.format_version"
 _DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
 _KEY_GROUP_END = 0x8000
-"""Keys from here on belong to no key group; see :mod:`pyspark_ckpt.operator.table.stored_keys`."""
+"""Keys from this value up have no key group; see :mod:`pyspark_ckpt.operator.table.stored_keys`."""
 
 _TIME_INDEX, _OPERATOR_STATE, _RAW_STATE = 0x8000, 0x8100, 0x8200
 _TIMERS_ID = 0xFF
@@ -136,21 +136,21 @@ _COLUMNS = pa.schema(
 def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[bytes, None, None]:
     """Yield the bytes of a canonical file, in bounded memory.
 
-    Called by a task on an executor.
+    A task on an executor calls it.
 
     Parameters
     ----------
     handle
-        The subtask, with its states.
+        The handle of the subtask.
     parts
-        All of its state, puts only, in the order of the keys.
+        All of the subtask's state: only puts, in the order of the keys.
     """
     sink = _Sink()
     schema = _COLUMNS.with_metadata(_metadata(handle))
     names = _Names(handle)
     with closing(read_ahead(_groups(parts, partial(names.table, schema)))) as tables:
         first = [next(tables, schema.empty_table())]
-        # Of several states, the first values may all be of one.
+        # With several states, the first values may all be of one state.
         codec = _codec(first[0]["stored_value"]) if len(handle.states) == 1 else _CODEC
         with pq.ParquetWriter(
             sink,
@@ -162,7 +162,7 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[byte
             write_statistics=["key_group", "kind", "state"],
         ) as to:
             while first or (first := [*islice(tables, 1)]):
-                table = first.pop()  # nothing else holds on to it
+                table = first.pop()  # no other reference keeps it in memory
                 if len(table):
                     to.write_table(table, row_group_size=len(table))
                 del table
@@ -173,8 +173,8 @@ def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[byte
 def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Changes]:
     """Yield all state of a canonical file, in bounded memory.
 
-    The caller has checked its digest. Before any page is expanded, the pages are checked not to
-    expand to more than the file declares.
+    The caller has checked its digest. Before any page is decompressed, this function checks that
+    the pages do not expand to more than the file declares.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
     Raises
     ------
     CorruptFileError
-        If it is not such a file.
+        If the file is not a canonical file, or it is damaged.
     """
     try:
         parquet = pq.ParquetFile(file, buffer_size=1 << 20)
@@ -202,7 +202,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
             missing -= len(keys)
             yield Changes(keys, values)
         if missing:
-            raise corrupt_file(name, f"{missing} of its {entries} entries are not there")
+            raise corrupt_file(name, f"{missing} of its {entries} entries are missing")
     except CorruptFileError:
         raise
     except (pa.ArrowException, PageError, OSError, MemoryError) as exc:  # Arrow raises three
@@ -210,7 +210,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
 
 
 def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    """Yield the entries in batches of limited entries and bytes."""
+    """Yield the entries in batches with a limited number of entries and bytes."""
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
         entry_bytes = group.total_byte_size // max(group.num_rows, 1)
@@ -219,7 +219,7 @@ def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
 
 
 def _codec(column: pa.ChunkedArray) -> str:
-    """Return the codec for the values of one state: ``none`` if no sample gets smaller.
+    """Return the codec for the values of one state: ``none`` if no sample shrinks.
 
     Compressing random values took half of the time of a whole file (measured).
     """
@@ -235,7 +235,7 @@ def _codec(column: pa.ChunkedArray) -> str:
 
 
 class _Sink:
-    """A file to Arrow, from which what was written is taken away."""
+    """A file for Arrow; :meth:`take` returns and forgets the bytes that were written."""
 
     closed = False
 
@@ -253,10 +253,10 @@ class _Sink:
         return self._position
 
     def flush(self) -> None:
-        """There is nothing behind it."""
+        """Do nothing: the bytes are in memory."""
 
     def close(self) -> None:
-        """What was written is still taken afterwards."""
+        """Do nothing: the last bytes are taken afterwards."""
 
     def take(self) -> list[bytes]:
         parts, self._parts = self._parts, []
@@ -264,7 +264,7 @@ class _Sink:
 
 
 class _Names:
-    """Tells key group, kind and state of many entries at once."""
+    """Returns the key group, kind and state of many entries at once."""
 
     def __init__(self, handle: Handle) -> None:
         self._states = handle.states
@@ -286,7 +286,7 @@ class _Names:
         names = [each.name for each in self._states]
         count = len(self._states)
         lowest, highest = int(state_id.min()), int(state_id.max())
-        if lowest == highest < count and keyed.all():  # as most parts are
+        if lowest == highest < count and keyed.all():  # most parts have keyed entries of one state
             return [pa.repeat(texts[lowest], len(group)) for texts in (kinds, names)]
         of_state = (keyed | (group == _OPERATOR_STATE)) & (state_id < count)
         kind = np.where(of_state, state_id, -1)
@@ -301,7 +301,7 @@ class _Names:
 
 
 def _heads(keys: pa.Array) -> tuple[Any, Any]:
-    """Return the first two bytes of each key as a number, and the third; 0xfe where it is short."""
+    """Return the first two bytes of each key as a number, and the third; 0xfe for missing bytes."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32)[: len(keys) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)
@@ -324,8 +324,8 @@ def _groups(
 ) -> Iterator[pa.Table]:
     """Gather parts into tables of the length of a row group.
 
-    Each part becomes Arrow's at once: Python's memory for it is used again for the next one, where
-    gathering Python's objects took as long again as reading them (measured).
+    Each part is converted to Arrow at once, so the next part reuses Python's memory. Gathering
+    Python objects instead doubled the time to read them (measured).
     """
     tables = (to_table(part) for part in parts if len(part))
     groups = gathered(tables, _GROUP_BYTES, attrgetter("nbytes"), _GROUP_ENTRIES, len)
@@ -334,7 +334,7 @@ def _groups(
     finally:
         groups.close()
         if isinstance(parts, Generator):
-            parts.close()  # in the thread that has read from it
+            parts.close()  # in the thread that read from it
 
 
 def _metadata(handle: Handle) -> dict[bytes, bytes]:
@@ -362,7 +362,7 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
     if columns.names != _COLUMNS.names or columns.types != _COLUMNS.types:
         raise corrupt_file(name, f"it has the columns {columns.names}")
     if metadata.num_rows != entries:
-        raise corrupt_file(name, f"it has {metadata.num_rows} entries, {entries} were written")
+        raise corrupt_file(name, f"it has {metadata.num_rows} entries, but {entries} were written")
     for number in range(metadata.num_row_groups):
         if metadata.row_group(number).total_byte_size > MAX_GROUP_BYTES:
             raise corrupt_file(

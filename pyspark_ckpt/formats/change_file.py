@@ -7,7 +7,7 @@ Changelog segments and base snapshots are both change files::
     end frame:  0 u32              | number of entries u32 modulo 2**32
 
 A value of nil is a delete. Integers are big-endian. The end frame shows whether a file was
-cut, also without a digest.
+cut, even if there is no digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes | None]])
 
 
 class EntryCount:
-    """Counts the entries of changes on their way; `entries` are those that went by so far."""
+    """Counts the entries of changes that pass through; `entries` is the number so far."""
 
     def __init__(self) -> None:
         self.entries = 0
@@ -44,7 +44,7 @@ class EntryCount:
 
 
 def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
-    """Yield the bytes of a change file, one frame for each of `parts`, or more if it is large.
+    """Yield the bytes of a change file: one frame for each part, or more for a large part.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
     Raises
     ------
     CorruptFileError
-        If the file is cut short, changed, or no change file.
+        If the file is cut short, changed, or not a change file.
     """
     if source.read(len(MAGIC)) != MAGIC:
         raise corrupt_file(name, "it does not start as a change file")
@@ -82,7 +82,9 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
         length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
         if length == 0:
             if check != entries & 0xFFFFFFFF:
-                raise corrupt_file(name, f"it ends after {entries} entries, {check} were written")
+                raise corrupt_file(
+                    name, f"it ends after {entries} entries, but {check} were written"
+                )
             if source.read(1):
                 raise corrupt_file(name, "it continues after its end")
             return
@@ -104,7 +106,8 @@ def _payloads(part: Changes) -> Iterator[bytes]:
     half = len(part) // 2
     if half == 0:
         raise StateValueError(
-            f"one state entry takes {len(payload)} bytes, {MAX_FRAME_BYTES} are the limit: split it"
+            f"one state entry has {len(payload)} bytes, and the limit is {MAX_FRAME_BYTES}: split "
+            "it, for example into entries of a map"
         )
     yield from _payloads(Changes(part.keys[:half], part.values[:half]))
     yield from _payloads(Changes(part.keys[half:], part.values[half:]))
@@ -114,7 +117,7 @@ def _decode(payload: bytes, name: str) -> Changes:
     try:
         keys, values = _decoder.decode(payload)
     except msgspec.MsgspecError as exc:
-        raise corrupt_file(name, f"a frame holds something else ({exc})") from exc
+        raise corrupt_file(name, f"a frame holds no keys and values ({exc})") from exc
     if len(keys) != len(values):
         raise corrupt_file(name, f"a frame has {len(keys)} keys and {len(values)} values")
     return Changes(keys, values)

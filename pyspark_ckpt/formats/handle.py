@@ -1,7 +1,7 @@
 """The handle: names one version of one subtask's state.
 
-Spark keeps the encoded handle in GroupState, so it is committed, retried and rolled back by Spark.
-MessagePack in GroupState, JSON inside ``_metadata``; never pickle.
+Spark keeps the encoded handle in GroupState. So Spark commits it, and writes it again when it
+repeats an epoch. It is MessagePack in GroupState and JSON inside ``_metadata``, never pickle.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CANONICAL_FORMAT = "canonical"
 class BaseSnapshot(msgspec.Struct, frozen=True):
     """A full copy of a subtask's state at `version`, in files of a `format`.
 
-    The format is one of those above, or the name of a backend's own snapshot format, whose files
-    snapshots may share.
-    `snapshot_id` is what executors know it by; `entries` is ``None`` where nobody has counted.
+    The format is :data:`CHANGES_FORMAT`, :data:`CANONICAL_FORMAT`, or the name of a backend's own
+    snapshot format, whose files snapshots may share. Executors know the snapshot by `snapshot_id`.
+    `entries` is ``None`` if the entries were not counted.
     """
 
     version: str
@@ -66,10 +66,10 @@ class BaseSnapshot(msgspec.Struct, frozen=True):
 
 
 class PendingSnapshot(msgspec.Struct, frozen=True):
-    """A base snapshot of the state at `version` whose files are on their way to the storage.
+    """A base snapshot of the state at `version` whose files are still being uploaded.
 
-    It is no part of the state. As long as a handle names it, its files are not garbage, so a later
-    handle can take it for its base. `run_id` is the run of the query that took it.
+    It is not part of the state. While a handle names it, its files are kept, so that a later handle
+    can have it as its base. `run_id` is the run of the query that took it.
     """
 
     snapshot_id: str
@@ -80,9 +80,10 @@ class PendingSnapshot(msgspec.Struct, frozen=True):
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """A version before a handle's, with what it needs and the one after it does not.
+    """A version before a handle's version, with the files that only the earlier version needs.
 
-    `pending` is the id of a snapshot that was pending in it and is no more.
+    `pending` is the id of a snapshot that was pending in the earlier version, and is not pending
+    in the version after it.
     """
 
     epoch: int
@@ -91,13 +92,13 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 KEPT_PREDECESSORS = 2
-"""The number of earlier versions whose needs a handle knows; see :func:`following`."""
+"""How many earlier versions a handle records; see :func:`following`."""
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
     """A state's time to live.
 
-    `since_ms` is when it was switched on for a state that had entries without one.
+    `since_ms` is when it was switched on for a state that had entries without a time to live.
     """
 
     duration_ms: int
@@ -111,10 +112,10 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     """One state variable; its place in the handle's list is its id in the stored keys.
 
     `kind` is ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
-    ``broadcast``; the schemas are Spark's JSON form of a StructType. Entries written before the
-    schema was changed begin with the place of their schema in `earlier_schemas`. Once a state has
-    had a time to live, `is_stamped` stays: any of its entries may carry a time. `sweeps` counts
-    the passes over all entries since a state was deleted; it is ``None`` while it is not.
+    ``broadcast``. The schemas are Spark's JSON form of a StructType. Entries written before a
+    schema change begin with the place of their schema in `earlier_schemas`. `is_stamped` is true
+    once the state has had a time to live, because any entry may then have a time. `sweeps` counts
+    the passes over all entries after the state was deleted; it is ``None`` for a state in use.
     """
 
     name: str
@@ -131,11 +132,12 @@ class StateDescriptor(msgspec.Struct, frozen=True):
 class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The work of a subtask in the epoch of its handle.
 
-    `reads` are the state entries that the processor asked for; `cache_hits` of them had been read
-    ahead or were written in the epoch. `writes` are the entries of the epoch's segment, `expired`
-    the removed entries whose time to live was over or whose state was deleted. `rebuilds` is 1 if
-    the local copy was built anew. `lost_attributes` of the processor were changed outside of state.
-    `process_ms` includes the wait for input and for Spark to take the output.
+    `reads` is the number of state entries that the processor read; `cache_hits` of them had been
+    read ahead, or were written in the epoch. `writes` is the number of entries in the epoch's
+    segment. `expired` is the number of entries that were removed because their time to live was
+    over or their state was deleted. `rebuilds` is 1 if the local copy was rebuilt.
+    `lost_attributes` are attributes of the processor that it changed outside of state. `process_ms`
+    includes the wait for input and for Spark to take the output.
 
     Version 0.1.0 does not know `lost_attributes`; see :func:`without_later_fields`.
     """
@@ -155,7 +157,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted of one state; a list or map has several entries per key."""
+    """The counts of one state; a list or map has several entries per key."""
 
     name: str
     keys: int
@@ -164,10 +166,10 @@ class StateCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted of a subtask's keyed state at the end of `epoch`.
+    """The counts of a subtask's keyed state at the end of `epoch`.
 
     Of the subtask's `of_groups` key groups, `groups` were counted: all, some, or 0 if they are too
-    large. `timers` are those of the counted groups. Bytes are those of keys and values.
+    large. `timers` is the number of timers in the counted groups. Bytes include keys and values.
     """
 
     epoch: int
@@ -182,11 +184,11 @@ class StateCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Handle(msgspec.Struct, frozen=True, kw_only=True):
     """One version of one subtask's state: base snapshot, then segments in order.
 
-    `sweep_from` is the stored key at which the removal of expired entries continues. By
-    `timeout_ms`, in the time of `time_mode`, Spark must call the subtask again. `counts` are of the
-    epoch that counted last. `changelog_since_ms` is the processing time at which `segments`
-    began. `predecessors` are the last versions before it, oldest first; a handle that has none is
-    encoded without the field.
+    `sweep_from` is the stored key at which the removal of expired entries continues. Spark must
+    call the subtask again by `timeout_ms`, in the time of `time_mode`. `counts` are from the last
+    epoch that counted. `changelog_since_ms` is the processing time at which `segments` began.
+    `predecessors` are the last versions before this version, oldest first; without predecessors the
+    handle is encoded without the field.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -211,7 +213,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """Versions that lead to this handle's state, oldest first; the last is its own."""
+        """Versions that lead to this handle's state, oldest first; the last is its own version."""
         first = EMPTY_VERSION if self.base is None else self.base.version
         return (first, *(segment.version for segment in self.segments))
 
@@ -232,16 +234,16 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
         return base + [segment.file for segment in self.segments if segment.file is not None]
 
     def kept_files(self) -> set[str]:
-        """Return the paths that another handle of this epoch may refer to, by whom it started."""
+        """Return the paths that another attempt's handle of this epoch may refer to."""
         return {path for each in self.predecessors or () for path in each.files}
 
     def kept_snapshots(self) -> set[str]:
-        """Return the ids of base snapshots that this handle or such another one may turn to."""
+        """Return the ids of pending snapshots that this or another attempt's handle may use."""
         own = set() if self.pending is None else {self.pending.snapshot_id}
         return own | {each.pending for each in self.predecessors or () if each.pending is not None}
 
     def kept_since(self) -> int:
-        """Return the epoch from which on another handle may refer to any of its files."""
+        """Return the first epoch whose files another attempt's handle may refer to."""
         return self.predecessors[-1].epoch if self.predecessors else self.epoch
 
 
@@ -257,12 +259,12 @@ def without_later_fields(handle: Handle) -> Handle:
 
 
 def following(handle: Handle, before: Handle | None) -> Handle:
-    """Return the handle of an epoch that knows what it started from.
+    """Return the handle of an epoch with a record of the version that the epoch started from.
 
-    Spark may run an epoch of a subtask twice, and both attempts may finish. One of them counts, but
-    the executor of the other has its handle in the memory of Spark's state store, and may start the
-    next epoch from that. So what the other one refers to must stay as long as it can come back:
-    files of the versions before, and all that was written in their epochs.
+    Spark may run an epoch of a subtask twice, and both attempts may finish. Spark commits one of
+    the two handles. But the other attempt's executor has the other handle in the memory of Spark's
+    state store, and may start the next epoch from that handle. So the files that the other handle
+    refers to must be kept: files of the versions before, and all files written in their epochs.
     """
     if before is None:
         return handle
@@ -304,7 +306,7 @@ def decode_handle(data: bytes) -> Handle:
     Raises
     ------
     CorruptFileError
-        If `data` is no handle or one of a newer format.
+        If `data` is not a handle, or a handle of a newer format.
     """
     try:
         header = _header_decoder.decode(data)
@@ -316,6 +318,7 @@ def decode_handle(data: bytes) -> Handle:
         return _decoder.decode(data)
     except msgspec.MsgspecError as exc:
         raise CorruptFileError(
-            f"Spark's state store holds {len(data)} bytes that are not a handle ({exc}): the "
-            "checkpointLocation was written by something else; restore from a checkpoint"
+            f"Spark's state store holds {len(data)} bytes that are not a handle ({exc}): another "
+            "program wrote the checkpointLocation, or it is damaged; restore from a checkpoint "
+            "into a fresh checkpointLocation"
         ) from exc

@@ -1,7 +1,8 @@
-"""The ``_in_progress`` file: a savepoint that is being taken, and which files are its own.
+"""The ``_in_progress`` file: a savepoint that is being taken, and which files belong to it.
 
-It is written before the first file of the savepoint and removed after ``_metadata``. Where it is
-found without that, the driver is still at work or has ended before the savepoint was complete.
+It is written before the first file of the savepoint, and removed after ``_metadata`` is written. If
+it exists without ``_metadata``, the driver is still at work, or it ended before the savepoint was
+complete.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _MAX_BYTES = 1 << 28
 class InProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A savepoint that is not complete.
 
-    `run` is a name that no other start of the query has. `files` are copied under names that are
-    known before; files that are made have `token` in their names.
+    `run` is a name that no other start of the query has. `files` are the names of copied files,
+    which are known before. Files that are made for the savepoint have `token` in their names.
     """
 
     query_id: str
@@ -73,12 +74,12 @@ def encode_in_progress(savepoint: InProgress) -> bytes:
 
 
 def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
-    """Read the ``_in_progress`` file of a directory, ``None`` if there is none.
+    """Read the ``_in_progress`` file of a directory, ``None`` if there is no such file.
 
     Raises
     ------
     CorruptFileError, UnsafePathError
-        If it cannot be trusted.
+        If it is damaged or hostile.
     """
     size_bytes = storage.size_bytes(IN_PROGRESS_NAME)
     if size_bytes is None:
@@ -88,26 +89,28 @@ def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
         raise _corrupt(name, f"it is larger than {_MAX_BYTES} bytes")
     try:
         found = msgspec.json.decode(storage.read(IN_PROGRESS_NAME), type=InProgress)
-    except FileNotFoundError:  # it has been completed just now
+    except FileNotFoundError:  # the savepoint was completed a moment ago
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _corrupt(name, str(exc)) from exc
     if found.format != _FORMAT:
-        raise _corrupt(name, f"format {found.format} is not known; upgrade pyspark_ckpt")
+        raise _corrupt(
+            name, f"this version does not know format {found.format}; upgrade pyspark_ckpt"
+        )
     if not 0 <= found.began_at_ms < _END_OF_TIME_MS or len(found.files) > MAX_FILES:
         raise _corrupt(name, "its time or its number of files is impossible")
     for path in found.files:
         check_path(path, name)
         if path.partition("/")[0] not in OWN_DIRECTORIES or "/" not in path:
             raise UnsafePathError(
-                f"{name}: it names {path!r}, which no savepoint has: it is damaged or hostile; "
-                "nothing was deleted"
+                f"{name} names {path!r}, which is not a file of a savepoint: it is damaged or "
+                "hostile, so nothing was deleted; look at its directory, and delete it by hand"
             )
     return found
 
 
 _END_OF_TIME_MS = 253_402_300_800_000
-"""The first millisecond after the year 9999, which calendars end with."""
+"""The first millisecond after the year 9999, the last year of Python's calendar."""
 
 
 def _corrupt(name: str, what: str) -> CorruptFileError:

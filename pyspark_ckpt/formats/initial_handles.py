@@ -20,14 +20,14 @@ from pyspark_ckpt.storage.file_reference import FileReference
 def write_initial_handles(
     storage: CoordinatorStorage, handles: Sequence[Handle], time_ms: int
 ) -> FileReference:
-    """Write the handles of all operators, which are durable on return."""
+    """Write the handles of all operators; durable on return."""
     return storage.write(initial_path(time_ms), [msgspec.msgpack.encode(list(handles))])
 
 
 def read_initial_handle(
     storage: WorkerStorage, reference: FileReference, uid: str, subtask: int
 ) -> Handle | None:
-    """Return a subtask's handle, ``None`` if no row of the initial state is the subtask's.
+    """Return a subtask's handle, ``None`` if the initial state has no row for the subtask.
 
     Raises
     ------
@@ -41,12 +41,12 @@ def read_initial_handle(
     except msgspec.MsgspecError as exc:
         raise CorruptFileError(
             f"{reference.path} does not hold the handles of an initial state ({exc}): start the "
-            "query again, which makes the initial state anew"
+            "query again to make the initial state again"
         ) from exc
     return next((each for each in handles if (each.uid, each.subtask) == (uid, subtask)), None)
 
 
 def newest_initial_time_ms(storage: CoordinatorStorage) -> int | None:
-    """Return the processing time of the initial states made last, ``None`` if none is there."""
+    """Return the processing time of the newest initial states, ``None`` if there are none."""
     times = (initial_time_ms(name) for name in storage.list(SHARED))
     return max((time_ms for time_ms in times if time_ms is not None), default=None)

@@ -10,20 +10,20 @@
       shared/initial-<time>-<random>.bin                    handles of initial states, for epoch 0
       taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
       owners/<number>                                       which checkpointLocation owns this
-      drivers/<term>                                        one driver, by a number that only grows
-      stores/<number>                                       which store knows what is complete
-      chk-<id>/_author                                      whose checkpoint it is, or was to be
-      chk-<id>/_metadata                                    makes it complete
-      history/<id>-<time>-<random>.json                     savepoints, and what was given up
-      requests/<request>.<what>.json                        requests from outside, and answers
+      drivers/<term>                                        one driver; the number only grows
+      stores/<number>                                       which store has the complete checkpoints
+      chk-<id>/_author                                      which driver reserved the id
+      chk-<id>/_metadata                                    makes the checkpoint complete
+      history/<id>-<time>-<random>.json                     savepoints, and aborted attempts
+      requests/<request>.<what>.json                        requests of other processes, and answers
     <savepoints directory>/savepoint-<query>-<random>/
-      _metadata, shared/, taskowned/                        native: the same, with all it needs
-      shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: all of a subtask
-      _in_progress                                          until it is complete: what is its own
+      _metadata, shared/, taskowned/                        native: copies of all files it needs
+      shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: a subtask's state
+      _in_progress                                          which files it has, until it is complete
 
-An operator's mark in a name is made of its uid. Names of files that version 0.1.0 wrote have no
-mark: ``segment-<subtask>-<epoch>-<random>.chg``. Their epoch is -1 where ``foreachBatch`` ran its
-actions in threads: no query can start from such files, so the cleaner may remove them.
+The operator's mark in a name is a digest of its uid. Names of files that version 0.1.0 wrote have
+no mark: ``segment-<subtask>-<epoch>-<random>.chg``. Their epoch is -1 if ``foreachBatch`` ran its
+actions in threads. No query can start from such files, so the cleaner may delete them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 """Name of the checkpoints directory inside a query's checkpointLocation."""
 
 POINTED_NAME = "_pointed"
-"""Present in a checkpoint's directory once a store outside of it points to it."""
+"""Present in a checkpoint's directory once a store elsewhere has a pointer to the checkpoint."""
 
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
 ROLLBACK_MARKER = "_rollback"
-"""Present while a rollback exchanges what is in a checkpointLocation."""
+"""Present while a rollback exchanges the content of a checkpointLocation."""
 
 IDENTITY_NAME = "_identity.json"
-"""In a checkpointLocation: what its checkpoints directory elsewhere knows it by."""
+"""In a checkpointLocation: the token that identifies it to a checkpoints directory elsewhere."""
 
 ROLLED_BACK_NAME = "_rolled_back.json"
 """In a checkpointLocation: the epochs that rollbacks made void."""
@@ -98,7 +98,7 @@ def checkpoint_id_of(name: str) -> int | None:
 
 
 def term_path(term: int) -> str:
-    """Return the path of the file that a driver claims its term by."""
+    """Return the path of the file with which a driver claims its term."""
     return f"{_DRIVERS}/{term}"
 
 
@@ -118,14 +118,15 @@ def savepoint_name(query_id: str) -> str:
 
 
 def is_savepoint_name(name: str) -> bool:
-    """Return whether a directory's name is one that a savepoint gets."""
+    """Return whether a directory's name has the form of a savepoint's name."""
     return _SAVEPOINT.fullmatch(name) is not None
 
 
 def operator_mark(uid: str) -> str:
     """Return what stands for an operator in names of files.
 
-    Two operators may have one mark, however unlikely: then the files of both stay longer.
+    Two operators could have the same mark, which is unlikely. Then the files of both are kept
+    longer.
     """
     return hashlib.sha256(uid.encode()).hexdigest()[:12]
 
@@ -161,7 +162,7 @@ def is_canonical_of(path: str, token: str) -> bool:
 
 
 def written_path(path: str) -> str:
-    """Return the path that a temporary file was to become, any other path as it is."""
+    """Return the final path of a temporary file; any other path stays as it is."""
     directory, slash, name = path.rpartition("/")
     match = _TEMPORARY_FILE.fullmatch(name)
     return f"{directory}{slash}{match[1]}" if match else path
@@ -186,7 +187,7 @@ def snapshot_path(uid: str, subtask: int, epoch: int, snapshot_id: str) -> str:
 def source_log_path(source_index: int, log_name: str, sha256: str) -> str:
     """Return the path of a copy of one of Spark's source log files.
 
-    Copies of one file with equal content have equal paths.
+    Copies of the same file with equal content have equal paths.
     """
     return f"{SHARED}/source-{source_index}-{log_name}-{sha256[:16]}.log"
 
@@ -202,8 +203,8 @@ def spark_operator_path(operator_id: int, sha256: str) -> str:
 class StateFile(NamedTuple):
     """What the name of a task's file says.
 
-    `operator` is the mark of the operator whose subtask wrote it, ``None`` in a name that version
-    0.1.0 gave; `snapshot_id` is the id of the base snapshot that the file is of, if it is of one.
+    `operator` is the mark of the operator whose subtask wrote the file, ``None`` in a name of
+    version 0.1.0. `snapshot_id` is the id of the file's base snapshot, ``None`` for other files.
     """
 
     operator: str | None
@@ -215,7 +216,7 @@ class StateFile(NamedTuple):
 def state_file(name: str) -> StateFile | None:
     """Return what the name of a file says, ``None`` if no task wrote it.
 
-    A killed task leaves its temporary file behind, whose name says the same.
+    The name of a temporary file, which a killed task leaves behind, says the same.
     """
     match = _STATE_FILE.fullmatch(name)
     if match is None or (match["kind"] == "segment" and match["snapshot"] is not None):

@@ -1,4 +1,6 @@
-"""The contents of an epoch, and a checkpoint or savepoint of it; :mod:`metadata_file` writes it.
+"""The contents of an epoch, and the metadata of a checkpoint or savepoint made of them.
+
+:mod:`metadata_file` writes the metadata.
 
 Paths inside are relative to :attr:`CheckpointMetadata.root`.
 """
@@ -30,8 +32,8 @@ class SourceLog(msgspec.Struct, frozen=True):
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint or savepoint that a query was restored from, as it was then.
 
-    `operators` are the uids whose state was taken, `sha256` is the digest of its ``_metadata``.
-    `skipped` says of each newer checkpoint that was corrupt why it was passed over.
+    `operators` are the uids whose state was restored. `sha256` is the digest of its ``_metadata``.
+    `skipped` has a text for each newer checkpoint that was corrupt: why it was skipped.
     """
 
     path: str
@@ -73,7 +75,7 @@ class SparkOperatorFile(msgspec.Struct, frozen=True):
 
 
 class SparkOperatorMetadata(msgspec.Struct, frozen=True):
-    """A stateful operator of Spark's own, with the files of its state at the epoch's end."""
+    """One of Spark's own stateful operators, with the files of its state at the epoch's end."""
 
     operator_id: int
     name: str
@@ -81,7 +83,7 @@ class SparkOperatorMetadata(msgspec.Struct, frozen=True):
 
 
 class _Parts:
-    """What both the contents of an epoch and the metadata made of them can be asked."""
+    """The methods that the contents of an epoch and the metadata made of them share."""
 
     __slots__ = ()
 
@@ -105,17 +107,17 @@ class _Parts:
         return [handle for operator in self.operators for handle in operator.handles]
 
     def pending_snapshots(self) -> set[str]:
-        """Return the ids of the base snapshots that its epochs' successors may turn to."""
+        """Return the ids of the pending snapshots that later epochs may use as a base."""
         return {snapshot for handle in self.handles() for snapshot in handle.kept_snapshots()}
 
     def kept_files(self) -> set[str]:
-        """Return the paths that other handles of its epochs may refer to."""
+        """Return the paths that handles of other attempts at its epochs may refer to."""
         return {path for handle in self.handles() for path in handle.kept_files()}
 
     def kept_since(self) -> dict[tuple[str, int], int]:
-        """Return the epoch from which on any file of a subtask may be referred to.
+        """Return, for each subtask, the first epoch whose files another handle may refer to.
 
-        Subtasks are known by their operators' marks and their numbers, as in names of files.
+        The keys are the operator's mark and the subtask's number, as in names of files.
         """
         since: dict[tuple[str, int], int] = {}
         for handle in self.handles():
@@ -145,14 +147,14 @@ class _Parts:
 
 
 class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
-    """What a whole query consists of at the end of one epoch, as it was gathered.
+    """The state and position of a whole query at the end of one epoch, as they were gathered.
 
-    A checkpoint and a savepoint are made of it: :func:`metadata_of`. `parent` is what the query was
-    restored from, if it was. The two entries are Spark's own log texts. `source_ids` has for each
-    of the offsets in them the source that it belongs to, and `source_names` has the names that the
-    user gave these sources, by their numbers; it is left out if Spark uses none. `phases_ms` has
-    how long gathering took: the handles, Spark's offsets and source logs, the check of all files.
-    `stored_spark_operators` are Spark's own stateful operators.
+    :func:`metadata_of` makes a checkpoint or savepoint of it. `parent` is what the query was
+    restored from, or ``None``. `offsets_entry` and `commits_entry` are Spark's own log texts.
+    `source_ids` has the id of the source for each offset in them. `source_names` has the names that
+    the user gave these sources, by their numbers; it is left out if Spark uses no names.
+    `phases_ms` has how long each phase of gathering took: the handles, Spark's offsets and source
+    logs, the check of all files. `stored_spark_operators` are Spark's own stateful operators.
     """
 
     epoch: int
@@ -178,9 +180,9 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     """The contents of an epoch as a checkpoint or savepoint stores them.
 
     `root` is the directory that all paths start from, relative to the directory of the
-    ``_metadata`` file. The other fields are those of :class:`EpochContents`; the order of all is
-    part of the format. `stored_spark_operators` are called ``native_operators`` on disk, and
-    left out if there are none, as in format 1.
+    ``_metadata`` file. The other fields are the fields of :class:`EpochContents`. The order of all
+    fields is part of the format. `stored_spark_operators` is called ``native_operators`` on disk;
+    it is left out if the query has no such operators, as in format 1.
     """
 
     checkpoint_id: int | None
@@ -208,7 +210,7 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether it is a savepoint, which the user owns, and no checkpoint of the query."""
+        """Whether it is a savepoint, which the user owns, not a checkpoint of the query."""
         return self.kind is CheckpointKind.SAVEPOINT
 
     def contents(self) -> EpochContents:
@@ -229,13 +231,13 @@ def metadata_of(
     Parameters
     ----------
     contents
-        The epoch; for a savepoint with the handles of the copies.
+        The contents of the epoch; for a savepoint, with the handles of the copies.
     kind
-        Which of the two it is.
+        Whether it is a checkpoint or a savepoint.
     checkpoint_id
         The id of the checkpoint, ``None`` for a savepoint.
     triggered_at_ms, completed_at_ms
-        When it was asked for, and when all of it but its ``_metadata`` was durable.
+        When it was triggered, and when everything except its ``_metadata`` was durable.
     """
     return CheckpointMetadata(
         checkpoint_id=checkpoint_id,

@@ -1,7 +1,7 @@
 """Checks of a ``_metadata`` file beyond its types, because it may be hostile.
 
-All checks are done before any other file is looked for. Stored schemas, which are Spark's JSON form
-of a StructType, are checked before Spark reads them.
+All checks are done before any other file is used. Stored schemas, which are Spark's JSON form of a
+StructType, are checked before Spark reads them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def checked_schema(text: str) -> dict[str, Any]:
     Raises
     ------
     CorruptFileError
-        If it is not a schema, or has a user-defined type: PySpark would import, and even unpickle,
-        what the JSON names.
+        If it is not a schema, or has a user-defined type. PySpark would import, and even unpickle,
+        what the JSON of such a type names.
     """
     try:
         fields = json.loads(text)
@@ -35,8 +35,8 @@ def checked_schema(text: str) -> dict[str, Any]:
         raise not_a_schema(text) from exc
     if has_user_type:
         raise CorruptFileError(
-            f"a stored schema has a user-defined type ({text[:200]}): this library never writes "
-            "one; do not use the file that it was read from"
+            f"a stored schema has a user-defined type ({text[:200]}), and this library never "
+            "writes such a type: do not use the file that the schema was read from"
         )
     if not isinstance(fields, dict):
         raise not_a_schema(text)
@@ -44,7 +44,7 @@ def checked_schema(text: str) -> dict[str, Any]:
 
 
 def not_a_schema(text: str) -> CorruptFileError:
-    """Return the error of a text that is no schema."""
+    """Return the error for a text that is not a schema."""
     return CorruptFileError(
         f"a stored schema cannot be read ({text[:200]!r}); restore from another checkpoint or "
         "savepoint"
@@ -79,18 +79,18 @@ _MAX_OPERATOR_METADATA = 16 << 20
 
 
 def check_counts(body: bytes, name: str) -> None:
-    """Check how many files and objects a JSON text holds, before memory is spent on them.
+    """Check how many files and objects a JSON text lists, before it is decoded into memory.
 
     Raises
     ------
     CorruptFileError
-        If there are more than any query has.
+        If it lists more than the limit.
     """
     for what, mark, most in (("files", _FILE, MAX_FILES), ("objects", _OBJECT, MAX_OBJECTS)):
         found = body.count(mark)
         if found > most:
             raise CorruptFileError(
-                f"{name}: it lists {found} {what}, {most} are the limit; do not use it"
+                f"{name} lists {found} {what}, and the limit is {most}: do not use it"
             )
 
 
@@ -106,8 +106,8 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
     """
     if metadata.root != ROOTS[metadata.kind]:
         raise UnsafePathError(
-            f"{name}: the files of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, those of "
-            f"this one from {metadata.root[:200]!r}: it is damaged or hostile; do not use it"
+            f"{name}: the paths of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, but this "
+            f"file's from {metadata.root[:200]!r}: the file is damaged or hostile; do not use it"
         )
     if metadata.epoch < 0:
         raise corrupt_file(name, f"there is no epoch {metadata.epoch}")
@@ -120,7 +120,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
             )
     uids = [operator.uid for operator in metadata.operators]
     if len(set(uids)) != len(uids):
-        raise corrupt_file(name, "two operators have one uid")
+        raise corrupt_file(name, "two operators have the same uid")
     _check_source_logs(metadata, name)
     _check_spark_operators(metadata, name)
     _check_files(metadata.files(), name)
@@ -139,7 +139,7 @@ def check_path(path: str, name: str) -> None:
     plain = len(path) <= _MAX_PATH and _SAFE_PATH.fullmatch(path)
     if not plain or {".", ".."} & set(path.split("/")):
         raise UnsafePathError(
-            f"{name}: this library never writes the path {path[:200]!r}; paths are relative and of "
+            f"{name} names the path {path[:200]!r}, but this library writes only relative paths of "
             "plain names: the file is damaged or hostile; do not use it"
         )
 
@@ -182,7 +182,7 @@ def _check_spark_operators(metadata: CheckpointMetadata, name: str) -> None:
 
 
 def _schemas(metadata: CheckpointMetadata) -> set[str]:
-    """Return every text that is to be read as a schema; subtasks mostly have the same ones."""
+    """Return every text that will be read as a schema; most subtasks have the same schemas."""
     handles = [handle for operator in metadata.operators for handle in operator.handles]
     states = {state for handle in handles for state in handle.states}
     texts = {operator.key_schema for operator in metadata.operators}
@@ -204,4 +204,4 @@ def _check_files(files: Iterable[FileReference], name: str) -> None:
             raise corrupt_file(name, f"{file.path} is listed with two sizes or digests")
     total = sum(file.size_bytes for file in known.values())
     if total > MAX_BYTES_OF_FILES:
-        raise corrupt_file(name, f"its files are said to have {total} bytes")
+        raise corrupt_file(name, f"it lists files of {total} bytes in all")

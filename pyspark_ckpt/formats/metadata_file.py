@@ -4,8 +4,8 @@
 
     magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
 
-Integers are big-endian. A reader refuses JSON with a field that is there twice or is not known to
-the reader. So each field that version 0.1.0 does not know needs a new format version, or stays out.
+Integers are big-endian. A reader refuses JSON with a duplicate field, or with a field that it does
+not know. So a field that version 0.1.0 does not know needs a new format version, or is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 2
-"""The newest format that this library reads; it writes 1 if nothing needs format 2."""
+"""The newest format that this library reads; it writes format 1 unless format 2 is needed."""
 
 MAX_METADATA_BYTES = 1 << 30
 _HEADER = struct.Struct(">8sIQ32s")
@@ -40,7 +40,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     Raises
     ------
     CorruptFileError
-        If it has more content than can be read again.
+        If it has more content than a reader accepts.
     """
     body = _encoder.encode(_with_known_fields(metadata))
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
@@ -58,9 +58,9 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     Raises
     ------
     CorruptFileError
-        If they are anything but a whole ``_metadata`` of a known format.
+        If they are not a whole ``_metadata`` file of a known format.
     UnsafePathError
-        If a path in it is not one that this library writes.
+        If a path in it is not a path that this library writes.
     """
     if len(data) < _HEADER.size:
         raise corrupt_file(name, f"{len(data)} bytes are too few")
@@ -76,7 +76,7 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
             "upgrade pyspark_ckpt"
         )
     if length != len(body):
-        raise corrupt_file(name, f"{length} bytes of JSON were written, {len(body)} are there")
+        raise corrupt_file(name, f"{length} bytes of JSON were written, but {len(body)} were read")
     if hashlib.sha256(body).digest() != digest:
         raise corrupt_file(name, "its content does not match its checksum")
     check_counts(data, name)
@@ -85,7 +85,7 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise corrupt_file(name, str(exc)[:200]) from exc
     if _encoder.encode(metadata) != body:
-        raise corrupt_file(name, "it has a field twice, or one that is not known")
+        raise corrupt_file(name, "it has a field twice, or an unknown field")
     check_content(metadata, name)
     return metadata
 
@@ -96,9 +96,9 @@ def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> 
     Raises
     ------
     CheckpointNotFoundError
-        If there is no such file: the directory is missing, or its content was never completed.
+        If there is no such file, because the directory is missing or was never completed.
     CorruptFileError
-        If it cannot be trusted.
+        If it is damaged.
     """
     return read_metadata_and_digest(storage, directory)[0]
 
@@ -117,8 +117,8 @@ def read_metadata_and_digest(
     data = storage.read(relative)
     if data == DISPOSED:
         raise CheckpointNotFoundError(
-            f"{storage.url} holds a savepoint that was not complete, and whose disposal was "
-            "interrupted: dispose of it again"
+            f"{storage.url} holds an incomplete savepoint, and its disposal was interrupted: "
+            "dispose of it again"
         )
     return decode_metadata(data, name), hashlib.sha256(data).hexdigest()
 
@@ -126,8 +126,9 @@ def read_metadata_and_digest(
 def _with_known_fields(metadata: CheckpointMetadata) -> CheckpointMetadata:
     """Return `metadata` without the optional fields that version 0.1.0 refuses.
 
-    A user may go back from this version to 0.1.0, which must then read the retained checkpoints:
-    its cleaner deletes nothing as long as it cannot read one of them. No restore needs the fields.
+    A user may go back from this version to 0.1.0. Then 0.1.0 must read the retained checkpoints,
+    because its cleaner deletes nothing while it cannot read one of them. No restore needs these
+    fields.
     """
     return msgspec.structs.replace(
         metadata,
@@ -145,8 +146,8 @@ def _not_complete(storage: CoordinatorStorage, directory: str | None) -> Checkpo
     if begun is not None:
         return CheckpointNotFoundError(
             f"{storage.url} holds {begun.description()}, that is not complete "
-            f"(no {METADATA_NAME}): it is still being taken, or the driver ended before; the next "
-            "start of the query removes it, or `pyspark-ckpt dispose`"
+            f"(no {METADATA_NAME}): it is still being taken, or the driver ended first. The next "
+            "start of the query removes it, or use `pyspark-ckpt dispose`"
         )
     return CheckpointNotFoundError(
         f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "

@@ -25,12 +25,12 @@ class Restore:
     epoch : int
         Its epoch.
     query_id : str
-        The query that it is of.
+        The id of the query that it was taken of.
     claim_mode : ClaimMode
         ``NO_CLAIM`` or ``CLAIM``.
     needs_original : bool
-        Whether this query still needs any file of it. Always false, because all files were copied
-        before the query started.
+        Whether this query still needs a file of it. It is always false, because all files were
+        copied before the query started.
     skipped : tuple of str
         Why each newer checkpoint was skipped, newest first; see
         ``spark.ckpt.execution.state-recovery.fallback``.
@@ -51,7 +51,7 @@ class Restore:
 
     @classmethod
     def of(cls, origin: Origin) -> Restore:
-        """Describe what is stored."""
+        """Return the public record of a stored origin."""
         return cls(
             path=origin.path,
             epoch=origin.epoch,
@@ -62,7 +62,7 @@ class Restore:
 
 
 def write_origin(checkpoints: Storage, origin: Origin) -> None:
-    """Keep what a query is restored from, durably, in its checkpoints directory."""
+    """Store what a query is restored from, durably, in its checkpoints directory."""
     checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
 
 
@@ -80,6 +80,6 @@ def read_origin(checkpoints: Storage) -> Origin | None:
         return msgspec.json.decode(checkpoints.read(ORIGIN_NAME), type=Origin)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptFileError(
-            f"{checkpoints.url_of(ORIGIN_NAME)} does not say what the query was restored from "
-            f"({exc}); delete it, only that is lost"
+            f"{checkpoints.url_of(ORIGIN_NAME)} was changed and does not say what the query was "
+            f"restored from ({exc}): delete the file; only this record is then lost"
         ) from exc

@@ -1,9 +1,9 @@
 """The size that the pages of a Parquet file expand to, found without expanding them.
 
-The sizes in a file's footer are what its writer says of it; readers go by the sizes in the pages'
-own headers, and by encodings in which a few bytes stand for many values. So the headers are read
-first: only pages of plain values pass, in which a value takes at least its own bytes, and together
-they are no larger than the footer says.
+The sizes in a file's footer are claims of its writer. Readers use the sizes in the pages' own
+headers, and encodings in which a few bytes stand for many values. So the headers are read first.
+Only pages of plain values are accepted, in which each value takes at least its own bytes. Together
+the pages must not be larger than the footer says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 _HEADER_BYTES = 64 << 10
-"""Largest page header; it may have the least and the largest value of the page."""
+"""Largest page header; it may have the smallest and the largest value of the page."""
 
 _MAX_DEPTH = 8
 _DATA_PAGE = 0
@@ -26,7 +26,7 @@ _INTEGERS = (4, 5, 6)
 
 
 class PageError(ValueError):
-    """A page is not what the footer says, or not of plain values."""
+    """A page does not match the footer, or does not have plain values."""
 
 
 def check_pages(file: BinaryIO, chunk: Any, rows: int) -> None:
@@ -37,14 +37,14 @@ def check_pages(file: BinaryIO, chunk: Any, rows: int) -> None:
     file
         The file; its position is changed.
     chunk
-        What pyarrow reads of the chunk in the footer.
+        The chunk's metadata, as pyarrow reads it from the footer.
     rows
-        How many the chunk's row group has.
+        The number of rows in the chunk's row group.
 
     Raises
     ------
     PageError
-        If they would expand to more than the footer says, or to another number of values.
+        If the pages would expand to more than the footer says, or to another number of values.
     """
     place = chunk.data_page_offset
     if chunk.has_dictionary_page:
@@ -62,7 +62,7 @@ def check_pages(file: BinaryIO, chunk: Any, rows: int) -> None:
     if place != end or values != rows or size_bytes > chunk.total_uncompressed_size:
         raise PageError(
             f"column {chunk.path_in_schema} expands to {size_bytes} bytes and {values} values or "
-            f"more, {chunk.total_uncompressed_size} bytes and {rows} values are declared"
+            f"more, but {chunk.total_uncompressed_size} bytes and {rows} values are declared"
         )
 
 
@@ -92,9 +92,9 @@ def _natural(value: Any) -> int:
 
 
 class _Thrift:
-    """Reads Thrift's compact protocol: numbers and structs, the rest is skipped.
+    """Reads numbers and structs of Thrift's compact protocol, and skips other values.
 
-    Raises ``IndexError`` where the bytes end too early, ``PageError`` for what cannot be.
+    It raises ``IndexError`` if the bytes end too early, ``PageError`` for an impossible value.
     """
 
     def __init__(self, data: bytes) -> None:

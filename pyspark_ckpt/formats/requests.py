@@ -3,12 +3,13 @@
 ::
 
     requests/<time>-<random>.request.json    the request; written by the requester
-    requests/<time>-<random>.claim.json      who has it: the query, or the requester again
+    requests/<time>-<random>.claim.json      who has it: the query, or the requester
     requests/<time>-<random>.answer.json     the result, or an error
 
-Each file is written exclusively and durably. Either the query that takes a request or the requester
-that gives up waiting writes the claim. The files of the newest requests stay as an audit trail.
-Everybody who may write the directory may ask, so every file is checked as if it were hostile.
+Each file is written exclusively and durably. The query writes the claim to take a request; the
+requester writes it to withdraw the request. The files of the newest requests stay as an audit
+trail. Everybody who may write the directory can post a request, so every file is checked as if it
+were hostile.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.storage.open import Storage
 
 KEPT = 200
-"""Requests that stay as the audit trail."""
+"""How many requests stay as the audit trail."""
 
 LOOKED_AT = 1000
-"""Requests that are looked at, the newest."""
+"""How many of the newest requests are read."""
 
 MAX_BYTES = 16 << 10
 
@@ -57,7 +58,7 @@ class Claimant(str, Enum):
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to a query.
 
-    `directory` is as given by the requester; the query decides whether it may go there.
+    `directory` is the requester's wish; the query decides whether the savepoint may go there.
     """
 
     action: Action
@@ -130,7 +131,8 @@ class RequestFiles:
         request = self._read(request_id, "request", Request)
         if request.requested_at_ms > request.expires_at_ms:
             raise CorruptFileError(
-                f"request {request_id} never was valid: it expires before it was made"
+                f"request {request_id} never was valid, because it expires before it was made: "
+                "post another request"
             )
         return request
 
@@ -159,7 +161,7 @@ class RequestFiles:
         return self._read(request_id, "answer", Answer)
 
     def trim(self) -> None:
-        """Remove the oldest requests that nobody waits for, with their claims and answers."""
+        """Delete the oldest requests that nobody waits for, with their claims and answers."""
         names = self._names()
         waiting = {*self.open_ids(), *self.unanswered_ids()}
         old = [each for each in _ids(names, most=None)[:-KEPT] if each not in waiting]
@@ -178,14 +180,19 @@ class RequestFiles:
         path = self._storage.url_of(relative)
         size_bytes = self._storage.size_bytes(relative)
         if size_bytes is None or size_bytes > MAX_BYTES:
-            raise CorruptFileError(f"{path} is no {what} of at most {MAX_BYTES} bytes")
+            raise CorruptFileError(
+                f"{path} is missing or larger than {MAX_BYTES} bytes: delete it, and post another "
+                "request"
+            )
         data = self._storage.read(relative)
         try:
             content = msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise CorruptFileError(f"{path} is no {what} ({exc})") from exc
+            raise CorruptFileError(
+                f"{path} is not a file of a request ({exc}): delete it, and post another request"
+            ) from exc
         if msgspec.json.encode(content) != data:
-            raise CorruptFileError(f"{path} is no {what}: a field is there twice")
+            raise CorruptFileError(f"{path} has a field twice: delete it, and post another request")
         return content
 
 

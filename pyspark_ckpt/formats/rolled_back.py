@@ -1,4 +1,4 @@
-"""The epochs that rollbacks of a location made void: a file in the ``checkpointLocation``."""
+"""The epochs that rollbacks of a location removed: a file in the ``checkpointLocation``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ALL_EPOCHS = -1
 
 
 class RolledBack(msgspec.Struct, frozen=True):
-    """Epochs whose output does not count any more.
+    """Epochs that a rollback removed, so that their output does not count.
 
     Parameters
     ----------
     query_id : str
-        The query that the location had. A rollback gives it another id.
+        The id that the location's query had. A rollback gives it another id.
     after : int
         The last epoch that counts; -1 if no epoch counts.
 
@@ -34,7 +34,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 
 
 def read_rolled_back(location: LocalStorage) -> tuple[RolledBack, ...]:
-    """Return what rollbacks of a location made void, the oldest rollback first.
+    """Return the epochs that rollbacks of a location removed, the oldest rollback first.
 
     Raises
     ------
@@ -48,13 +48,13 @@ def read_rolled_back(location: LocalStorage) -> tuple[RolledBack, ...]:
         return msgspec.json.decode(content, type=tuple[RolledBack, ...])
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptFileError(
-            f"{location.url_of(ROLLED_BACK_NAME)}, which lists what rollbacks made void, was "
-            f"changed ({exc}): delete it; current_epoch() does not list these epochs any more"
+            f"{location.url_of(ROLLED_BACK_NAME)}, which lists the epochs that rollbacks removed, "
+            f"was changed ({exc}): delete it; current_epoch() then no longer lists these epochs"
         ) from exc
 
 
 def write_rolled_back(location: LocalStorage, void: tuple[RolledBack, ...]) -> None:
-    """Replace the file; after a crash there may be no file."""
+    """Replace the file; a crash may leave no file."""
     location.delete([ROLLED_BACK_NAME])
     location.write(ROLLED_BACK_NAME, [msgspec.json.encode(void)])
 
@@ -62,7 +62,7 @@ def write_rolled_back(location: LocalStorage, void: tuple[RolledBack, ...]) -> N
 def void_after_rollback(
     void: tuple[RolledBack, ...], query_id: str, epoch: int
 ) -> tuple[RolledBack, ...]:
-    """Return what is void once a location is rolled back to an epoch of its query."""
+    """Return the removed epochs of a location that is rolled back to an epoch of its query."""
     return (*void, RolledBack(query_id, epoch))
 
 
@@ -72,15 +72,15 @@ def void_after_return(
     void_here: tuple[RolledBack, ...],
     id_here: str,
 ) -> tuple[RolledBack, ...]:
-    """Return what is void once a location has again what was in it before a rollback.
+    """Return the removed epochs of a location that gets its content before a rollback back.
 
     Parameters
     ----------
     void_there, id_there
-        What was void in what comes back, and its query.
+        The removed epochs and the query id of the content that comes back.
     void_here, id_here
-        The same of what is in the location now: all that queries wrote that the one which comes
-        back does not know is void.
+        The removed epochs and the query id of the location's present content. All epochs of queries
+        that the returning content does not know are removed.
     """
     known = {id_there, *(each.query_id for each in void_there)}
     unknown = dict.fromkeys((*(each.query_id for each in void_here), id_here))

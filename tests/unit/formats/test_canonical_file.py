@@ -179,7 +179,7 @@ def test_a_file_with_other_columns_is_refused() -> None:
 
 
 def test_another_number_of_entries_is_refused() -> None:
-    with pytest.raises(CorruptFileError, match="1 entries, 2 were written"):
+    with pytest.raises(CorruptFileError, match="1 entries, but 2 were written"):
         decode(encode([(b"a", b"b")]), 2)
 
 

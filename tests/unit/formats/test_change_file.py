@@ -124,9 +124,9 @@ def test_a_missing_or_repeated_or_swapped_frame_does_not_pass_for_the_whole() ->
     frame_of_one = encode([one])[len(MAGIC) : -8]
     whole = encode([one, two])
     assert frame_of_one in whole
-    with pytest.raises(CorruptFileError, match=r"2 entries, 3"):
+    with pytest.raises(CorruptFileError, match=r"2 entries, but 3"):
         decode(whole.replace(frame_of_one, b""))
-    with pytest.raises(CorruptFileError, match=r"4 entries, 3"):
+    with pytest.raises(CorruptFileError, match=r"4 entries, but 3"):
         decode(whole.replace(frame_of_one, frame_of_one * 2))
 
 

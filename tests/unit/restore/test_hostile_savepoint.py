@@ -150,7 +150,7 @@ def test_a_field_that_is_there_twice(root: Path, opened: list[str], duplicated: 
 
 def test_a_field_that_is_not_known(root: Path, opened: list[str]) -> None:
     rewrite(root, lambda fields: fields.update(hook="import os"))
-    refused(root, opened, CorruptFileError, "not known")
+    refused(root, opened, CorruptFileError, "unknown field")
 
 
 @pytest.mark.parametrize("size_bytes", [1 << 50, (1 << 63) - 1, -1, 0])
