@@ -11,6 +11,13 @@ import secrets
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.modes import (
+    ListRedistribution,
+    TimeMode,
+    TtlTime,
+    TtlUpdate,
+    TtlVisibility,
+)
 from pyspark_ckpt.storage.file_reference import FileReference
 
 HANDLE_FORMAT_VERSION = 1
@@ -102,9 +109,9 @@ class TtlDescriptor(msgspec.Struct, frozen=True):
     """
 
     duration_ms: int
-    time: str
-    update: str
-    visibility: str
+    time: TtlTime
+    update: TtlUpdate
+    visibility: TtlVisibility
     since_ms: int | None = None
 
 
@@ -125,7 +132,7 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     earlier_schemas: tuple[str, ...] = ()
     ttl: TtlDescriptor | None = None
     is_stamped: bool = False
-    redistribution: str | None = None
+    redistribution: ListRedistribution | None = None
     sweeps: int | None = None
 
 
@@ -205,7 +212,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     pending: PendingSnapshot | None = None
     changelog_since_ms: int | None = None
     sweep_from: bytes = b""
-    time_mode: str = "None"
+    time_mode: TimeMode = TimeMode.NONE
     timeout_ms: int | None = None
     metrics: EpochMetrics | None = None
     counts: StateCounts | msgspec.UnsetType = msgspec.UNSET

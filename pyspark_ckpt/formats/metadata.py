@@ -13,7 +13,7 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import operator_mark
-from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.file_reference import FileReference
 
@@ -64,7 +64,7 @@ class OperatorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""
     code_sha256: str = ""
     schema_sha256: str = ""
-    time_mode: str = "None"
+    time_mode: TimeMode = TimeMode.NONE
 
 
 class SparkOperatorFile(msgspec.Struct, frozen=True):

@@ -55,3 +55,52 @@ class EntryStatus(str, Enum):
     CORRUPT = "corrupt"
 
     __str__ = str.__str__
+
+
+class TimeMode(str, Enum):
+    """PySpark's time modes of a stateful operator."""
+
+    NONE = "None"
+    PROCESSING_TIME = "ProcessingTime"
+    EVENT_TIME = "EventTime"
+
+    __str__ = str.__str__
+
+
+class TtlTime(str, Enum):
+    """Which time an entry ages in."""
+
+    PROCESSING_TIME = "processing"
+    EVENT_TIME = "event"
+
+    __str__ = str.__str__
+
+
+class TtlUpdate(str, Enum):
+    """What makes an entry young again; Flink's ``StateTtlConfig.UpdateType``."""
+
+    ON_CREATE_AND_WRITE = "OnCreateAndWrite"
+    ON_READ_AND_WRITE = "OnReadAndWrite"
+
+    __str__ = str.__str__
+
+
+class TtlVisibility(str, Enum):
+    """Whether an expired entry can still be read; Flink's ``StateVisibility``."""
+
+    NEVER_RETURN_EXPIRED = "NeverReturnExpired"
+    RETURN_EXPIRED_IF_NOT_CLEANED_UP = "ReturnExpiredIfNotCleanedUp"
+
+    __str__ = str.__str__
+
+
+class ListRedistribution(str, Enum):
+    """What happens to an operator list when the parallelism changes; the values are stored."""
+
+    SPLIT = "split"
+    """The values of all subtasks are dealt out."""
+
+    UNION = "union"
+    """Every subtask gets all values."""
+
+    __str__ = str.__str__

@@ -17,6 +17,7 @@ import msgspec
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.settings import Materialization
@@ -54,7 +55,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     max_parallelism: int
     key_schema: str
-    time_mode: str = "None"
+    time_mode: TimeMode = TimeMode.NONE
     states: tuple[StateDescriptor, ...] = ()
     migrations: dict[str, MigrationDescriptor] = {}
     initial_state: str | None = None

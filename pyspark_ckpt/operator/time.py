@@ -7,12 +7,13 @@ column says that it carries event time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import TimerValues
+
+from pyspark_ckpt.formats.modes import TimeMode
 
 NO_TIME_MS = -1
 """The time that PySpark's TimerValues show without a clock."""
@@ -26,14 +27,6 @@ DRAIN_TIME_MS = 7_258_118_400_000
 dates and sums can still hold it."""
 
 _LAST_TIME_MS = (1 << 63) - 1
-
-
-class TimeMode(str, Enum):
-    """PySpark's time modes of a stateful operator."""
-
-    NONE = "None"
-    PROCESSING_TIME = "ProcessingTime"
-    EVENT_TIME = "EventTime"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ import msgspec
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.time import NEVER_LATE, TimeMode
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import SparkLog
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class LastEpochs:
             timeouts = [
                 handle.timeout_ms
                 for handle in handles_of(epoch)
-                if handle.time_mode == TimeMode.EVENT_TIME.value and handle.timeout_ms is not None
+                if handle.time_mode == TimeMode.EVENT_TIME and handle.timeout_ms is not None
             ]
             if not timeouts:
                 return

@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.run.subtask import set_timeout
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.time import TimeMode, never_late_column
+from pyspark_ckpt.operator.time import never_late_column
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
@@ -109,7 +109,7 @@ def _seeding_stream(
         handles.select(TOKEN, "handle", never_late_column())
         .groupBy(TOKEN)
         .applyInPandasWithState(
-            _put_handle, "token int", STATE_SCHEMA, "append", TIMEOUTS[TimeMode(operator.time_mode)]
+            _put_handle, "token int", STATE_SCHEMA, "append", TIMEOUTS[operator.time_mode]
         )
     )
 

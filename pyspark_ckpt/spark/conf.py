@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.time import TimeMode
 
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
@@ -62,7 +62,7 @@ def conf_of_start(
         if not passed_watermarks:
             conf[WATERMARK_PER_OPERATOR] = "false"
     has_processing_time = any(
-        operator.time_mode == TimeMode.PROCESSING_TIME.value for operator in operators
+        operator.time_mode == TimeMode.PROCESSING_TIME for operator in operators
     )
     if ends_by_itself and has_processing_time:
         # Spark would run empty epochs for processing-time timers without end.

@@ -12,9 +12,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
-from pyspark_ckpt.operator.time import TimeMode
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 
@@ -39,7 +39,6 @@ _SESSION_WINDOW = "spark.sessionWindow"
 
 _DELAYING = frozenset({"symmetricHashJoin", "flatMapGroupsWithState", "applyInPandasWithState"})
 _BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
-_EVENT_TIME = TimeMode.EVENT_TIME.value
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _GIVEN_BY_USER = "UserProvided"
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
@@ -197,7 +196,9 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
     last = max(operators.ours)
     before = [each for number, each in operators.spark_operators.items() if number > last]
     after = len(before) < len(operators.spark_operators)
-    emits_late = len(operators.ours) > 1 or operators.descriptors[0].time_mode == _EVENT_TIME
+    emits_late = (
+        len(operators.ours) > 1 or operators.descriptors[0].time_mode == TimeMode.EVENT_TIME
+    )
     if (after and emits_late) or any(each.name not in _BEFORE_OURS for each in before):
         raise NotBuiltYetError(
             f"{where} are not supported yet in this order. Only dropDuplicates may come before "

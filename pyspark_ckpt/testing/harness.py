@@ -141,7 +141,7 @@ class ProcessorHarness(HarnessFaults):
             parallelism=1,
             max_parallelism=chosen,
             key_schema=T.StructType().json(),
-            time_mode=arguments.time_mode.value,
+            time_mode=arguments.time_mode,
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from pyspark_ckpt.errors import ClockError, TimeModeError
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.testing.given_input import EventTime, each_row
 
 

@@ -12,10 +12,11 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt import testing, typing
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import open_backend
 from tests.public_examples import Names, run_examples

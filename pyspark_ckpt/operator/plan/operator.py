@@ -14,6 +14,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import (
     DEFAULT_UID,
@@ -41,7 +42,6 @@ from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 from pyspark_ckpt.operator.run.user_sources import UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
-from pyspark_ckpt.operator.time import TimeMode
 
 
 class OutputMode(str, Enum):
@@ -257,7 +257,7 @@ class OperatorPlan:
             parallelism=self.keyed.parallelism,
             max_parallelism=self.keyed.max_parallelism,
             key_schema=self.keyed.columns.key_schema.json(),
-            time_mode=arguments.time_mode.value,
+            time_mode=arguments.time_mode,
             states=declared.descriptors,
             processor=processor_name(arguments.processor),
             code_sha256=code_fingerprint(arguments.processor),

@@ -18,11 +18,11 @@ from itertools import groupby
 
 from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.modes import ListRedistribution
 from pyspark_ckpt.operator.rescale.unify import StateMove, UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import subtask_of
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
-from pyspark_ckpt.operator.state.operator_states import ListRedistribution
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     MAX_STATES,
@@ -169,7 +169,7 @@ class Redistribution:
         self, prefix: bytes, state: StateDescriptor, entries: Iterable[Entry]
     ) -> Iterator[Moved]:
         everyone = range(self._parallelism)
-        goes_to_all = state.redistribution == ListRedistribution.UNION.value
+        goes_to_all = state.redistribution is ListRedistribution.UNION
         chunks = dict.fromkeys(everyone, 0)
         position = self._handle.subtask  # so that short lists do not all begin at subtask 0
         for rest, value in entries:

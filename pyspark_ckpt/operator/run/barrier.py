@@ -120,7 +120,7 @@ def end_epoch(
         segments=handle.segments if segment is None else (*handle.segments, segment),
         states=swept.states,
         sweep_from=swept.sweep_from,
-        time_mode=states.clock.mode.value,
+        time_mode=states.clock.mode,
         timeout_ms=_timeout_ms(states.clock, earliest_timer_ms),
     )
 

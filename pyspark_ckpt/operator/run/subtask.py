@@ -38,6 +38,7 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_id_of,
     checkpoint_name,
 )
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
@@ -56,7 +57,7 @@ from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -214,7 +215,7 @@ class SubtaskFunction:
         if watermark_ms is not None and runtime.drained_from_ms is not None:
             watermark_ms, drained_at_ms = runtime.drained_from_ms, watermark_ms
         return EpochClock(
-            TimeMode(self._descriptor.time_mode),
+            self._descriptor.time_mode,
             processing_time_ms=state.getCurrentProcessingTimeMs(),
             watermark_ms=watermark_ms,
             drained_at_ms=drained_at_ms,
@@ -261,7 +262,7 @@ def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> N
     """Have Spark call a subtask again when its earliest timer is due, also without rows."""
     if handle.timeout_ms is None:
         return
-    if handle.time_mode == TimeMode.PROCESSING_TIME.value:
+    if handle.time_mode == TimeMode.PROCESSING_TIME:
         state.setTimeoutDuration(max(handle.timeout_ms - processing_time_ms, 1))
     else:
         state.setTimeoutTimestamp(max(handle.timeout_ms, 1))

@@ -25,7 +25,7 @@ from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock, TimeMode
+from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import open_temporary
@@ -76,8 +76,7 @@ class BatchFunction:
                 table.close()
 
     def _clock(self) -> EpochClock:
-        mode = TimeMode(self._function.descriptor.time_mode)
-        return EpochClock(mode, now_ms(), NO_TIME_MS)
+        return EpochClock(self._function.descriptor.time_mode, now_ms(), NO_TIME_MS)
 
 
 HANDLES_SCHEMA = "subtask int, handle binary"
@@ -140,7 +139,7 @@ class InitialStateFunction:
     def _clock(self) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None
         return EpochClock(
-            TimeMode(self._function.descriptor.time_mode),
+            self._function.descriptor.time_mode,
             self._now_ms,
             0 if has_watermark else None,
         )

@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import ListRedistribution
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.state.merging import (
@@ -23,11 +24,7 @@ from pyspark_ckpt.operator.state.merging import (
     ReduceFunction,
     ReducingState,
 )
-from pyspark_ckpt.operator.state.operator_states import (
-    BroadcastState,
-    ListRedistribution,
-    OperatorListState,
-)
+from pyspark_ckpt.operator.state.operator_states import BroadcastState, OperatorListState
 from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, StateTtlConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from enum import Enum
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -18,16 +17,6 @@ from pyspark_ckpt.operator.values.codec import Value
 _STREAM_BYTES = 2
 _CHUNK_BYTES = 4
 RAW_CHUNK_BYTES = 1 << 20
-
-
-class ListRedistribution(Enum):
-    """What happens to an operator list when the parallelism changes; the values are stored."""
-
-    SPLIT = "split"
-    """The values of all subtasks are dealt out."""
-
-    UNION = "union"
-    """Every subtask gets all values."""
 
 
 class OperatorListState(ListState):

@@ -10,6 +10,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import ListRedistribution, TtlTime
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.deleted import withdraw
 from pyspark_ckpt.operator.state.kinds import (
@@ -21,10 +22,9 @@ from pyspark_ckpt.operator.state.kinds import (
     Ttl,
 )
 from pyspark_ckpt.operator.state.migration import migrate
-from pyspark_ckpt.operator.state.operator_states import ListRedistribution
 from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive, TtlTime
+from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
 from pyspark_ckpt.operator.time import EpochClock
 
 
@@ -145,8 +145,6 @@ class StateRegistry(StateGetters):
         self._catalog.claim(name)
         value_type = self._struct_type(schema)
         map_key_type = None if map_key is None else self._struct_type(map_key)
-        if redistribution is not None:
-            self._check_redistribution(name, redistribution)
         wanted = StateDescriptor(
             name=name,
             kind=kind.stored_name,
@@ -154,7 +152,7 @@ class StateRegistry(StateGetters):
             map_key_schema=None if map_key_type is None else map_key_type.json(),
             ttl=ttl_descriptor(ttl, self.clock, what),
             is_stamped=bool(ttl),
-            redistribution=redistribution,
+            redistribution=self._redistribution(name, redistribution),
         )
         state_id = self._id_of(wanted)
         state = self._catalog.descriptor(state_id)
@@ -170,13 +168,14 @@ class StateRegistry(StateGetters):
             map_key=map_key_type,
         )
 
-    def _check_redistribution(self, name: str, redistribution: str) -> None:
-        allowed = [each.value for each in ListRedistribution]
-        if redistribution not in allowed:
+    def _redistribution(self, name: str, given: str | None) -> ListRedistribution | None:
+        try:
+            return None if given is None else ListRedistribution(given)
+        except ValueError:
             raise StateUseError(
-                f"{self._where}: redistribution of state {name!r} is {redistribution!r}, "
-                f"allowed is {', '.join(allowed)}"
-            )
+                f"{self._where}: redistribution of state {name!r} is {given!r}, "
+                f"allowed is {', '.join(ListRedistribution)}"
+            ) from None
 
     def _id_of(self, wanted: StateDescriptor) -> int:
         migration = self._migrations.get(wanted.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     TIME_BYTES,
@@ -16,7 +17,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
     encode_time,
 )
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 
 _NOTHING = b""
 

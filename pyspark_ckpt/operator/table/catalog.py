@@ -11,9 +11,10 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
+from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
-from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, TtlTime, now_ms
+from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, now_ms
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import MAX_VERSION, Codec, TupleCodec, VersionedCodec
 
@@ -167,9 +168,9 @@ def ttl_descriptor(
     time = TtlTime(config.time)
     return TtlDescriptor(
         duration_ms=config.duration_ms,
-        time=time.value,
-        update=config.update,
-        visibility=config.visibility,
+        time=time,
+        update=TtlUpdate(config.update),
+        visibility=TtlVisibility(config.visibility),
         since_ms=now_ms(time, clock, where) or None,
     )
 

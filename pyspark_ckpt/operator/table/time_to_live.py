@@ -11,33 +11,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import Enum
 
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import TtlDescriptor
+from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.table.table import CurrentKey
 from pyspark_ckpt.operator.time import EpochClock
-
-
-class TtlTime(str, Enum):
-    """Which time an entry ages in."""
-
-    PROCESSING_TIME = "processing"
-    EVENT_TIME = "event"
-
-
-class TtlUpdate(str, Enum):
-    """What makes an entry young again; Flink's ``StateTtlConfig.UpdateType``."""
-
-    ON_CREATE_AND_WRITE = "OnCreateAndWrite"
-    ON_READ_AND_WRITE = "OnReadAndWrite"
-
-
-class TtlVisibility(str, Enum):
-    """Whether an expired entry can still be read; Flink's ``StateVisibility``."""
-
-    NEVER_RETURN_EXPIRED = "NeverReturnExpired"
-    RETURN_EXPIRED_IF_NOT_CLEANED_UP = "ReturnExpiredIfNotCleanedUp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +101,14 @@ class TimeToLive:
     def __init__(
         self, descriptor: TtlDescriptor, clock: EpochClock, current: CurrentKey, where: str
     ) -> None:
-        time = TtlTime(descriptor.time)
-        self.is_in_event_time = time is TtlTime.EVENT_TIME
-        self._now_ms = now_ms(time, clock, where)
+        self.is_in_event_time = descriptor.time is TtlTime.EVENT_TIME
+        self._now_ms = now_ms(descriptor.time, clock, where)
         self._current = current if self.is_in_event_time else None
-        self._mark = _MARKS[time]
+        self._mark = _MARKS[descriptor.time]
         self._duration_ms = descriptor.duration_ms
         self._since_ms = descriptor.since_ms
-        self._updates_on_read = descriptor.update == TtlUpdate.ON_READ_AND_WRITE
-        self._hides_expired = descriptor.visibility == TtlVisibility.NEVER_RETURN_EXPIRED
+        self._updates_on_read = descriptor.update is TtlUpdate.ON_READ_AND_WRITE
+        self._hides_expired = descriptor.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
 
     def stamp(self) -> bytes:
         """Return the stamp of an entry that is written now.
@@ -215,9 +193,9 @@ def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
     return clock.watermark_ms
 
 
-def stamp_of(time: str, written_ms: int) -> bytes:
+def stamp_of(time: TtlTime, written_ms: int) -> bytes:
     """Return the stamp of an entry that was written at a time."""
-    return _STAMP.pack(_MARKS[TtlTime(time)], max(written_ms, 0))
+    return _STAMP.pack(_MARKS[time], max(written_ms, 0))
 
 
 def without_stamp(data: bytes) -> bytes:

@@ -16,10 +16,18 @@ from pyspark_ckpt.formats.handle import (
     Handle,
     Segment,
     StateDescriptor,
+    TtlDescriptor,
     decode_handle,
     encode_handle,
     following,
     new_version,
+)
+from pyspark_ckpt.formats.modes import (
+    ListRedistribution,
+    TimeMode,
+    TtlTime,
+    TtlUpdate,
+    TtlVisibility,
 )
 from pyspark_ckpt.storage.file_reference import FileReference
 
@@ -94,6 +102,23 @@ def test_what_is_encoded_is_decoded(some: Handle) -> None:
 def test_trailing_bytes_are_corrupt(some: Handle, tail: bytes) -> None:
     with pytest.raises(CorruptFileError):
         decode_handle(encode_handle(some) + tail)
+
+
+@pytest.mark.parametrize("word", ["time_mode", "redistribution", "time", "update", "visibility"])
+def test_a_word_that_never_was_is_refused_by_name(handle: Handle, word: str) -> None:
+    """A handle of a newer version may have one; it is not taken for another mode."""
+    ttl = TtlDescriptor(
+        1, TtlTime.EVENT_TIME, TtlUpdate.ON_READ_AND_WRITE, TtlVisibility.NEVER_RETURN_EXPIRED
+    )
+    state = StateDescriptor("s", "value", "{}", ttl=ttl, redistribution=ListRedistribution.UNION)
+    whole = msgspec.structs.replace(handle, states=(state,), time_mode=TimeMode.EVENT_TIME)
+    assert decode_handle(encode_handle(whole)) == whole
+    fields = msgspec.to_builtins(whole, builtin_types=(bytes,))
+    of_state = fields["states"][0]
+    place = next(part for part in (fields, of_state, of_state["ttl"]) if word in part)
+    place[word] = "sundial"
+    with pytest.raises(CorruptFileError, match=rf"'sundial' - at `\$\..*{word}`"):
+        decode_handle(msgspec.msgpack.encode(fields))
 
 
 def test_every_cut_is_corrupt(handle: Handle) -> None:

@@ -42,11 +42,14 @@ from pyspark_ckpt.formats.metadata_file import (
     encode_metadata,
     read_metadata,
 )
-from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.formats.modes import CheckpointKind, TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.golden.earlier_version import run_earlier
 
+TTL = TtlDescriptor(
+    1, TtlTime.EVENT_TIME, TtlUpdate.ON_READ_AND_WRITE, TtlVisibility.NEVER_RETURN_EXPIRED
+)
 BASE = FileReference("shared/base", 1000, "b" * 64)
 SEGMENT = FileReference("taskowned/segment", 200, "c" * 64)
 LOG = FileReference("shared/source", 30, "d" * 64)
@@ -107,7 +110,7 @@ def test_version_0_1_0_reads_all_that_a_handle_can_hold(
             counts=counts,
             predecessors=(Predecessor(5, ("shared/base",), "0" * 16),),
             pending=PendingSnapshot("0" * 16, "6-b", 6, 1, "run"),
-            states=(StateDescriptor("s", "value", "{}", ttl=TtlDescriptor(1, "event", "a", "b")),),
+            states=(StateDescriptor("s", "value", "{}", ttl=TTL),),
         )
         for handle in operator.handles
     )

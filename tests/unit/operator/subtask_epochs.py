@@ -9,13 +9,14 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.sweep import sweep
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES, EpochWrites
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import key_encoder
 from state_backends import Changes, StateBackend
 

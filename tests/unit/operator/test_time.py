@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_ckpt.operator.time import DRAIN_TIME_MS, EpochClock, TimeMode
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.time import DRAIN_TIME_MS, EpochClock
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.query.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -50,7 +51,7 @@ class Query:
     def __init__(self, storage: Storage, handle: Handle, timers: list[int]) -> None:
         self.storage = storage
         self.log = SparkLog(storage)
-        self.handle = msgspec.structs.replace(handle, time_mode="EventTime")
+        self.handle = msgspec.structs.replace(handle, time_mode=TimeMode.EVENT_TIME)
         self.timers = timers
         self.chain: list[int] = []
         self.fired: list[int] = []

@@ -298,7 +298,7 @@ def test_pickles_in_keys_and_values_are_bytes(storage: Storage, canary: tuple[by
 @pytest.mark.parametrize(
     ("field", "value"),
     [("kind", "backup"), ("epoch", -1), ("operators", None), ("parallelism", 0),
-     ("parallelism", 1 << 40), ("max_parallelism", 1 << 20)],
+     ("parallelism", 1 << 40), ("max_parallelism", 1 << 20), ("time_mode", "Sundial")],
 )  # fmt: skip
 def test_numbers_and_names_that_cannot_be(
     root: Path, opened: list[str], field: str, value: Any

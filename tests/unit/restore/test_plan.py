@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata import (
     SparkOperatorFile,
     SparkOperatorMetadata,
 )
-from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat, TimeMode
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator
@@ -165,11 +165,11 @@ def in_mode(source: RestoreSource, time_mode: str, *timeouts_ms: int | None) -> 
     first, *others = source.metadata.operators
     handles = tuple(
         msgspec.structs.replace(
-            first.handles[0], subtask=subtask, time_mode=time_mode, timeout_ms=timeout_ms
+            first.handles[0], subtask=subtask, time_mode=TimeMode(time_mode), timeout_ms=timeout_ms
         )
         for subtask, timeout_ms in enumerate(timeouts_ms)
     )
-    first = msgspec.structs.replace(first, time_mode=time_mode, handles=handles)
+    first = msgspec.structs.replace(first, time_mode=TimeMode(time_mode), handles=handles)
     source.metadata = msgspec.structs.replace(source.metadata, operators=(first, *others))
     return source
 
@@ -185,7 +185,7 @@ def test_timers_keep_their_clock(
 ) -> None:
     """One subtask of three has a timer; another clock must not read its time."""
     source = in_mode(source, stored, None, 7, None)
-    made = plan(source, operator(time_mode=wanted, parallelism=parallelism), allow=True)
+    made = plan(source, operator(time_mode=TimeMode(wanted), parallelism=parallelism), allow=True)
     if stored == wanted:
         made.check()
         return
@@ -200,7 +200,7 @@ def test_no_location_is_seeded_without_the_state_of_a_refused_operator(
     source: RestoreSource, storage: LocalStorage, tmp_path: Path
 ) -> None:
     """A rollback does not check the whole plan; its operators are those of the checkpoint."""
-    made = plan(in_mode(source, "EventTime", 7), operator(time_mode="None"), allow=True)
+    made = plan(in_mode(source, "EventTime", 7), operator(time_mode=TimeMode.NONE), allow=True)
     assert not made.started
     location = LocalStorage(tmp_path / "location")
     before = begin_seeding(location), sorted(location.list()), storage.list()
@@ -214,7 +214,9 @@ def test_no_location_is_seeded_without_the_state_of_a_refused_operator(
 def test_without_timers_another_clock_is_shown(
     source: RestoreSource, stored: str, wanted: str
 ) -> None:
-    made = plan(in_mode(source, stored, None, None), operator(time_mode=wanted), allow=True)
+    made = plan(
+        in_mode(source, stored, None, None), operator(time_mode=TimeMode(wanted)), allow=True
+    )
     made.check()
     (row,) = (each for each in made.states if (each.operator, each.state) == OPERATOR_ROW)
     assert (f"timeMode {stored} -> {wanted}" in row.why) == (stored != wanted)

@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.modes import TimeMode, TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
@@ -29,7 +30,7 @@ from pyspark_ckpt.operator.table.stored_keys import encode_key_group, is_keyed
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import Changes, open_backend
@@ -63,7 +64,7 @@ def handle_of(
 ) -> Handle:  # fmt: skip
     return Handle(
         query_id="q", uid="u", subtask=subtask, parallelism=parallelism, max_parallelism=maximum,
-        epoch=epoch, key_schema=TEXT.json(), states=states, time_mode="ProcessingTime",
+        epoch=epoch, key_schema=TEXT.json(), states=states, time_mode=TimeMode.PROCESSING_TIME,
     )  # fmt: skip
 
 
@@ -386,7 +387,11 @@ def test_times_to_live_that_began_at_different_times() -> None:
         ttl = None
         if since_ms is not None:
             ttl = TtlDescriptor(
-                1000, "processing", "OnCreateAndWrite", "NeverReturnExpired", since_ms
+                1000,
+                TtlTime.PROCESSING_TIME,
+                TtlUpdate.ON_CREATE_AND_WRITE,
+                TtlVisibility.NEVER_RETURN_EXPIRED,
+                since_ms,
             )
         state = StateDescriptor("x", "value", NUMBER.json(), ttl=ttl, is_stamped=ttl is not None)
         stamped = b"\xd3" + (77).to_bytes(8, "big") + packed(2)

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import InputRowsError, ProcessorError, StateError, StateValueError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
@@ -22,7 +23,7 @@ from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from state_backends import BackendCorruptError
 from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs

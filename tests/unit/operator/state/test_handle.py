@@ -11,6 +11,13 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.modes import (
+    ListRedistribution,
+    TimeMode,
+    TtlTime,
+    TtlUpdate,
+    TtlVisibility,
+)
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
@@ -21,13 +28,16 @@ from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 KEYS = [(b"\x00\x00", b"k")]
 CLOCK = EpochClock(TimeMode.PROCESSING_TIME, 5_000, None)
 
 MakeHandle = Callable[..., ProcessorHandle]
+
+SPLIT, UNION = ListRedistribution.SPLIT, ListRedistribution.UNION
+NEVER_RETURNED = TtlVisibility.NEVER_RETURN_EXPIRED
 
 
 @pytest.fixture
@@ -75,8 +85,12 @@ def test_new_states_are_described_in_the_order_they_are_asked_for(make_handle: M
         StateDescriptor("l", "list", NUMBER.json()),
         StateDescriptor("r", "reducing", NUMBER.json()),
         StateDescriptor("a", "aggregating", TEXT.json()),
-        StateDescriptor("o", "operator-list", NUMBER.json(), redistribution="split"),
-        StateDescriptor("u", "operator-list", NUMBER.json(), redistribution="union"),
+        StateDescriptor(
+            "o", "operator-list", NUMBER.json(), redistribution=ListRedistribution.SPLIT
+        ),
+        StateDescriptor(
+            "u", "operator-list", NUMBER.json(), redistribution=ListRedistribution.UNION
+        ),
         StateDescriptor("b", "broadcast", NUMBER.json(), TEXT.json()),
     )
     assert not handle.aging
@@ -140,7 +154,9 @@ def test_a_name_can_be_asked_for_once(make_handle: MakeHandle) -> None:
         StateDescriptor("v", "list", NUMBER.json()),
         StateDescriptor("v", "map", NUMBER.json(), TEXT.json()),
         StateDescriptor("v", "reducing", NUMBER.json()),
-        StateDescriptor("v", "operator-list", NUMBER.json(), redistribution="split"),
+        StateDescriptor(
+            "v", "operator-list", NUMBER.json(), redistribution=ListRedistribution.SPLIT
+        ),
         StateDescriptor("v", "value", T.StructType([T.StructField("n", T.StringType())]).json()),
         StateDescriptor("v", "value", T.StructType([T.StructField("n", T.DoubleType())]).json()),
     ],
@@ -181,8 +197,12 @@ def test_a_time_to_live_is_kept_with_the_state(make_handle: MakeHandle) -> None:
     handle = make_handle(value_state("old"))
     handle.getValueState("old", NUMBER, 1000)
     handle.getMapState("m", TEXT, NUMBER, StateTtlConfig(7, update="OnReadAndWrite"))
-    plain = TtlDescriptor(1000, "processing", "OnCreateAndWrite", "NeverReturnExpired", 5_000)
-    renewing = TtlDescriptor(7, "processing", "OnReadAndWrite", "NeverReturnExpired", 5_000)
+    plain = TtlDescriptor(
+        1000, TtlTime.PROCESSING_TIME, TtlUpdate.ON_CREATE_AND_WRITE, NEVER_RETURNED, 5_000
+    )
+    renewing = TtlDescriptor(
+        7, TtlTime.PROCESSING_TIME, TtlUpdate.ON_READ_AND_WRITE, NEVER_RETURNED, 5_000
+    )
     assert [state.ttl for state in handle.descriptors] == [plain, renewing]
     assert [state.is_stamped for state in handle.descriptors] == [True, True]
     assert list(handle.aging) == [0, 1]

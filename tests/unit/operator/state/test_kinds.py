@@ -12,11 +12,12 @@ import pytest
 import pyspark_ckpt
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, StateKind, kind_of
 from pyspark_ckpt.operator.table.stored_keys import is_keyed
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT
 
 ASKED: dict[StateKind, Callable[[ProcessorHandle], Any]] = {

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state import sweep as expiry_sweep
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.table.catalog import FREE
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 MANY = [(encode_key_group(number // 100), b"%04d" % number) for number in range(1000)]

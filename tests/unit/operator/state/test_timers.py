@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from pyspark_ckpt.errors import PlanError, StateError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.timers import DueTimer
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
 
 FIRST, LAST = -(2**63), 2**63 - 1

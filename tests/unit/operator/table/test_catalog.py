@@ -8,6 +8,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.table.catalog import FREE, StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.values.codec import MAX_VERSION
@@ -22,6 +23,7 @@ def value_state(struct: T.StructType = NUMBER, **more: object) -> StateDescripto
     return msgspec.structs.replace(StateDescriptor("v", "value", struct.json()), **more)
 
 
+ON_WRITE, NEVER_RETURNED = TtlUpdate.ON_CREATE_AND_WRITE, TtlVisibility.NEVER_RETURN_EXPIRED
 INT = schema(("n", T.IntegerType()))
 WIDE = schema(("n", T.LongType()), ("s", T.StringType()))
 
@@ -55,7 +57,7 @@ def test_more_schemas_than_an_entry_can_name_are_refused() -> None:
 
 
 def test_a_state_that_ever_had_a_time_to_live_stays_stamped() -> None:
-    ttl = TtlDescriptor(5, "processing", "OnCreateAndWrite", "NeverReturnExpired", 100)
+    ttl = TtlDescriptor(5, TtlTime.PROCESSING_TIME, ON_WRITE, NEVER_RETURNED, 100)
     aged = value_state(ttl=ttl, is_stamped=True)
     off = evolved(aged, value_state(), "operator")
     assert (off.ttl, off.is_stamped) == (None, True)
@@ -71,7 +73,7 @@ def test_entries_without_a_stamp_count_from_the_first_switching_on(
     stored_since: int | None, time: str, since: int
 ) -> None:
     def ttl(duration: int, time: str, since_ms: int | None) -> TtlDescriptor:
-        return TtlDescriptor(duration, time, "OnCreateAndWrite", "NeverReturnExpired", since_ms)
+        return TtlDescriptor(duration, TtlTime(time), ON_WRITE, NEVER_RETURNED, since_ms)
 
     stored = value_state(ttl=ttl(5, "processing", stored_since), is_stamped=True)
     wanted = value_state(ttl=ttl(7, time, 900), is_stamped=True)

@@ -9,15 +9,15 @@ import pytest
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import TtlDescriptor
+from pyspark_ckpt.formats.modes import TimeMode, TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.table.table import CurrentKey
 from pyspark_ckpt.operator.table.time_to_live import (
     StateTtlConfig,
     SwitchedOff,
     TimeToLive,
-    TtlUpdate,
     without_stamp,
 )
-from pyspark_ckpt.operator.time import EpochClock, TimeMode
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
@@ -39,7 +39,8 @@ def ages(
 ) -> TimeToLive:
     current = CurrentKey(b"\x00\x00", b"k", event_time_ms=event_time_ms)
     clock = EpochClock(TimeMode.NONE, now_ms, now_ms)
-    return TimeToLive(TtlDescriptor(100, time, update, visibility, since_ms), clock, current, "s")
+    ttl = TtlDescriptor(100, TtlTime(time), TtlUpdate(update), TtlVisibility(visibility), since_ms)
+    return TimeToLive(ttl, clock, current, "s")
 
 
 @pytest.mark.parametrize("time", ["processing", "event"])
@@ -109,7 +110,9 @@ def test_switched_off_strips_stamps_and_writes_none() -> None:
 
 def test_event_time_needs_a_watermark() -> None:
     clock = EpochClock(TimeMode.EVENT_TIME, 5, None)
-    ttl = TtlDescriptor(1, "event", "OnCreateAndWrite", "NeverReturnExpired")
+    ttl = TtlDescriptor(
+        1, TtlTime.EVENT_TIME, TtlUpdate.ON_CREATE_AND_WRITE, TtlVisibility.NEVER_RETURN_EXPIRED
+    )
     with pytest.raises(PlanError, match=r"state 's'.*withWatermark"):
         TimeToLive(ttl, clock, CurrentKey(), "state 's'")
 
