@@ -42,8 +42,11 @@ def plan_restore(
 
     Raises
     ------
-    PlanError
-        If the query has no operator of this library.
+    ConfigurationError
+        If a setting is unknown or not allowed, or `claimMode` is not.
+    PlanError, NotBuiltYetError
+        If the query has no operator of this library, two of its operators have the same uid, or it
+        has operators in an order that is not supported.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If `path` holds no checkpoint or savepoint, or it is damaged.
 
@@ -86,6 +89,10 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
         If an old uid is not stored, a new uid is empty, or two operators would have the same uid.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If `path` holds no checkpoint or savepoint, or it is damaged.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of a path, or its library is not installed.
+    OSError
+        If the new savepoint cannot be written; nothing of it remains.
 
     Examples
     --------

@@ -192,6 +192,8 @@ class KeyedStream:
         ------
         PlanError
             If an argument is not allowed. The message names the argument.
+        ProcessorError
+            If ``init`` or ``close`` raises an error; they are called once on the driver.
         NotBuiltYetError
             If an argument asks for a feature that is not supported. The message names the feature.
 
@@ -261,6 +263,8 @@ class KeyedStream:
         ------
         PlanError
             If an argument is not allowed. The message names the argument.
+        ProcessorError
+            If ``init`` or ``close`` raises an error; they are called once on the driver.
         NotBuiltYetError
             If an argument asks for a feature that is not supported. The message names the feature.
 
@@ -334,6 +338,8 @@ class KeyedStream:
         ------
         PlanError
             If an argument is not allowed. The message names the argument.
+        ProcessorError
+            If ``init`` or ``close`` raises an error; they are called once on the driver.
         NotBuiltYetError
             If an argument asks for a feature that is not supported. The message names the feature.
 

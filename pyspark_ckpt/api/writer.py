@@ -177,12 +177,20 @@ class CheckpointedStreamWriter(SinkWriter):
         ------
         ConfigurationError
             If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
-            would not make a temporary one for the sink.
+            would not make a temporary one for the sink. Also if a library is not installed: of a
+            storage, or this library for Spark's Python workers.
+        NotBuiltYetError
+            If the query has operators in an order, or a path of a scheme, that is not supported.
         PlanError
             If the query has no operator of this library, two of its operators have the same uid, or
-            its parallelism is not the parallelism of its location.
-        RestoreError, CheckpointNotFoundError, CorruptFileError
+            its parallelism is not the parallelism of its location. Also if a migration or the
+            watermark policy does not fit the query.
+        IncompatibleStateError
+            If a stored state or operator does not fit the query; nothing was started.
+        RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If the query cannot be restored; nothing was started or deleted.
+        ProcessorError
+            If the processor raises an error while the initial state is made.
 
         Examples
         --------
@@ -244,12 +252,20 @@ class CheckpointedStreamWriter(SinkWriter):
         ------
         ConfigurationError
             If a setting is unknown or not allowed, or there is no ``checkpointLocation`` and Spark
-            would not make a temporary one for the sink.
+            would not make a temporary one for the sink. Also if a library is not installed: of a
+            storage, or this library for Spark's Python workers.
+        NotBuiltYetError
+            If the query has operators in an order, or a path of a scheme, that is not supported.
         PlanError
             If the query has no operator of this library, two of its operators have the same uid, or
-            its parallelism is not the parallelism of its location.
-        RestoreError, CheckpointNotFoundError, CorruptFileError
+            its parallelism is not the parallelism of its location. Also if a migration or the
+            watermark policy does not fit the query.
+        IncompatibleStateError
+            If a stored state or operator does not fit the query; nothing was started.
+        RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If the query cannot be restored; nothing was started or deleted.
+        ProcessorError
+            If the processor raises an error while the initial state is made.
 
         Examples
         --------
@@ -340,7 +356,10 @@ class CheckpointedStreamWriter(SinkWriter):
         Raises
         ------
         ConfigurationError
-            If no path was given.
+            If no path was given, or a setting is unknown or not allowed.
+        PlanError, NotBuiltYetError
+            If the query has no operator of this library, two of its operators have the same uid, or
+            it has operators in an order that is not supported.
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If the path holds no checkpoint or savepoint, or it is damaged.
 

@@ -46,8 +46,16 @@ def history(path: str) -> pd.DataFrame:
 
     Raises
     ------
-    CheckpointNotFoundError
-        If there are no checkpoints at the path.
+    CheckpointNotFoundError, UnsafePathError
+        If there are no checkpoints at the path, there are those of several queries, or the path is
+        not safe.
+    CorruptFileError
+        If the note that says where the checkpoints are stored was changed.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of the path, or a library is not installed: of the
+        storage, or of ZooKeeper.
+    OSError
+        If the storage or ZooKeeper cannot be reached.
 
     Examples
     --------
@@ -110,8 +118,16 @@ def subtask_history(path: str) -> pd.DataFrame:
 
     Raises
     ------
-    CheckpointNotFoundError
-        If there are no checkpoints at the path.
+    CheckpointNotFoundError, UnsafePathError
+        If there are no checkpoints at the path, there are those of several queries, or the path is
+        not safe.
+    CorruptFileError
+        If the note that says where the checkpoints are stored was changed.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of the path, or a library is not installed: of the
+        storage, or of ZooKeeper.
+    OSError
+        If the storage or ZooKeeper cannot be reached.
 
     Examples
     --------

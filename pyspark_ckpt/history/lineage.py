@@ -190,6 +190,8 @@ def lineage(path: str) -> pd.DataFrame:
     ------
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If `path` holds no checkpoint or savepoint, or it is damaged or not safe.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of the path, or its library is not installed.
 
     Examples
     --------

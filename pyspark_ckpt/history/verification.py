@@ -72,6 +72,8 @@ def verify(path: str) -> Verification:
         not safe.
     CorruptFileError
         If files are missing or changed. The message names them.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of the path, or its library is not installed.
 
     Examples
     --------

@@ -77,6 +77,11 @@ class CheckpointedQuery(StreamingQuery):
             before it), files, phases_ms (of gathering: handles, sources, verification), path,
             reason. :func:`pyspark_ckpt.subtask_history` has each subtask's part.
 
+        Raises
+        ------
+        OSError
+            If the checkpoints cannot be listed.
+
         Examples
         --------
         >>> query.checkpoints().select("kind", "status").distinct().orderBy("kind").collect()
@@ -128,7 +133,11 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         CheckpointAbortedError
-            If the checkpoint was aborted; its `reason` says why.
+            If the checkpoint was aborted; its `reason` says why. Also if no epoch is committed yet,
+            or the query has ended.
+        OSError, CkptError
+            If unneeded files could not be deleted for longer than checkpoints may fail. The query
+            is stopped.
 
         Examples
         --------
@@ -194,9 +203,14 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured, or there is no such format.
+            If no directory is given or configured, there is no such format, or the library of the
+            directory's storage is not installed.
+        NotBuiltYetError, UnsafePathError
+            If there is no storage for the directory's scheme, or its path steps upwards.
         CheckpointAbortedError, CorruptFileError
-            If the savepoint could not be made; no file of it remains.
+            If the savepoint could not be made, or no epoch is committed yet; no file of it remains.
+        OSError
+            If the directory cannot be written.
 
         Examples
         --------
@@ -238,7 +252,13 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured; the query still runs.
+            If no directory is given or configured, there is no such format, or the library of the
+            directory's storage is not installed; the query still runs.
+        NotBuiltYetError
+            If `drain` is set for a query with Spark's own stateful operators, or there is no
+            storage for the directory's scheme; the query still runs.
+        UnsafePathError, OSError
+            If the directory's path steps upwards or cannot be made; the query still runs.
         CheckpointAbortedError, CorruptFileError
             If the savepoint could not be made. The query is stopped, and continues from its
             ``checkpointLocation`` when it is started again.

@@ -162,7 +162,11 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     Raises
     ------
     RestoreError
-        If the query runs in this application, or never did, or `to` is not its checkpoint.
+        If there is no Spark session. Also if the query runs in this application, or never did, or
+        `to` is not its checkpoint.
+    ConfigurationError, NotBuiltYetError
+        If the location is not on the local file system, or there is no storage for the scheme of
+        the checkpoints directory.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no good checkpoint of that name; nothing was changed.
 

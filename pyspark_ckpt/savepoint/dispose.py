@@ -78,6 +78,10 @@ def dispose_savepoint(path: str) -> Disposal:
         If there is no savepoint: nothing, or a checkpoint, which its query's retention owns.
     CorruptFileError, UnsafePathError
         If its ``_metadata`` cannot be trusted. Nothing was deleted.
+    ConfigurationError, NotBuiltYetError
+        If there is no storage for the scheme of the path, or its library is not installed.
+    OSError
+        If a file cannot be deleted; call it again.
 
     Examples
     --------

@@ -30,6 +30,8 @@ def read_conf_file(path: str | Path) -> dict[str, str]:
     ConfigurationError
         If a line is not a pair, or has an unknown ``spark.ckpt.`` key or a value that is not
         allowed.
+    OSError
+        If the file cannot be read.
 
     Examples
     --------
