@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import EntryStatus
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.history.frames import as_frame, entries_of, history
-from pyspark_ckpt.history.lineage import ancestors_of, lineage
+from pyspark_ckpt.history.lineage import ancestors_of, description_of, lineage
 from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
 from pyspark_ckpt.history.records import format_of
@@ -194,12 +194,7 @@ def _operator(operator: OperatorMetadata) -> dict[str, Any]:
     }
     return {
         "uid": operator.uid,
-        "processor": operator.processor,
-        "code_sha256": operator.code_sha256,
-        "schema_sha256": operator.schema_sha256,
-        "parallelism": operator.parallelism,
-        "max_parallelism": operator.max_parallelism,
-        "backend": operator.backend,
+        **description_of(operator),
         "base_formats": sorted(
             {handle.base.format for handle in operator.handles if handle.base is not None}
         ),

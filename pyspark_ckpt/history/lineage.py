@@ -14,7 +14,7 @@ import pandas as pd
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED, TASK_OWNED
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -43,20 +43,24 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
         "epoch": metadata.epoch,
         "completed_at": pd.Timestamp(metadata.completed_at_ms, unit="ms", tz="UTC"),
         "operators": {
-            operator.uid: {
-                "processor": operator.processor,
-                "code_sha256": operator.code_sha256,
-                "schema_sha256": operator.schema_sha256,
-                "parallelism": operator.parallelism,
-                "max_parallelism": operator.max_parallelism,
-                "backend": operator.backend,
-                "restored": operator.uid in restored,
-            }
+            operator.uid: {**description_of(operator), "restored": operator.uid in restored}
             for operator in metadata.operators
         },
         "found": True,
         "parent": None if metadata.parent is None else metadata.parent.path,
         "generation": 0,
+    }
+
+
+def description_of(operator: OperatorMetadata) -> dict[str, Any]:
+    """Return the fields of an operator that users see."""
+    return {
+        "processor": operator.processor,
+        "code_sha256": operator.code_sha256,
+        "schema_sha256": operator.schema_sha256,
+        "parallelism": operator.parallelism,
+        "max_parallelism": operator.max_parallelism,
+        "backend": operator.backend,
     }
 
 

@@ -12,11 +12,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 import pyspark_ckpt as ckpt
 from tests.golden import program
 from tests.golden.program import Sink
+from tests.golden.session import golden_session
 
 
 def main(
@@ -25,15 +24,7 @@ def main(
     retained = sorted(location.glob("pyspark_ckpt/chk-*/_metadata"))
     verified = [ckpt.verify(str(path.parent)).epoch for path in retained]
     with tempfile.TemporaryDirectory() as directory:
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.sql.shuffle.partitions", 2)
-            .config("spark.local.dir", directory)
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
+        spark = golden_session(directory)
         sink = Sink()
         writer = program.writer(spark, base, location, sink, json.loads(options))
         query = (writer if checkpoint is None else writer.restoreFrom(checkpoint)).start()

@@ -32,6 +32,7 @@ from tests.golden import program
 from tests.golden.comparing import check
 from tests.golden.model import Model
 from tests.golden.program import Sink
+from tests.golden.session import golden_session
 from tests.query import harness, model, timed
 from tests.query.harness import BACKEND, INLINE, INTERVAL, Job
 from tests.query.restoring import test_rescale
@@ -49,15 +50,7 @@ def main(target: Path) -> None:
     for module in (harness, model, timed, test_rescale, program):
         cloudpickle.register_pickle_by_value(module)
     with tempfile.TemporaryDirectory() as directory:
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.sql.shuffle.partitions", 2)
-            .config("spark.local.dir", directory)
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
+        spark = golden_session(directory)
         for backend, kind in KINDS:
             base = Path(directory) / f"{backend}-{kind}".lower()
             if not (target / base.name).exists():

@@ -7,25 +7,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `tests.parity...`, however pytest began
 
+from tests.by_value import pickled_by_value
 from tests.parity import engines
 from tests.parity.engines import Both
 from tests.query import harness, model
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Python workers cannot import test modules, so processors travel whole."""
-    modules = (harness, model, engines, request.module)
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    yield
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)
+def modules_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pickled_by_value(harness, model, engines, request.module):
+        yield
 
 
 @pytest.fixture(autouse=True)

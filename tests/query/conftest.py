@@ -7,24 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `tests.query.harness`, however pytest began
 
+from tests.by_value import pickled_by_value
+from tests.golden import program
 from tests.query import harness, model, timed
 from tests.query.harness import Feed, Job
 
 
 @pytest.fixture(scope="module", autouse=True)
-def pickled_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Python workers cannot import test modules, so processors are pickled by value."""
-    modules = (harness, model, timed, request.module)
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    yield
-    for module in modules:
-        cloudpickle.unregister_pickle_by_value(module)
+def modules_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pickled_by_value(harness, model, timed, program, request.module):
+        yield
 
 
 @pytest.fixture(autouse=True)

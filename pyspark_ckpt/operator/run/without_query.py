@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -49,31 +50,24 @@ class BatchFunction:
     @marks_errors
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Run the processor over all rows of the subtask; nothing is durable."""
-        frames = (frame for frame in frames if len(frame))
-        first = next(frames, None)
-        if first is None:
+        found = _rows_of_subtask(frames, self._function.descriptor.parallelism)
+        if found is None:
             return
-        token = int(first[TOKEN].iloc[0])
-        subtask = subtask_tokens(self._function.descriptor.parallelism).index(token)
+        subtask, rows = found
         with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
-            yield from self._run(chain([first], frames), subtask, Path(directory))
+            yield from self._run(rows, subtask, Path(directory))
 
     def _run(
         self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path
     ) -> Iterator[pd.DataFrame]:
         function = self._function
         limit_bytes = Settings().memory_limit_bytes
-        with open_temporary(directory / "state") as backend:
-            backend.load((), EMPTY_VERSION)
-            table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
-            try:
-                handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
-                processing = function.processing(handle, table, self._clock(), _EPOCH)
-                yield from processing.run(
-                    partial(function.read_batch, frames, subtask, limit_bytes, directory), _EPOCH
-                )
-            finally:
-                table.close()
+        handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
+        with _temporary_table(directory, limit_bytes) as table:
+            processing = function.processing(handle, table, self._clock(), _EPOCH)
+            yield from processing.run(
+                partial(function.read_batch, frames, subtask, limit_bytes, directory), _EPOCH
+            )
 
     def _clock(self) -> EpochClock:
         return EpochClock(self._function.descriptor.time_mode, now_ms(), NO_TIME_MS)
@@ -105,36 +99,25 @@ class InitialStateFunction:
     @marks_errors
     def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Make a subtask's state and yield its handle, whose files are durable."""
-        frames = (frame for frame in frames if len(frame))
-        first = next(frames, None)
-        if first is None:
+        found = _rows_of_subtask(frames, self._function.descriptor.parallelism)
+        if found is None:
             return
-        token = int(first[TOKEN].iloc[0])
-        subtask = subtask_tokens(self._function.descriptor.parallelism).index(token)
+        subtask, rows = found
         with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
-            handle = self._handle(chain([first], frames), subtask, Path(directory))
+            handle = self._handle(rows, subtask, Path(directory))
         yield pd.DataFrame({"subtask": [subtask], "handle": [encode_handle(handle)]})
 
     def _handle(self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path) -> Handle:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
         handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
-        with open_temporary(directory / "state") as backend:
-            backend.load((), EMPTY_VERSION)
-            table = StateTable(backend, writes=EpochWrites(limit_bytes // WRITES_SHARE, directory))
-            try:
-                processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
-                processing.run_initial_state(
-                    function.initial_parts(frames, subtask, limit_bytes, directory)
-                )
-                return end_epoch(
-                    self._storage(),
-                    handle,
-                    processing.states,
-                    INITIAL_EPOCH,
-                    _NOTHING_INLINE,
-                )
-            finally:
-                table.close()
+        with _temporary_table(directory, limit_bytes) as table:
+            processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
+            processing.run_initial_state(
+                function.initial_parts(frames, subtask, limit_bytes, directory)
+            )
+            return end_epoch(
+                self._storage(), handle, processing.states, INITIAL_EPOCH, _NOTHING_INLINE
+            )
 
     def _clock(self) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None
@@ -149,3 +132,28 @@ class InitialStateFunction:
         if self._runtime.query_subdirectory:
             return storage.child(self._runtime.query_id)
         return storage
+
+
+def _rows_of_subtask(
+    frames: Iterator[pd.DataFrame], parallelism: int
+) -> tuple[int, Iterator[pd.DataFrame]] | None:
+    """Return the subtask that gets the rows, and the frames; ``None`` if there are no rows."""
+    with_rows = (frame for frame in frames if len(frame))
+    first = next(with_rows, None)
+    if first is None:
+        return None
+    token = int(first[TOKEN].iloc[0])
+    return subtask_tokens(parallelism).index(token), chain([first], with_rows)
+
+
+@contextmanager
+def _temporary_table(directory: Path, memory_limit_bytes: int) -> Iterator[StateTable]:
+    """Open an empty table that ends with the block."""
+    with open_temporary(directory / "state") as backend:
+        backend.load((), EMPTY_VERSION)
+        writes = EpochWrites(memory_limit_bytes // WRITES_SHARE, directory)
+        table = StateTable(backend, writes=writes)
+        try:
+            yield table
+        finally:
+            table.close()

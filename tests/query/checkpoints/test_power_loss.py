@@ -5,11 +5,9 @@ A checkpoint is durable, and the cleaner keeps what the two epochs before it nee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
@@ -25,13 +23,6 @@ NEWEST_EPOCH = 4
 """It has no rows: those are in the epochs before it."""
 
 OPTIONS = {**OFTEN, BACKEND: "rocksdb"}
-
-
-@pytest.fixture(autouse=True)
-def program_by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(program)
-    yield
-    cloudpickle.unregister_pickle_by_value(program)
 
 
 @pytest.fixture

@@ -7,15 +7,13 @@ computed from the input, not read from what the library had written.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from tests.golden import comparing, program
+from tests.golden import comparing
 from tests.golden.continuing import expected_of, run
 from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
@@ -23,13 +21,6 @@ from tests.query.session_conf import session_conf
 GOLDEN = Path(__file__).parents[2] / "golden"
 WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))
 KINDS = ("native", "canonical", "checkpoint")
-
-
-@pytest.fixture(autouse=True)
-def program_by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(program)
-    yield
-    cloudpickle.unregister_pickle_by_value(program)
 
 
 def name_of(path: Path) -> str:

@@ -6,12 +6,10 @@ import os
 import random
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
@@ -25,13 +23,6 @@ from tests.query.session_conf import session_conf
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "whole-heap"
 ALL = 10_000
-
-
-@pytest.fixture(autouse=True)
-def program_by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(program)
-    yield
-    cloudpickle.unregister_pickle_by_value(program)
 
 
 class Restores:

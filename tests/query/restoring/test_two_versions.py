@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
@@ -27,13 +25,6 @@ SOON = {
     "spark.ckpt.state.changelog.materialize.min-size": "0b",
     "spark.ckpt.state.changelog.materialize.max-segments": "1",
 }
-
-
-@pytest.fixture(autouse=True)
-def program_by_value() -> Iterator[None]:
-    cloudpickle.register_pickle_by_value(program)
-    yield
-    cloudpickle.unregister_pickle_by_value(program)
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])

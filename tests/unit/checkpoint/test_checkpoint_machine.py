@@ -20,6 +20,7 @@ from pyspark_ckpt.checkpoint.machine import (
     Subtask,
 )
 from pyspark_ckpt.settings import Settings
+from tests.unit.checkpoint.still_clock import StillClock
 
 A, B = Subtask("op", 0), Subtask("op", 1)
 SUBTASKS = frozenset({A, B})
@@ -33,23 +34,13 @@ HARMLESS = {
 ENDED = {CheckpointState.ABORTED, CheckpointState.SUBSUMED}
 
 
-class Clock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_ms = 1000
-
-    def __call__(self) -> int:
-        return self.now_ms
+@pytest.fixture
+def clock() -> StillClock:
+    return StillClock(1000)
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(clock: Clock) -> Callable[..., CheckpointMachine]:
+def make(clock: StillClock) -> Callable[..., CheckpointMachine]:
     """Return a function that makes a machine that retains two, with some settings changed."""
 
     def make(
@@ -133,7 +124,7 @@ def test_an_aborted_checkpoint_is_not_published_by_what_comes_late(
 
 
 def test_what_expires_while_it_is_published_is_uncertain_until_it_is_old(
-    make: Callable[..., CheckpointMachine], clock: Clock
+    make: Callable[..., CheckpointMachine], clock: StillClock
 ) -> None:
     """Scenario 2: the same in the state machine."""
     machine = make(num_retained=1)
@@ -169,7 +160,7 @@ def test_an_uncertain_one_stays_while_there_is_room(
 
 
 def test_a_collecting_one_that_expires_is_gone(
-    make: Callable[..., CheckpointMachine], clock: Clock
+    make: Callable[..., CheckpointMachine], clock: StillClock
 ) -> None:
     machine = make()
     number = begin(machine, 1)
@@ -211,7 +202,7 @@ def test_what_cannot_be_read_hides_no_epoch(make: Callable[..., CheckpointMachin
 
 
 def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
-    make: Callable[..., CheckpointMachine], clock: Clock
+    make: Callable[..., CheckpointMachine], clock: StillClock
 ) -> None:
     """Scenario 6: slower than the interval, the pause is kept."""
     machine = make(interval_ms=100, min_pause_ms=80, timeout_ms=1000)
@@ -236,7 +227,7 @@ def test_a_periodic_one_waits_for_interval_and_pause_a_manual_one_for_neither(
 
 
 def test_nothing_begins_without_a_new_epoch_or_after_the_end(
-    make: Callable[..., CheckpointMachine], clock: Clock
+    make: Callable[..., CheckpointMachine], clock: StillClock
 ) -> None:
     """Scenario 25: shut down while one is under way."""
     machine = make()
@@ -255,7 +246,7 @@ def test_nothing_begins_without_a_new_epoch_or_after_the_end(
 
 
 def test_one_is_under_way_and_each_end_of_it_makes_room(
-    make: Callable[..., CheckpointMachine], clock: Clock
+    make: Callable[..., CheckpointMachine], clock: StillClock
 ) -> None:
     """Scenario 25: through abort, completion, expiry and the end."""
     machine = make(tolerable_failed_checkpoints=1000)
@@ -309,7 +300,7 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = StillClock(1000)
         self.model: dict[int, dict[str, Any]] = {}
         self.completed_once: list[int] = []
         self.last_id = 0

@@ -7,23 +7,16 @@ import logging
 import pytest
 
 from pyspark_ckpt.checkpoint.tolerance import Patience
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_ms = 0
-
-    def __call__(self) -> int:
-        return self.now_ms
+from tests.unit.checkpoint.still_clock import StillClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> StillClock:
+    return StillClock()
 
 
 @pytest.fixture
-def patience(clock: Clock) -> Patience:
+def patience(clock: StillClock) -> Patience:
     return Patience("looking for requests", 1000, clock)
 
 
@@ -33,7 +26,7 @@ def fail(patience: Patience, text: str, times: int = 1) -> None:
 
 
 def test_equal_failures_are_logged_once(
-    patience: Patience, clock: Clock, caplog: pytest.LogCaptureFixture
+    patience: Patience, clock: StillClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged again only if it changes, or comes back after a success."""
     with caplog.at_level(logging.DEBUG):
@@ -52,7 +45,7 @@ def test_equal_failures_are_logged_once(
     ]
 
 
-def test_a_failure_that_lasts_is_raised(patience: Patience, clock: Clock) -> None:
+def test_a_failure_that_lasts_is_raised(patience: Patience, clock: StillClock) -> None:
     fail(patience, "no")
     clock.now_ms = 999
     fail(patience, "no")
