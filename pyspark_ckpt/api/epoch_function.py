@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.task_failure import marked_errors
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.open import open_local_storage
+from pyspark_ckpt.storage.open import open_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class EpochFunction:
 
 def _timestamp_ms(runtime: Runtime, epoch: int) -> int:
     """Return the batch timestamp that Spark logged before it started the epoch."""
-    log = SparkLog(open_local_storage(runtime.checkpoint_location))
+    log = SparkLog(open_storage(runtime.checkpoint_location))
     return int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
 
 

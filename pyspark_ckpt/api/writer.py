@@ -23,7 +23,7 @@ from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
-from pyspark_ckpt.storage.open import LocalStorage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
@@ -329,7 +329,7 @@ class CheckpointedStreamWriter(SinkWriter):
         self,
         start: Callable[[], StreamingQuery],
         sink: SinkChoice,
-        storage: LocalStorage,
+        storage: Storage,
     ) -> StreamingQuery:
         """Start Spark's query for one more epoch, with the sink that the query was started with."""
         if self._sink != sink:

@@ -12,16 +12,17 @@ from pyspark_ckpt.formats.layout import spark_operator_path
 from pyspark_ckpt.formats.metadata import SparkOperatorFile
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
-from pyspark_ckpt.spark.state_files import STATE, chunks_of
+from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import Storage
 
 
 class SparkStateCopies:
     """Copies of the files of Spark's own state in a checkpoints directory, one per file.
 
-    Spark writes a file under another name and renames it. Therefore a file is identified by its
-    number, size and time. Checkpoints and savepoints use the copies at the same time.
+    Spark writes a file under another name and renames it. Therefore a file is identified by what
+    its storage tells of it: number, size and time, or an object's tag. Checkpoints and savepoints
+    use the copies at the same time.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ class SparkStateCopies:
         about to clean up, shares no copy with this one.
     """
 
-    def __init__(self, location: LocalStorage, checkpoints: Storage, run: str) -> None:
+    def __init__(self, location: Storage, checkpoints: Storage, run: str) -> None:
         self._location = location
         self._checkpoints = checkpoints
         self._run = run
@@ -51,8 +52,7 @@ class SparkStateCopies:
         """
         source = f"{STATE}/{operator_id}/{name}"
         try:
-            status = self._location.path(source).stat()
-            known = f"{self._run} {source} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
+            known = f"{self._run} {source} {self._location.fingerprint(source)}"
             path = spark_operator_path(operator_id, hashlib.sha256(known.encode()).hexdigest())
             return SparkOperatorFile(name, self._copy(source, path))
         except FileNotFoundError as exc:
@@ -67,7 +67,7 @@ class SparkStateCopies:
             reference = self._copied.get(path)
             if reference is None or not self._checkpoints.exists(path):
                 self._checkpoints.delete([path])  # a write may have failed at its very end
-                reference = self._checkpoints.write(path, chunks_of(self._location, source))
+                reference = self._checkpoints.write(path, self._location.chunks(source))
                 self._copied[path] = reference
             return reference
 

@@ -6,7 +6,7 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.spark.state_files import needed_files, operator_name
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import Storage
 
 _OF_ONE_PARTITION = "globalLimit"
 
@@ -39,7 +39,7 @@ def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMe
     )
 
 
-def _checked_name(location: LocalStorage, operator_id: int, wanted: str) -> str:
+def _checked_name(location: Storage, operator_id: int, wanted: str) -> str:
     found = operator_name(location, operator_id)
     if found != wanted:
         raise CheckpointAbortedError(

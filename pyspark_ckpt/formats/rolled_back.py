@@ -6,7 +6,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME
-from pyspark_ckpt.storage.local import LocalStorage
+from pyspark_ckpt.storage.base import Storage
 
 ALL_EPOCHS = -1
 """No epoch is before this one."""
@@ -33,7 +33,7 @@ class RolledBack(msgspec.Struct, frozen=True):
     after: int
 
 
-def read_rolled_back(location: LocalStorage) -> tuple[RolledBack, ...]:
+def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
     """Return the epochs that rollbacks of a location removed, the oldest rollback first.
 
     Raises
@@ -53,7 +53,7 @@ def read_rolled_back(location: LocalStorage) -> tuple[RolledBack, ...]:
         ) from exc
 
 
-def write_rolled_back(location: LocalStorage, void: tuple[RolledBack, ...]) -> None:
+def write_rolled_back(location: Storage, void: tuple[RolledBack, ...]) -> None:
     """Replace the file; a crash may leave no file."""
     location.delete([ROLLED_BACK_NAME])
     location.write(ROLLED_BACK_NAME, [msgspec.json.encode(void)])

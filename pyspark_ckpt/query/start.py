@@ -36,6 +36,8 @@ from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, sour
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.retrying import RetryingStorage
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()
@@ -109,7 +111,7 @@ class QueryStart:
 
     def run(self) -> CheckpointedQuery:
         """Start the query; on an error nothing was started or deleted."""
-        with _turn_of(str(self._location.storage.root)):
+        with _turn_of(self._location.storage.url):
             return self._run()
 
     def _run(self) -> CheckpointedQuery:
@@ -203,8 +205,8 @@ class QueryStart:
     def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
         location = self._location
         files = QueryFiles(
-            checkpoint_location=str(location.storage.root),
-            spark_log=SparkLog(location.storage),
+            checkpoint_location=location.storage.hadoop_url,
+            spark_log=SparkLog(_retrying(location.storage)),
             storage=location.checkpoints(query.id),
             query_id=query.id,
             query_name=query.name,
@@ -236,6 +238,11 @@ class QueryStart:
                 return True
 
         delete_when_ended(self._location.storage, coordinator.join, has_failed)
+
+
+def _retrying(location: Storage) -> Storage:
+    """Return a location whose reads survive that an object store asks for fewer requests."""
+    return RetryingStorage(location) if location.is_remote else location
 
 
 def _turn_of(location: str) -> threading.Lock:

@@ -38,7 +38,7 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.behind import check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -61,7 +61,7 @@ class StartLocation:
 
     def __init__(
         self,
-        storage: LocalStorage,
+        storage: Storage,
         checkpoints_directory: str | None,
         operators: StatefulOperators,
     ) -> None:
@@ -138,7 +138,7 @@ class StartLocation:
             if bound is not None and operator.parallelism != bound:
                 raise PlanError(
                     f"operator {operator.uid!r} has parallelism {operator.parallelism} ({key}), "
-                    f"Spark bound the location {self.storage.root} to {bound} with its first "
+                    f"Spark bound the location {self.storage.url} to {bound} with its first "
                     f"epoch: set {key} to {bound} before building the query, or "
                     f"{self._way_to_another_parallelism}"
                 )
@@ -160,7 +160,7 @@ class StartLocation:
         if passing and policy != MIN:
             raise PlanError(
                 f"operator {passing[0]!r} was built with {POLICY}={MIN}, the query would run with "
-                f"{policy} at {self.storage.root}: set it to {policy} and build the query again"
+                f"{policy} at {self.storage.url}: set it to {policy} and build the query again"
             )
 
     def check_states(self, spark: SparkSession) -> None:
@@ -186,7 +186,7 @@ class StartLocation:
         """
         if self.storage.exists(ROLLBACK_MARKER):
             raise RestoreError(
-                f"{self.storage.root}: a rollback of this location was interrupted; call "
+                f"{self.storage.url}: a rollback of this location was interrupted; call "
                 "pyspark_ckpt.rollback again, which finishes it"
             )
 
@@ -200,7 +200,7 @@ class StartLocation:
         """
         if self._is_half_seeded:
             raise RestoreError(
-                f"{self.storage.root}: a restore into this location was interrupted; start the "
+                f"{self.storage.url}: a restore into this location was interrupted; start the "
                 "query with restoreFrom again"
             )
 
@@ -248,7 +248,7 @@ class StartLocation:
         query_id = self._log.query_id()
         origin = None if query_id is None else read_origin(self.checkpoints(query_id))
         if origin is not None and _is_or_replaces(origin, path):
-            logger.info("%s has committed epochs: not restored from %s", self.storage.root, path)
+            logger.info("%s has committed epochs: not restored from %s", self.storage.url, path)
             return
         before = "was never restored" if origin is None else f"was restored from {origin.path}"
         logger.warning(
@@ -256,7 +256,7 @@ class StartLocation:
             "%s); to start from that path, give a fresh checkpointLocation or call "
             "pyspark_ckpt.rollback",
             path,
-            self.storage.root,
+            self.storage.url,
             before,
         )
 
@@ -286,7 +286,7 @@ class StartLocation:
         states = [state for state in all_states if state is not None]
         if self._committed_epoch is not None:
             if states:
-                logger.info("%s has committed epochs: no initial state is made", self.storage.root)
+                logger.info("%s has committed epochs: no initial state is made", self.storage.url)
             return None
         if not states:
             self.check_not_half_seeded()
@@ -309,7 +309,7 @@ class StartLocation:
         query_id = self._log.query_id()
         if query_id is not None and self._initial_time_ms(self.checkpoints(query_id)) is not None:
             raise RestoreError(
-                f"{self.storage.root}: epoch 0 began with an initialState and is not committed; "
+                f"{self.storage.url}: epoch 0 began with an initialState and is not committed; "
                 "build the query with initialState again, or give it a fresh checkpointLocation"
             )
 
@@ -385,7 +385,7 @@ class StartLocation:
             clear_unfinished(self.storage, self._checkpoints_directory)
         else:
             raise RestoreError(
-                f"{self.storage.root} is not empty and has no committed epoch: give the query a "
+                f"{self.storage.url} is not empty and has no committed epoch: give the query a "
                 "fresh checkpointLocation"
             )
 

@@ -1,10 +1,13 @@
 """Puts a stopped query's own location back to a retained checkpoint; driver only.
 
 The checkpoint's state is staged in a directory inside the location. Then the content of the
-location is exchanged with the staged content, by renames. A marker says what is moved out to where
-and what is moved in from where. It is durable before the first rename and is deleted after the
-last. Where a file lies shows whether its rename was done, so the next call can finish an
-interrupted exchange. No query starts in a location that has the marker.
+location is exchanged with the staged content. A marker says what is moved out to where and what is
+moved in from where. It is durable before the first move and is deleted after the last. Where a file
+lies shows whether it was moved, so the next call can finish an interrupted exchange. No query
+starts in a location that has the marker.
+
+A file system renames a directory at once. An object store copies and deletes file by file; there, a
+second marker says that all is moved out.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
-from pyspark_ckpt.storage.open import LocalStorage, Storage, open_local_storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -51,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
+_ALL_MOVED_OUT = "_all_moved_out"
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -69,13 +73,13 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: tuple[RolledBack, ...] = ()
 
 
-def exchange(location: LocalStorage, wanted: Exchange) -> None:
+def exchange(location: Storage, wanted: Exchange) -> None:
     """Exchange the content of a location; durable on return."""
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     finish_exchange(location, wanted)
 
 
-def begun_exchange(location: LocalStorage) -> Exchange | None:
+def begun_exchange(location: Storage) -> Exchange | None:
     """Return the exchange that was begun in a location, ``None`` if there is none.
 
     Raises
@@ -89,16 +93,14 @@ def begun_exchange(location: LocalStorage) -> Exchange | None:
         return msgspec.json.decode(location.read(ROLLBACK_MARKER), type=Exchange)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise CorruptFileError(
-            f"{location.root}/{ROLLBACK_MARKER} was changed ({exc}): move the directories beside "
+            f"{location.url}/{ROLLBACK_MARKER} was changed ({exc}): move the directories beside "
             "it by hand, or restore a checkpoint into a fresh checkpointLocation"
         ) from exc
 
 
-def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
+def finish_exchange(location: Storage, begun: Exchange) -> None:
     """Do the rest of an exchange, whatever part of it was done."""
-    for name in begun.outgoing:
-        if not location.exists(f"{begun.kept}/{name}"):
-            location.move(name, f"{begun.kept}/{name}")
+    _move_out(location, begun)
     for name in begun.incoming:
         if location.exists(f"{begun.staged}/{name}"):
             location.move(f"{begun.staged}/{name}", name)
@@ -106,6 +108,22 @@ def finish_exchange(location: LocalStorage, begun: Exchange) -> None:
         write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])
+
+
+def _move_out(location: Storage, begun: Exchange) -> None:
+    """Move out what was in the location, unless that is done."""
+    if location.moves_at_once:
+        for name in begun.outgoing:
+            if not location.exists(f"{begun.kept}/{name}"):
+                location.move(name, f"{begun.kept}/{name}")
+        return
+    # Some files of a directory may be moved. So a name that is there does not show that all are,
+    # and what is moved in later would be taken for what has to go.
+    if location.exists(f"{begun.kept}/{_ALL_MOVED_OUT}"):
+        return
+    for name in begun.outgoing:
+        location.move(name, f"{begun.kept}/{name}")
+    location.write(f"{begun.kept}/{_ALL_MOVED_OUT}", [b"all of it is here\n"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +197,7 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     """
     spark = _session()
     path = qualified_path(spark, str(checkpointLocation))
-    location = open_local_storage(path, "checkpointLocation")
+    location = open_storage(path, "checkpointLocation")
     root = None
     if checkpointsDirectory is not None:
         root = open_storage(qualified_path(spark, str(checkpointsDirectory)))
@@ -190,25 +208,25 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     _clear_leftovers(location, root)
     wanted = _prepared(spark, location, root, to, query_id)
     exchange(location, wanted)
-    kept = str(location.root / wanted.kept)
-    logger.info("%s is put back to %s; its content before is in %s", location.root, to, kept)
-    return Rollback(str(location.root), to, kept)
+    kept = location.url_of(wanted.kept)
+    logger.info("%s is put back to %s; its content before is in %s", location.url, to, kept)
+    return Rollback(location.url, to, kept)
 
 
-def _finish_interrupted(location: LocalStorage, to: str) -> Rollback | None:
+def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
     """Finish a rollback that was interrupted; return it if it was to the same checkpoint."""
     begun = begun_exchange(location)
     if begun is None:
         return None
     finish_exchange(location, begun)
-    logger.warning("%s: finished the rollback to %s", location.root, begun.to)
+    logger.warning("%s: finished the rollback to %s", location.url, begun.to)
     if begun.to != to:
         return None
-    return Rollback(str(location.root), to, str(location.root / begun.kept))
+    return Rollback(location.url, to, location.url_of(begun.kept))
 
 
 def _prepared(
-    spark: SparkSession, location: LocalStorage, root: Storage | None, to: str, query_id: str
+    spark: SparkSession, location: Storage, root: Storage | None, to: str, query_id: str
 ) -> Exchange:
     """Stage what comes in; return the exchange that is to be done."""
     void = read_rolled_back(location)
@@ -231,31 +249,31 @@ def _prepared(
         kept=f"{_KEPT}{token}",
         staged=staged,
         outgoing=tuple(name for name in location.list() if not name.startswith((_KEPT, _STAGED))),
-        incoming=tuple(location.list(staged)),
+        incoming=tuple(name for name in location.list(staged) if name != _ALL_MOVED_OUT),
         rolled_back=void,
     )
 
 
 def _stage(
     spark: SparkSession,
-    location: LocalStorage,
+    location: Storage,
     root: Storage | None,
     to: str,
-    staged: LocalStorage,
+    staged: Storage,
 ) -> int:
     """Fill a directory with the location's new content; return the epoch that it continues from."""
     query_id = SparkLog(location).query_id()
     number = checkpoint_id_of(to)
     if number is None or query_id is None:
         raise RestoreError(
-            f"{location.root} cannot be put back to {to!r}: give chk-N, the name of a retained "
+            f"{location.url} cannot be put back to {to!r}: give chk-N, the name of a retained "
             "checkpoint of the query that ran there"
         )
     checkpoints = location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
     source = RestoreSource(checkpoints.url_of(to))
     if source.metadata.query_id != query_id:
         raise RestoreError(
-            f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.root} "
+            f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.url} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
     # It is not checked: the operators are the checkpoint's own, whatever state store they use.
@@ -290,29 +308,29 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
     return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 
-def _id_of(kept: LocalStorage) -> str:
+def _id_of(kept: Storage) -> str:
     query_id = SparkLog(kept).query_id()
     if query_id is None:
-        raise RestoreError(f"{kept.root} has no query: give the name of a retained checkpoint")
+        raise RestoreError(f"{kept.url} has no query: give the name of a retained checkpoint")
     return query_id
 
 
-def _check_stopped(spark: SparkSession, location: LocalStorage) -> str:
+def _check_stopped(spark: SparkSession, location: Storage) -> str:
     """Return the id of the location's query; refuse a query that runs."""
     query_id = SparkLog(location).query_id()
     if query_id is None or SparkLog(location).committed_epoch() is None:
-        raise RestoreError(f"{location.root} has no committed epoch: there is nothing to put back")
+        raise RestoreError(f"{location.url} has no committed epoch: there is nothing to put back")
     if location.exists(SEEDING_MARKER):
         raise RestoreError(
-            f"{location.root}: a restore into this location was interrupted; start the query with "
+            f"{location.url}: a restore into this location was interrupted; start the query with "
             "restoreFrom again"
         )
     if is_active(spark, query_id):
-        raise RestoreError(f"query {query_id} runs at {location.root}: stop it first")
+        raise RestoreError(f"query {query_id} runs at {location.url}: stop it first")
     return query_id
 
 
-def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
+def _clear_leftovers(location: Storage, root: Storage | None) -> None:
     """Remove what a rollback left behind that ended before its marker was written.
 
     Outside of the location this is the checkpoints directory of the new query. Only the staged
@@ -331,9 +349,7 @@ def _clear_leftovers(location: LocalStorage, root: Storage | None) -> None:
         location.delete_directory(name)
 
 
-def _remove_never_started(
-    root: Storage, query_id: str, staged: LocalStorage, location: LocalStorage
-) -> None:
+def _remove_never_started(root: Storage, query_id: str, staged: Storage, location: Storage) -> None:
     """Remove the checkpoints directory of a query that was staged, unless it has a checkpoint.
 
     In a copy of a location, the directory may belong to the original, whose query continued.

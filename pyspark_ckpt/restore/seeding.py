@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import uuid
 from typing import Any
 
@@ -35,7 +34,7 @@ from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
-from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +44,7 @@ QUERY_ID_NAME = "metadata"
 _SCRATCH = "_seed"
 
 
-def seed(
-    spark: SparkSession, location: LocalStorage, checkpoints: Storage, plan: RestorePlan
-) -> None:
+def seed(spark: SparkSession, location: Storage, checkpoints: Storage, plan: RestorePlan) -> None:
     """Fill a location that was marked; all is durable but the removal of the marker.
 
     Parameters
@@ -83,7 +80,7 @@ def seed(
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
         place_spark_files(plan.source.storage, location, state_files, plan.sources)
     write_origin(checkpoints, plan.origin)
-    shutil.rmtree(location.path(_SCRATCH))
+    location.remove_directory(_SCRATCH)
 
 
 def _handles(
@@ -104,7 +101,7 @@ def _handles(
 
 
 def _place_state(
-    spark: SparkSession, location: LocalStorage, seeds: dict[int, Seed], plan: RestorePlan
+    spark: SparkSession, location: Storage, seeds: dict[int, Seed], plan: RestorePlan
 ) -> None:
     """Write state stores and Spark's logs as they are when the epoch has been committed."""
     planned = plan.spark_operators
@@ -114,7 +111,7 @@ def _place_state(
     _write_logs(location, seeded, plan)
 
 
-def _write_logs(location: LocalStorage, seeded: SparkLog, plan: RestorePlan) -> None:
+def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
     """Write Spark's logs of the epoch, after those of the query that wrote the state stores."""
     metadata = {**seeded.offsets_entry(0).metadata, **plan.sources.times_ms}
     # A stored conf may have more keys; only those that Spark itself keeps here are taken.
@@ -145,13 +142,13 @@ def _entry(metadata: dict[str, Any], planned: PlannedSources, *, is_v2: bool) ->
     return OffsetsEntry(metadata, planned.offsets, keys)
 
 
-def begin_seeding(location: LocalStorage) -> str:
+def begin_seeding(location: Storage) -> str:
     """Mark an empty location as being seeded and give its query an id; both durable on return."""
     location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
     return write_query_id(location)
 
 
-def write_query_id(location: LocalStorage) -> str:
+def write_query_id(location: Storage) -> str:
     """Give the query of a fresh location its id, as Spark would; durable on return.
 
     Raises
@@ -164,7 +161,7 @@ def write_query_id(location: LocalStorage) -> str:
     return query_id
 
 
-def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) -> None:
+def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
     """Remove what an interrupted seeding left behind; the marker is removed last."""
     query_id = SparkLog(location).query_id()
     if checkpoints_directory is not None and query_id is not None:
@@ -172,14 +169,14 @@ def clear_unfinished(location: LocalStorage, checkpoints_directory: str | None) 
     for name in location.list():
         if name == SEEDING_MARKER:
             continue
-        if location.path(name).is_dir():
-            shutil.rmtree(location.path(name))
+        if location.size_bytes(name) is None:
+            location.remove_directory(name)
         else:
             location.delete([name])
     location.delete([SEEDING_MARKER])
 
 
-def finish_seeding(location: LocalStorage, source: str) -> None:
+def finish_seeding(location: Storage, source: str) -> None:
     """Remove the marker: the location is complete, like that of any query."""
     location.delete([SEEDING_MARKER])
-    logger.info("seeded %s from %s", location.root, source)
+    logger.info("seeded %s from %s", location.url, source)

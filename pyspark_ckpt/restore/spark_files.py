@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import Storage
 
 _VERSION = b"v1"
 _FIELDS = {"path": str, "timestamp": int, "batchId": int}
@@ -41,7 +41,7 @@ _NAMES = "metadata"
 
 def place_spark_files(
     source: Storage,
-    location: LocalStorage,
+    location: Storage,
     state_files: Iterable[SparkStateFile],
     sources: PlannedSources,
 ) -> None:
@@ -50,7 +50,7 @@ def place_spark_files(
     place_source_logs(source, location, sources)
 
 
-def place_source_logs(source: Storage, location: LocalStorage, planned: PlannedSources) -> None:
+def place_source_logs(source: Storage, location: Storage, planned: PlannedSources) -> None:
     """Copy the logs that the query's sources need into a location, durably.
 
     Parameters
@@ -76,9 +76,7 @@ def place_source_logs(source: Storage, location: LocalStorage, planned: PlannedS
             location.write(_log_path(log, planned), _checked_entries(file, number, name))
 
 
-def place_state_files(
-    source: Storage, location: LocalStorage, files: Iterable[SparkStateFile]
-) -> None:
+def place_state_files(source: Storage, location: Storage, files: Iterable[SparkStateFile]) -> None:
     """Copy the state of Spark's own operators into a location, durably.
 
     Parameters

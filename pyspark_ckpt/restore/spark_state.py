@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,7 +30,7 @@ from pyspark_ckpt.operator.time import never_late_column
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import Storage
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}
@@ -46,7 +45,7 @@ class Seed:
     handles: list[Handle]
 
 
-def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed]) -> SparkLog:
+def write_seeds(spark: SparkSession, scratch: Storage, seeds: Sequence[Seed]) -> SparkLog:
     """Return Spark's files of a query whose state stores hold the seeds.
 
     Parameters
@@ -68,15 +67,15 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
     session = own_session(spark, {**conf, **_WHOLE_VERSIONS, SOURCE_EVOLUTION: "false"})
     branches = []
     for number, seed in enumerate(seeds):
-        directory = scratch.path(f"handles/{number}")
-        _write_handles(directory, seed)
-        branches.append(_seeding_stream(session, directory, seed.operator))
+        handles = scratch.child(f"handles/{number}")
+        _write_handles(handles, seed)
+        branches.append(_seeding_stream(session, handles.hadoop_url, seed.operator))
     log = SparkLog(scratch.child("location"))
     query = (
         reduce(DataFrame.union, branches)
         .writeStream.format("noop")
         .queryName(f"pyspark_ckpt: seeding {scratch.parent().name}")
-        .option("checkpointLocation", str(log.storage.root))
+        .option("checkpointLocation", log.storage.hadoop_url)
         .trigger(availableNow=True)
         .start()
     )
@@ -88,7 +87,7 @@ def write_seeds(spark: SparkSession, scratch: LocalStorage, seeds: Sequence[Seed
     return log
 
 
-def _write_handles(directory: Path, seed: Seed) -> None:
+def _write_handles(directory: Storage, seed: Seed) -> None:
     tokens = subtask_tokens(seed.operator.parallelism)
     table = pa.table(
         {
@@ -96,14 +95,13 @@ def _write_handles(directory: Path, seed: Seed) -> None:
             "handle": pa.array([encode_handle(handle) for handle in seed.handles], pa.binary()),
         }
     )
-    directory.mkdir(parents=True)
-    pq.write_table(table, directory / "handles.parquet")
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content)
+    directory.write("handles.parquet", [content.getvalue().to_pybytes()])
 
 
-def _seeding_stream(
-    spark: SparkSession, directory: Path, operator: OperatorDescriptor
-) -> DataFrame:
-    handles = spark.readStream.schema(f"{TOKEN} int, handle binary").parquet(str(directory))
+def _seeding_stream(spark: SparkSession, directory: str, operator: OperatorDescriptor) -> DataFrame:
+    handles = spark.readStream.schema(f"{TOKEN} int, handle binary").parquet(directory)
     # Spark requires a column of event time for event-time timeouts.
     return (
         handles.select(TOKEN, "handle", never_late_column())

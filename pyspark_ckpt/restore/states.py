@@ -107,7 +107,7 @@ def check_stored_operators(
         If a state, an operator or a uid does not fit.
     """
     _check_names(log, operators)
-    root = str(log.storage.root)
+    root = log.storage.hadoop_url
     stored = {
         operator_id: read_handles(spark, root, epoch, operator_id)
         for operator_id in log.operator_ids()
@@ -133,7 +133,7 @@ def _check_names(log: SparkLog, operators: StatefulOperators) -> None:
     stored = {name for name in names.values() if name not in (OUR_NAME, None)}
     if (in_query or stored) and names != wanted:
         raise IncompatibleStateError(
-            f"{log.storage.root} holds the state of the operators {_listed(names)}, the query has "
+            f"{log.storage.url} holds the state of the operators {_listed(names)}, the query has "
             f"{_listed(wanted)}: give it the operators that it had, in their order, or restore a "
             "checkpoint into a new checkpointLocation"
         )

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import Storage
 
 NO_OFFSET = "-"
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
@@ -125,7 +125,7 @@ class SourceLogFile:
 class SparkLog:
     """The log files of one ``checkpointLocation``."""
 
-    def __init__(self, storage: LocalStorage) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
     def committed_epoch(self) -> int | None:
@@ -200,7 +200,7 @@ class SparkLog:
         """
         if len(sources.ids) != len(offsets.source_offsets):
             raise CheckpointAbortedError(
-                f"{self.storage.root}: Spark stores {len(offsets.source_offsets)} offsets, but the "
+                f"{self.storage.url}: Spark stores {len(offsets.source_offsets)} offsets, but the "
                 f"query reads sources at {len(sources.ids)} places: report the query's plan to the "
                 "authors of pyspark_ckpt"
             )
@@ -225,7 +225,7 @@ class SparkLog:
     def _entry(self, path: str, epoch: int) -> str:
         if not self.storage.exists(path):
             raise CorruptFileError(
-                f"{self.storage.path(path)} is missing: Spark has not committed epoch {epoch}"
+                f"{self.storage.url_of(path)} is missing: Spark has not committed epoch {epoch}"
             )
         text = self._text(path)
         version, separator, _ = text.partition("\n")
@@ -233,8 +233,8 @@ class SparkLog:
             raise self._corrupt(path, "it is cut short")
         if version not in _KNOWN_VERSIONS[path.partition("/")[0]]:
             raise NotBuiltYetError(
-                f"{self.storage.path(path)}: Spark's log version {version!r} is not supported yet: "
-                "use a version of PySpark that this library supports"
+                f"{self.storage.url_of(path)}: Spark's log version {version!r} is not supported "
+                "yet: use a version of PySpark that this library supports"
             )
         return text
 
@@ -255,7 +255,7 @@ class SparkLog:
 
     def _corrupt(self, path: str, what: str) -> CorruptFileError:
         return CorruptFileError(
-            f"{self.storage.path(path)} is not what Spark writes: {what}; restore a checkpoint "
+            f"{self.storage.url_of(path)} is not what Spark writes: {what}; restore a checkpoint "
             "into a fresh checkpointLocation"
         )
 

@@ -35,10 +35,10 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
-from pyspark_ckpt.storage.open import LocalStorage, open_local_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _MICRO_BATCHES = "MicroBatchExecution"
 
@@ -53,7 +53,7 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
 
 def start_with_conf(
     spark: SparkSession,
-    location: LocalStorage,
+    location: Storage,
     conf: Mapping[str, str],
     start: Callable[[], StreamingQuery],
 ) -> StreamingQuery:
@@ -106,9 +106,7 @@ def start_with_conf(
 class _ConfAtStart(StreamingQueryListener):
     """Sets the conf of one query's own session before the query reads it."""
 
-    def __init__(
-        self, spark: SparkSession, location: LocalStorage, conf: Mapping[str, str]
-    ) -> None:
+    def __init__(self, spark: SparkSession, location: Storage, conf: Mapping[str, str]) -> None:
         self._spark = spark
         self._location = location
         self._conf = conf
@@ -127,9 +125,12 @@ class _ConfAtStart(StreamingQueryListener):
     def _is_at_location(self, query: StreamingQuery) -> bool:
         root = str(_execution(query).resolvedCheckpointRoot())
         try:
-            return open_local_storage(root).root.samefile(self._location.root)
-        except (NotBuiltYetError, FileNotFoundError):  # another query, on another file system
+            storage = open_storage(root)
+            if isinstance(storage, LocalStorage) and isinstance(self._location, LocalStorage):
+                return storage.root.samefile(self._location.root)
+        except (CkptError, FileNotFoundError):  # another query, on another file system
             return False
+        return storage.url == self._location.url
 
     def _set_conf(self, query: StreamingQuery) -> None:
         try:

@@ -23,12 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_ckpt.errors import ConfigurationError, RestoreError
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
-from pyspark_ckpt.storage.open import (
-    LocalStorage,
-    Storage,
-    open_local_storage,
-    open_storage,
-)
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULT_COMPACT_INTERVAL = 10
@@ -244,18 +239,21 @@ class SinkChoice:
         """Whether the writer was given no ``checkpointLocation``."""
         return not self.options.get(_LOCATION.lower())
 
-    def location(self, spark: SparkSession, table: TableSink | None) -> LocalStorage | None:
+    def location(self, spark: SparkSession, table: TableSink | None) -> Storage | None:
         """Return the query's ``checkpointLocation``, from its option or Spark's own default.
 
         Returns
         -------
-        LocalStorage or None
+        Storage or None
             ``None`` if the query gets a temporary location, as with Spark for this sink.
 
         Raises
         ------
         ConfigurationError
-            If there is no location, and the sink requires a permanent one.
+            If there is no location, and the sink requires a permanent one, or it is in the memory
+            of one process.
+        NotBuiltYetError
+            If there is no storage for the scheme of the location.
         """
         is_temporary = table is None and may_be_temporary(self.format)
         given = self.options.get(_LOCATION.lower())
@@ -263,7 +261,7 @@ class SinkChoice:
         if not given and root and (self.query_name or is_temporary):
             given = f"{root}/{self.query_name or uuid.uuid4()}"
         if given:
-            return open_local_storage(qualified_path(spark, str(given)), _LOCATION)
+            return _shared(open_storage(qualified_path(spark, str(given)), _LOCATION))
         if is_temporary:
             return None
         raise ConfigurationError(
@@ -297,3 +295,12 @@ class SinkChoice:
 
     def _format(self, spark: SparkSession) -> str:
         return self.format or spark.conf.get("spark.sql.sources.default", None) or "parquet"
+
+
+def _shared(location: Storage) -> Storage:
+    if location.is_shared:
+        return location
+    raise ConfigurationError(
+        f"{_LOCATION} {location.url}: Spark has no such file system; use a local or mounted path, "
+        "hdfs://, or the URL of an object store"
+    )

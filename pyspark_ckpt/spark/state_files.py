@@ -13,6 +13,7 @@ In the state store's checkpoint format 2 the version is followed by ``_<id>``.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zipfile
@@ -20,8 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
-from pyspark_ckpt.storage import chunks
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 STATE = "state"
 OUR_NAME = "applyInPandasWithState"
@@ -45,7 +45,7 @@ def version_of(name: str) -> tuple[int, str] | None:
     return int(match[1]), match[3]
 
 
-def operator_name(location: LocalStorage, operator_id: int) -> str | None:
+def operator_name(location: Storage, operator_id: int) -> str | None:
     """Return the name of an operator in Spark's metadata, ``None`` without metadata."""
     directory = f"{STATE}/{operator_id}/_metadata"
     newest = max(
@@ -61,20 +61,17 @@ def operator_name(location: LocalStorage, operator_id: int) -> str | None:
     return str(_decoded(location.read(path))[1]["operatorInfo"]["operatorName"])
 
 
-def files_below(storage: LocalStorage, directory: str) -> Iterator[str]:
+def files_below(storage: Storage, directory: str) -> Iterator[str]:
     """Yield the paths of the files below a directory, without hidden ones."""
-    for name in storage.list(directory):
-        if name.startswith("."):
-            continue  # Hadoop's checksums, and unfinished files
-        path = f"{directory}/{name}"
-        if storage.path(path).is_dir():
-            yield from files_below(storage, path)
-        else:
+    for path in storage.files_below(directory):
+        within = path.removeprefix(f"{directory}/")
+        # Hadoop's checksums, and unfinished files
+        if not any(part.startswith(".") for part in within.split("/")):
             yield path
 
 
 def copy_first_version(
-    source: LocalStorage, target: LocalStorage, operator_ids: Mapping[int, int], version: int
+    source: Storage, target: Storage, operator_ids: Mapping[int, int], version: int
 ) -> None:
     """Copy state stores that have only their first version, as another version; durable.
 
@@ -101,7 +98,7 @@ def copy_first_version(
             if within == OPERATOR_METADATA:
                 content = iter([with_operator_id(source.read(path), target, new)])
             else:
-                content = chunks_of(source, path)
+                content = source.chunks(path)
             target.write(f"{STATE}/{new}/{_as_version(within, version, source)}", content)
 
 
@@ -110,18 +107,25 @@ def is_operator_metadata(path: str) -> bool:
     return path.startswith("_metadata/")
 
 
-def with_operator_id(metadata: bytes, location: LocalStorage, operator_id: int) -> bytes:
+def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> bytes:
     """Return Spark's metadata of an operator for another location and another id."""
     version, fields = _decoded(metadata)
     fields["operatorInfo"]["operatorId"] = operator_id
     for store in fields["stateStoreInfo"]:
         paths = store.get("stateSchemaFilePaths")
         if paths:
-            root = location.path(f"{STATE}/{operator_id}").as_uri().replace("file://", "file:")
+            root = _hadoop_uri(location, f"{STATE}/{operator_id}")
             store["stateSchemaFilePaths"] = [
                 f"{root}/_stateSchema/{_below_schemas(path)}" for path in paths
             ]
     return f"{version}\n{json.dumps(fields, separators=(',', ':'))}".encode()
+
+
+def _hadoop_uri(location: Storage, directory: str) -> str:
+    """Return the URL of a directory as Spark keeps it in its metadata."""
+    if isinstance(location, LocalStorage):
+        return location.path(directory).as_uri().replace("file://", "file:")
+    return f"{location.hadoop_url}/{directory}"
 
 
 def _below_schemas(path: str) -> str:
@@ -140,7 +144,7 @@ def _decoded(metadata: bytes) -> tuple[str, dict[str, Any]]:
     return version, json.loads(fields)
 
 
-def _as_version(path: str, version: int, source: LocalStorage) -> str:
+def _as_version(path: str, version: int, source: Storage) -> str:
     directory, _, name = path.rpartition("/")
     match = _VERSIONED.fullmatch(name)
     if match is None:
@@ -155,20 +159,12 @@ def _as_version(path: str, version: int, source: LocalStorage) -> str:
     return f"{directory}/{version}{unique_id or ''}.{_WHOLE[kind]}{checksum or ''}"
 
 
-def chunks_of(storage: LocalStorage, path: str) -> Iterator[bytes]:
-    """Yield the content of a file."""
-    with storage.path(path).open("rb") as file:
-        yield from chunks.chunks_of(file)
-
-
 _STORE_WIDE = frozenset({"SSTs", "logs", "_metadata"})
 _WHOLE_AND_CHANGES = (("snapshot", "delta"), ("zip", "changelog"))
 _DESCRIPTIONS = ("_metadata", "_stateSchema")
 
 
-def needed_files(
-    location: LocalStorage, operator_id: int, version: int, partitions: int
-) -> list[str]:
+def needed_files(location: Storage, operator_id: int, version: int, partitions: int) -> list[str]:
     """Return the paths, below ``state/<operator id>/``, that a version of all partitions needs.
 
     For each store these are the newest file with a whole version up to this one, the files that it
@@ -191,7 +187,7 @@ def needed_files(
     return sorted(path.removeprefix(f"{root}/") for path in paths)
 
 
-def _stores(location: LocalStorage, partition: str) -> list[str]:
+def _stores(location: Storage, partition: str) -> list[str]:
     """Return the directories of a partition's stores, also of stores whose files are missing."""
     names = [name for name in location.list(partition) if not name.startswith(".")]
     stores = [f"{partition}/{name}" for name in names if name not in _STORE_WIDE]
@@ -200,7 +196,7 @@ def _stores(location: LocalStorage, partition: str) -> list[str]:
     return stores
 
 
-def _version_files(location: LocalStorage, store: str, version: int) -> Iterator[str]:
+def _version_files(location: Storage, store: str, version: int) -> Iterator[str]:
     """Yield the files of a version of one store."""
     found = {parsed for name in location.list(store) if (parsed := version_of(name))}
     for whole, changes in _WHOLE_AND_CHANGES:
@@ -219,10 +215,11 @@ def _version_files(location: LocalStorage, store: str, version: int) -> Iterator
     raise _missing(location, store, version)
 
 
-def _named_by(location: LocalStorage, store: str, version: int) -> Iterator[str]:
+def _named_by(location: Storage, store: str, version: int) -> Iterator[str]:
     """Yield the files that the ``zip`` of a RocksDB version names."""
     try:
-        with zipfile.ZipFile(location.path(f"{store}/{version}.zip")) as archive:
+        content = location.read(f"{store}/{version}.zip")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             fields = json.loads(archive.read("metadata").decode().split("\n", 1)[1])
     except FileNotFoundError as exc:
         raise _missing(location, store, version) from exc
@@ -232,7 +229,7 @@ def _named_by(location: LocalStorage, store: str, version: int) -> Iterator[str]
         yield f"{store}/logs/{file['dfsLogFileName']}"
 
 
-def _description_files(location: LocalStorage, root: str, version: int) -> Iterator[str]:
+def _description_files(location: Storage, root: str, version: int) -> Iterator[str]:
     """Yield the files with the operator's name, its stores and their schemas."""
     for path in files_below(location, root):
         parts = path.removeprefix(f"{root}/").split("/")
@@ -243,7 +240,7 @@ def _description_files(location: LocalStorage, root: str, version: int) -> Itera
         yield path
 
 
-def _missing(location: LocalStorage, directory: str, version: int) -> CheckpointAbortedError:
+def _missing(location: Storage, directory: str, version: int) -> CheckpointAbortedError:
     return CheckpointAbortedError(
         f"{location.url}/{directory} does not have version {version} of Spark's state: Spark has "
         "deleted it, or its state store is not supported. The next checkpoint is of a newer epoch; "

@@ -6,7 +6,6 @@ Spark makes it for sinks whose output no later query continues: memory, console,
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 FORCED = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
 
@@ -45,7 +44,7 @@ def make_temporary(spark: SparkSession) -> LocalStorage:
 
 
 def delete_when_ended(
-    storage: LocalStorage, wait: Callable[[], None], has_failed: Callable[[], bool]
+    storage: Storage, wait: Callable[[], None], has_failed: Callable[[], bool]
 ) -> None:
     """Delete a location in a new thread when the query has ended.
 
@@ -64,10 +63,10 @@ def delete_when_ended(
         if not has_failed():
             delete_temporary(storage)
 
-    name = f"pyspark_ckpt temporary {storage.root.name}"
+    name = f"pyspark_ckpt temporary {storage.name}"
     threading.Thread(target=delete, name=name, daemon=True).start()
 
 
-def delete_temporary(storage: LocalStorage) -> None:
+def delete_temporary(storage: Storage) -> None:
     """Delete a location that :func:`make_temporary` made; files that cannot be deleted stay."""
-    shutil.rmtree(storage.root, ignore_errors=True)
+    storage.parent().delete_directory(storage.name)

@@ -2,20 +2,26 @@
 
 A storage is a root and the files below it. Relative paths are checked to stay inside the root,
 because most paths are read from files. Correctness depends on one promise: :meth:`Storage.write`
-durably creates a whole file under an unused name, or it creates no file. No storage has to rename
-files, and no decision depends on a listing (docs/design/0014-storages.md).
+durably creates a whole file under an unused name, or it creates no file. No checkpoint renames a
+file, and no decision depends on a listing (docs/design/0014-storages.md).
+
+A ``checkpointLocation`` is a storage too. Spark names it by its own URL, and a rollback moves what
+is in it (docs/design/0049-locations-anywhere.md).
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.storage.at_once import all_of
 from pyspark_ckpt.storage.chunks import chunks_of
 from pyspark_ckpt.storage.corrupt_file import RESTORE
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -29,12 +35,18 @@ class Storage(ABC):
 
     `url` is the root as a user would write it; :func:`open_storage` accepts it. `is_shared` says
     whether other processes see the files. `is_remote` says whether each operation is a request that
-    waits for a network.
+    waits for a network. `moves_at_once` says whether :meth:`move` is one step, also of a directory.
     """
 
     url: str
     is_shared = True
     is_remote = False
+    moves_at_once = False
+
+    @property
+    def hadoop_url(self) -> str:
+        """The root as Spark and Hadoop name it."""
+        return self.url
 
     @property
     def name(self) -> str:
@@ -119,6 +131,16 @@ class Storage(ABC):
             If there is no such file.
         """
 
+    def chunks(self, relative: str) -> Iterator[bytes]:
+        """Yield the content of a file, which may be larger than memory.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        """
+        yield self.read(relative)
+
     @abstractmethod
     def size_bytes(self, relative: str) -> int | None:
         """Return the size of a file, ``None`` if there is no file of that name."""
@@ -142,6 +164,72 @@ class Storage(ABC):
     @abstractmethod
     def delete_directory(self, relative: str) -> None:
         """Delete a directory and what is in it, as far as that is possible."""
+
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        """Return the paths of all files below a directory, sorted; none if it does not exist."""
+        found: list[str] = []
+        for name in self.list(directory):
+            path = f"{directory}/{name}"
+            if self.size_bytes(path) is None:
+                found += self.files_below(path)
+            else:
+                found.append(path)
+        return tuple(sorted(found))
+
+    def fingerprint(self, relative: str) -> str:
+        """Return a text that differs once the file's name was given to another file.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        """
+        digest = hashlib.sha256()
+        for chunk in self.chunks(relative):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def move(self, relative: str, target: str) -> None:
+        """Give a file or directory another place, durably.
+
+        Unless :attr:`moves_at_once`, a call that is interrupted leaves every file whole, in one
+        place or in both. The same call then moves the rest, because it moves what is still there.
+
+        Raises
+        ------
+        FileExistsError
+            If the storage moves at once and there is something at that place; nothing is moved.
+        """
+        below = self.files_below(relative)
+        files = {path: f"{target}{path.removeprefix(relative)}" for path in below}
+        if not below and self.size_bytes(relative) is not None:
+            files[relative] = target
+        all_of(self._move_file, files.items(), at_once=self.is_remote)
+        self.delete_directory(relative)  # what stands for directories
+
+    def _move_file(self, places: tuple[str, str]) -> None:
+        source, target = places
+        self.copy_within(source, target)
+        self.delete([source])
+
+    def copy_within(self, relative: str, target: str) -> None:
+        """Copy a file whole; a copy of it that is there already may stay or be replaced."""
+        with suppress(FileExistsError):
+            self.write(target, self.chunks(relative))
+
+    def remove_directory(self, relative: str) -> None:
+        """Delete a directory and what is in it.
+
+        Raises
+        ------
+        OSError
+            If something of it is still there.
+        """
+        self.delete_directory(relative)
+        if self.exists(relative):
+            raise OSError(
+                errno.ENOTEMPTY, "the directory could not be deleted", self.url_of(relative)
+            )
 
     def copy_in(self, source: Storage, reference: FileReference, relative: str) -> FileReference:
         """Copy a file of another storage into this one, checked against its reference."""

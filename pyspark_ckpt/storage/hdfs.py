@@ -47,6 +47,7 @@ class HdfsStorage(RemoteStorage):
         If the path steps upwards.
     """
 
+    moves_at_once = True
     _failures = (RuntimeError,)  # what the NameNode says, unless it has a natural class
 
     def __init__(self, authority: str, path: str = "") -> None:
@@ -150,6 +151,30 @@ class HdfsStorage(RemoteStorage):
                 with suppress(Exception):
                     self._client.delete(_path(temporary), recursive=True)
                 raise
+
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        root = _path(self._path(directory))
+        try:
+            with self._errors_named(directory):
+                found = list(self._client.list_status(root, recursive=True))
+        except FileNotFoundError:
+            return ()
+        below = [status.path for status in found if not status.isdir and status.path != root]
+        names = sorted(path.removeprefix(f"{root}/").replace(_COLON, ":") for path in below)
+        return tuple(f"{directory}/{name}" for name in names)
+
+    def fingerprint(self, relative: str) -> str:
+        with self._errors_named(relative):
+            status = self._client.get_file_info(_path(self._path(relative)))
+        return f"{status.modification_time} {status.length}"
+
+    def move(self, relative: str, target: str) -> None:
+        source, path = self._path(relative), self._path(target)
+        with self._errors_named(target):
+            if self._exists(path):
+                raise FileExistsError("there is something at that place")
+            self._client.mkdirs(_path(path.rpartition("/")[0]), create_parent=True)
+            self._client.rename(_path(source), _path(path), overwrite=False)
 
     def _content(self, path: str) -> bytes:
         file = self._client.read(_path(path))

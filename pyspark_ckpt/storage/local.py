@@ -31,9 +31,15 @@ class LocalStorage(Storage):
     A write is durable when it returns: it syncs the file, then the directory.
     """
 
+    moves_at_once = True
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+
+    @property
+    def hadoop_url(self) -> str:
+        return f"file:{self.root}"  # a path alone may be of another file system, Hadoop's default
 
     def path(self, relative: str) -> Path:
         """Return the absolute path of `relative`.
@@ -133,6 +139,10 @@ class LocalStorage(Storage):
     def read(self, relative: str) -> bytes:
         return self.path(relative).read_bytes()
 
+    def chunks(self, relative: str) -> Iterator[bytes]:
+        with self.path(relative).open("rb") as file:
+            yield from chunks_of(file)
+
     def exists(self, relative: str) -> bool:
         try:
             self.path(relative).stat()
@@ -158,14 +168,17 @@ class LocalStorage(Storage):
             if directory.is_dir():
                 _sync_directory(directory)
 
-    def move(self, relative: str, target: str) -> None:
-        """Move a file or directory to another path, atomically and durably.
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        # Unlike a glob, it leaves out what is deleted meanwhile.
+        walk = os.walk(self.path(directory))
+        found = (Path(place, name) for place, _, names in walk for name in names)
+        return tuple(sorted(str(path.relative_to(self.root)) for path in found))
 
-        Raises
-        ------
-        FileExistsError
-            If the target exists; nothing is moved.
-        """
+    def fingerprint(self, relative: str) -> str:
+        status = self.path(relative).stat()
+        return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
+
+    def move(self, relative: str, target: str) -> None:
         source, path = self.path(relative), self.path(target)
         if path.exists():
             raise FileExistsError(f"{path} exists, so {source} was not moved there")

@@ -5,6 +5,8 @@ There are no directories, only names with slashes. A directory exists while a fi
 
 from __future__ import annotations
 
+import errno
+
 from fsspec import AbstractFileSystem
 
 from pyspark_ckpt.storage.remote import RemoteStorage
@@ -57,6 +59,32 @@ class FsspecStorage(RemoteStorage):
     def _is_no_place(self, error: FileNotFoundError) -> bool:
         return self._no_place in codes_of(error)
 
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        root = self._path(directory)
+        try:
+            with self._errors_named(directory):
+                found = self._file_system.find(root)
+        except FileNotFoundError:
+            return ()
+        prefix = f"{root.strip('/')}/"
+        below = [name.strip("/") for name in found if not name.endswith("/")]
+        return tuple(
+            f"{directory}/{name[len(prefix) :]}"
+            for name in sorted(below)
+            if name.startswith(prefix)
+        )
+
+    def fingerprint(self, relative: str) -> str:
+        with self._errors_named(relative):
+            info = self._file_system.info(self._path(relative))
+        if info["type"] != "file":
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", self.url_of(relative))
+        return " ".join(str(info[name]) for name in ("size", *_VERSION_FIELDS) if name in info)
+
+    def copy_within(self, relative: str, target: str) -> None:
+        with self._errors_named(relative):
+            self._file_system.cp_file(self._path(relative), self._path(target))
+
 
 def codes_of(error: BaseException) -> set[str | None]:
     """Return the codes of the server's answers that caused an error."""
@@ -68,3 +96,7 @@ def codes_of(error: BaseException) -> set[str | None]:
             codes.add(response.get("Error", {}).get("Code"))
         cause = cause.__cause__
     return codes - {None}
+
+
+_VERSION_FIELDS = ("ETag", "etag", "generation", "LastModified", "mtime", "modification_time")
+"""What file systems of fsspec tell of a file that another file of the same name does not have."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.local import LocalStorage
 
-__all__ = ["LocalStorage", "Storage", "open_local_storage", "open_storage"]
+__all__ = ["LocalStorage", "Storage", "open_storage"]
 
 
-def _open_s3(rest: str) -> Storage:
+def _open_s3(rest: str, scheme: str = "s3") -> Storage:
     from pyspark_ckpt.storage.s3 import S3Storage
 
     bucket, _, prefix = rest.partition("/")
-    return S3Storage(bucket, prefix)
+    return S3Storage(bucket, prefix, scheme)
 
 
 def _open_hdfs(rest: str) -> Storage:
@@ -39,7 +40,7 @@ def _open_memory(rest: str) -> Storage:
 
 _OPENERS: dict[str, Callable[[str], Storage]] = {
     "s3": _open_s3,
-    "s3a": _open_s3,
+    "s3a": partial(_open_s3, scheme="s3a"),
     "hdfs": _open_hdfs,
     "memory": _open_memory,
 }
@@ -74,32 +75,8 @@ def open_storage(url: str, what: str = "path") -> Storage:
     if scheme not in _LOCAL_SCHEMES:
         raise NotBuiltYetError(
             f"{what} {url}: {scheme}:// is not supported, because no storage for it is known to "
-            "create files exclusively: use a local or mounted path, s3://bucket/prefix (extra "
+            "create files exclusively: use a local or mounted path, s3a://bucket/prefix (extra "
             "[s3]) or hdfs://namenode:8020/path (extra [hdfs])"
-        )
-    return open_local_storage(url, what)
-
-
-def open_local_storage(url: str, what: str = "path") -> LocalStorage:
-    """Return the storage at a local path; nothing is created yet.
-
-    Parameters
-    ----------
-    url
-        A path, or a URL of the local file system.
-    what
-        How errors name the path.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If the URL is not a URL of the local file system.
-    """
-    scheme = _scheme(url)
-    if scheme not in _LOCAL_SCHEMES:
-        raise NotBuiltYetError(
-            f"{what} {url}: {scheme}:// is not supported for Spark's own files: use a local or "
-            "mounted path"
         )
     # Spark writes local paths as file:/x or file:///x.
     path = re.sub(r"^file:/+", "/", url) if scheme else url

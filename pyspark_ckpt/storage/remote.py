@@ -142,6 +142,16 @@ class RemoteStorage(Storage):
         with self._errors_named(relative):
             return self._content(self._path(relative))
 
+    def chunks(self, relative: str) -> Iterator[bytes]:
+        size_bytes, path = self.size_bytes(relative), self._path(relative)
+        if size_bytes is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", self.url_of(relative))
+        for start in range(0, size_bytes, READ_BYTES):
+            end = min(start + READ_BYTES, size_bytes)
+            with self._errors_named(relative):
+                part = self._part(path, start, end)
+            yield part
+
     def size_bytes(self, relative: str) -> int | None:
         try:
             with self._errors_named(relative):

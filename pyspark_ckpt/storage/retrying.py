@@ -89,6 +89,11 @@ class RetryingStorage(Storage):
         self.url = inner.url
         self.is_shared = inner.is_shared
         self.is_remote = inner.is_remote
+        self.moves_at_once = inner.moves_at_once
+
+    @property
+    def hadoop_url(self) -> str:
+        return self._inner.hadoop_url
 
     def child(self, relative: str) -> Storage:
         return RetryingStorage(self._inner.child(relative))
@@ -148,3 +153,18 @@ class RetryingStorage(Storage):
 
     def delete_directory(self, relative: str) -> None:
         retried(lambda: self._inner.delete_directory(relative))
+
+    def copy_within(self, relative: str, target: str) -> None:
+        retried(lambda: self._inner.copy_within(relative, target))
+
+    def chunks(self, relative: str) -> Iterator[bytes]:
+        return self._inner.chunks(relative)
+
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        return retried(lambda: self._inner.files_below(directory))
+
+    def fingerprint(self, relative: str) -> str:
+        return retried(lambda: self._inner.fingerprint(relative))
+
+    def move(self, relative: str, target: str) -> None:
+        self._inner.move(relative, target)  # one that moves at once may not do it twice

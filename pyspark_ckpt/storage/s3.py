@@ -49,6 +49,8 @@ class S3Storage(FsspecStorage):
         The bucket; it must exist.
     prefix
         The start of all keys; may be empty.
+    scheme
+        As Spark names the bucket: ``s3a`` for Hadoop's file system, ``s3`` where a vendor has one.
 
     Raises
     ------
@@ -60,7 +62,7 @@ class S3Storage(FsspecStorage):
 
     _no_place = "NoSuchBucket"
 
-    def __init__(self, bucket: str, prefix: str = "") -> None:
+    def __init__(self, bucket: str, prefix: str = "", scheme: str = "s3") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
                 f"s3://{bucket.rpartition('@')[2]}/...: this is no bucket's name: write "
@@ -70,13 +72,18 @@ class S3Storage(FsspecStorage):
         parts = path_parts(prefix, f"s3://{bucket}") if prefix else ()
         root = "/".join((bucket, *parts))
         super().__init__(f"s3://{root}", root, _file_system())
+        self._scheme = scheme
         from botocore.exceptions import BotoCoreError  # comes with s3fs only
 
         self._failures = (*self._failures, BotoCoreError)
 
+    @property
+    def hadoop_url(self) -> str:
+        return f"{self._scheme}://{self._root}"
+
     def _at(self, root: str) -> Storage:
         bucket, _, prefix = root.partition("/")
-        return S3Storage(bucket, prefix)
+        return S3Storage(bucket, prefix, self._scheme)
 
     def list(self, directory: str | None = None) -> list[str]:
         return sorted([*super().list(directory), *self._uploads(directory)])

@@ -6,12 +6,12 @@ from contextlib import closing
 
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import checkpoint_name
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
 
 
-def check_not_behind(location: LocalStorage, committed: int | None, checkpoints: Storage) -> None:
+def check_not_behind(location: Storage, committed: int | None, checkpoints: Storage) -> None:
     """Check that no checkpoint is of an epoch that the location has not committed.
 
     The next checkpoints would replace such a checkpoint, and delete its files.
@@ -35,10 +35,10 @@ def check_not_behind(location: LocalStorage, committed: int | None, checkpoints:
         return
     name, epoch = newest
     raise RestoreError(
-        f"{location.root} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
+        f"{location.url} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
         f"{epoch}, but the location has committed "
         f"{'no epoch' if committed is None else f'epochs up to {committed}'}. It may have been "
-        f"restored from a backup. Call pyspark_ckpt.rollback({str(location.root)!r}, {name!r}, "
+        f"restored from a backup. Call pyspark_ckpt.rollback({location.url!r}, {name!r}, "
         f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, or "
         f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
     )

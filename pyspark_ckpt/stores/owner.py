@@ -5,7 +5,8 @@ location has a random token, and the directory records its owner's token. A copy
 too. Therefore the record also says where the owner's token is: by path, and by file.
 
 Either path or file may change: when the location is moved, or restored at its path. Then a record
-with the next number has the new place. No record is ever replaced. Of two starts at once, one gets
+with the next number has the new place. Only a local file is recognised after a move. On other
+storages the path has to be the same. No record is ever replaced. Of two starts at once, one gets
 the number, and the other one checks again (docs/design/0040-owner-of-a-checkpoints-directory.md).
 """
 
@@ -22,6 +23,9 @@ from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.small_file import read_small_file
 
+_NO_FILE = ""
+"""In a record of a storage that does not tell a moved file from a copy."""
+
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """A location: its token, and where the token is, by path and by file."""
@@ -35,9 +39,7 @@ class _Token(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
-def check_owner(
-    location: LocalStorage, checkpoints: Storage, place: LocalStorage | None = None
-) -> None:
+def check_owner(location: Storage, checkpoints: Storage, place: Storage | None = None) -> None:
     """Check that a location may use a checkpoints directory; nothing is written.
 
     The parameters are the same as for :func:`claim_directory`.
@@ -51,13 +53,11 @@ def check_owner(
     """
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     if owner is not None:
-        path = str((place or location).root.resolve())
+        path = _path(place or location)
         _check(location, _token(location), owner, checkpoints, path)
 
 
-def claim_directory(
-    location: LocalStorage, checkpoints: Storage, place: LocalStorage | None = None
-) -> None:
+def claim_directory(location: Storage, checkpoints: Storage, place: Storage | None = None) -> None:
     """Make a location the owner of a checkpoints directory; durable on return.
 
     Parameters
@@ -76,7 +76,7 @@ def claim_directory(
     CorruptFileError
         If the token or the record was changed.
     """
-    path = str((place or location).root.resolve())
+    path = _path(place or location)
     while True:
         number = highest_number(checkpoints, owner_path)
         owner = _owner(checkpoints, number)
@@ -92,12 +92,12 @@ def claim_directory(
 
 
 def _check(
-    location: LocalStorage, token: str | None, owner: Owner, checkpoints: Storage, path: str
+    location: Storage, token: str | None, owner: Owner, checkpoints: Storage, path: str
 ) -> None:
-    if token == owner.token and (path == owner.location or _file(location) == owner.file):
+    if token == owner.token and (path == owner.location or _is_moved(location, owner)):
         return
     raise RestoreError(
-        f"{location.root} does not own the checkpoints in {checkpoints.url}. Their owner is the "
+        f"{location.url} does not own the checkpoints in {checkpoints.url}. Their owner is the "
         f"location {owner.location}, and this location may be a copy of it. To use the state, "
         f"start the query at a fresh checkpointLocation with restoreFrom({checkpoints.url}/chk-N). "
         f"If {owner.location} no longer exists and this location takes its place, delete "
@@ -105,7 +105,7 @@ def _check(
     )
 
 
-def _token(location: LocalStorage) -> str | None:
+def _token(location: Storage) -> str | None:
     if not location.exists(IDENTITY_NAME):
         return None
     return read_small_file(
@@ -117,7 +117,7 @@ def _token(location: LocalStorage) -> str | None:
     ).token
 
 
-def _write_token(location: LocalStorage) -> str:
+def _write_token(location: Storage) -> str:
     with suppress(FileExistsError):  # another start wrote it at the same time
         token = _Token(token=secrets.token_hex(16))
         location.write(IDENTITY_NAME, [msgspec.json.encode(token)])
@@ -126,8 +126,19 @@ def _write_token(location: LocalStorage) -> str:
     return written
 
 
-def _file(location: LocalStorage) -> str:
+def _path(location: Storage) -> str:
+    return str(location.root.resolve()) if isinstance(location, LocalStorage) else location.url
+
+
+def _is_moved(location: Storage, owner: Owner) -> bool:
+    file = _file(location)
+    return file == owner.file and file != _NO_FILE
+
+
+def _file(location: Storage) -> str:
     """Return a name of the token's file that a move keeps and that no copy has."""
+    if not isinstance(location, LocalStorage):
+        return _NO_FILE
     status = location.path(IDENTITY_NAME).stat()
     return f"{status.st_ino}-{status.st_mtime_ns}"
 

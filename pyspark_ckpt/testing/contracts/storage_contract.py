@@ -296,3 +296,62 @@ class StorageContract:
         assert child.parent().list() == ["chk-1"]
         assert open_storage(child.url).read("_metadata") == b"x"
         assert open_storage(f"{child.url}/").list() == ["_metadata"]
+
+    def test_files_below_a_directory_are_listed_at_every_depth(self, any_storage: Storage) -> None:
+        assert any_storage.files_below("state") == ()
+        for path in ("state/0/1/2.delta", "state/0/_metadata/metadata", "state 2/x"):
+            any_storage.write(path, [b"x"])
+        any_storage.make_directory("state/empty")
+        found = [path for path in any_storage.files_below("state") if "empty" not in path]
+        assert found == ["state/0/1/2.delta", "state/0/_metadata/metadata"]
+        assert any_storage.files_below("state/0/1/2.delta") == ()
+
+    def test_a_file_of_another_content_has_another_fingerprint(self, any_storage: Storage) -> None:
+        with pytest.raises(FileNotFoundError):
+            any_storage.fingerprint("state/file")
+        any_storage.write("state/file", [b"abc"])
+        before = any_storage.fingerprint("state/file")
+        assert any_storage.fingerprint("state/file") == before
+        _replaced(any_storage, "state/file", b"abcd")
+        assert any_storage.fingerprint("state/file") != before
+
+    def test_a_file_is_read_in_chunks(self, any_storage: Storage) -> None:
+        content = bytes(range(251)) * (2 * LARGE // 251)
+        any_storage.write("state/file", [content])
+        assert b"".join(any_storage.chunks("state/file")) == content
+        with pytest.raises(FileNotFoundError):
+            list(any_storage.chunks("state/missing"))
+
+    def test_a_directory_is_moved_with_all_that_is_in_it(self, any_storage: Storage) -> None:
+        """A file too; what lies beside it stays."""
+        for path in ("state/0/1.delta", "state/0/2.delta", "state/1/1.delta", "state2/x", "id"):
+            any_storage.write(path, [path.encode()])
+        any_storage.move("state", "kept-1/state")
+        any_storage.move("id", "kept-1/id")
+        assert not any_storage.exists("state")
+        assert not any_storage.exists("id")
+        assert any_storage.list() == ["kept-1", "state2"]
+        assert any_storage.read("kept-1/id") == b"id"
+        assert any_storage.files_below("kept-1/state") == tuple(
+            f"kept-1/state/{name}" for name in ("0/1.delta", "0/2.delta", "1/1.delta")
+        )
+        assert any_storage.read("kept-1/state/0/2.delta") == b"state/0/2.delta"
+
+    def test_a_move_that_was_interrupted_is_finished_by_the_next(
+        self, any_storage: Storage
+    ) -> None:
+        if any_storage.moves_at_once:
+            return
+        for path in ("state/0", "state/1", "state/2", "kept/state/0"):
+            any_storage.write(path, [path[-1:].encode()])
+        any_storage.delete(["state/1"])
+        any_storage.write("kept/state/1", [b"1"])
+        any_storage.move("state", "kept/state")
+        assert any_storage.list() == ["kept"]
+        assert [any_storage.read(f"kept/state/{n}") for n in range(3)] == [b"0", b"1", b"2"]
+
+    def test_a_directory_that_was_removed_is_gone(self, any_storage: Storage) -> None:
+        any_storage.write("state/0/1.delta", [b"x"])
+        any_storage.remove_directory("state")
+        assert not any_storage.exists("state")
+        any_storage.remove_directory("state")

@@ -56,12 +56,19 @@ def test_spark_operators_with_other_state_stores(job: Job) -> None:
             start(job, df)
 
 
-@pytest.mark.parametrize("scheme", ["s3a", "hdfs"])
-def test_locations_that_are_not_local(job: Job, scheme: str) -> None:
-    """Spark keeps its own files there, on local file systems only so far."""
+@pytest.mark.parametrize("scheme", ["dbfs", "viewfs", "cos"])
+def test_locations_on_file_systems_without_a_storage(job: Job, scheme: str) -> None:
+    """Spark may have them; this library would not know whether a file is created exclusively."""
     location = f"{scheme}://bucket/loc"
-    with refused(ckpt.NotBuiltYetError, location, "checkpointLocation", unchanged=job.base):
+    with refused(
+        ckpt.NotBuiltYetError, location, "checkpointLocation", "mounted", unchanged=job.base
+    ):
         start(job, job.df(), location)
+
+
+def test_a_location_in_the_memory_of_one_process(job: Job) -> None:
+    with refused(ckpt.ConfigurationError, "memory://loc", "mounted", unchanged=job.base):
+        start(job, job.df(), "memory://loc")
 
 
 def test_directories_that_are_not_local(job: Job) -> None:

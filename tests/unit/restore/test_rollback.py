@@ -16,7 +16,7 @@ from pyspark_ckpt.restore.rollback import (
     exchange,
     finish_exchange,
 )
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}
 NEW = {"offsets/0": "new", "metadata": "new", "only-new/x": "new"}
@@ -70,12 +70,16 @@ def content(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def location(tmp_path: Path) -> Path:
-    for directory, files in ((tmp_path, OLD), (tmp_path / "_staged", NEW)):
+    fill(tmp_path)
+    return tmp_path
+
+
+def fill(location: Path) -> None:
+    for directory, files in ((location, OLD), (location / "_staged", NEW)):
         for name, text in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-    return tmp_path
 
 
 DONE = {**NEW, **{f"_kept/{name}": text for name, text in OLD.items()}}
@@ -136,3 +140,63 @@ def test_a_changed_marker_is_refused(location: Path) -> None:
     (location / "_rollback").write_text("{}")
     with pytest.raises(CorruptFileError, match="by hand"):
         begun_exchange(LocalStorage(location))
+
+
+class CutOffObjects(LocalStorage):
+    """As an object store: directories are moved file by file, and each request may be the last."""
+
+    moves_at_once = False
+
+    def __init__(self, root: Path, requests: int, *, does_last: bool) -> None:
+        super().__init__(root)
+        self.left, self.does_last = requests, does_last
+
+    def _cut(self, request: str, *arguments: object) -> object:
+        self.left -= 1
+        done = None
+        if self.left > 0 or (self.left == 0 and self.does_last):
+            done = getattr(LocalStorage, request)(self, *arguments)
+        if self.left <= 0:
+            raise CutOffError
+        return done
+
+    def write(self, *arguments: object) -> object:  # type: ignore[override]
+        return self._cut("write", *arguments)
+
+    def delete(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("delete", *arguments)
+
+    def delete_directory(self, *arguments: object) -> None:  # type: ignore[override]
+        self._cut("delete_directory", *arguments)
+
+    def move(self, relative: str, target: str) -> None:
+        Storage.move(self, relative, target)
+
+
+MOST_REQUESTS = 60
+DONE_BY_OBJECTS = {**DONE_WITH_VOID, "_kept/_all_moved_out": "all of it is here\n"}
+
+
+@pytest.mark.parametrize("does_last", [False, True])
+def test_without_renames_it_is_cut_off_at_every_request(tmp_path: Path, does_last: bool) -> None:
+    """And the exchange that finishes it is cut off too."""
+    for first in range(1, MOST_REQUESTS):
+        for second in (1, 2, 3, 5, 8, 13, 21, 34):
+            directory = tmp_path / f"{first}-{second}"
+            fill(directory)
+            before = content(directory)
+            with suppress(CutOffError):
+                exchange(CutOffObjects(directory, first, does_last=does_last), WITH_VOID)
+            begun = begun_exchange(LocalStorage(directory))
+            if begun is None:
+                assert content(directory) in (before, DONE_BY_OBJECTS)
+                break
+            with suppress(CutOffError):
+                finish_exchange(CutOffObjects(directory, second, does_last=does_last), begun)
+            begun = begun_exchange(LocalStorage(directory))
+            was_finished = begun is None
+            if begun is not None:
+                finish_exchange(CutOffObjects(directory, MOST_REQUESTS, does_last=True), begun)
+            assert content(directory) == DONE_BY_OBJECTS
+            if was_finished:
+                break

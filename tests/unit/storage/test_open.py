@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError, UnsafePathError
-from pyspark_ckpt.storage.open import LocalStorage, open_local_storage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, open_storage
 
 
 def opened(url: str) -> Path:
@@ -47,10 +47,22 @@ def test_a_file_system_without_a_storage_is_refused_by_name(url: str) -> None:
         open_storage(url)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/x", "s3a://bucket/x", "memory://x", "hdfs://host/x"])
-def test_where_spark_keeps_its_own_files_has_to_be_local(url: str) -> None:
-    with pytest.raises(NotBuiltYetError, match=f"checkpointLocation {url}"):
-        open_local_storage(url, "checkpointLocation")
+@pytest.mark.parametrize(
+    ("url", "named_by_spark"),
+    [
+        ("/mnt/a b", "file:/mnt/a b"),
+        ("file:///mnt/a", "file:/mnt/a"),
+        ("s3://bucket/x/", "s3://bucket/x"),
+        ("s3a://bucket/x/", "s3a://bucket/x"),
+        ("s3a://bucket", "s3a://bucket"),
+    ],
+)
+def test_spark_names_a_location_as_its_file_system_does(url: str, named_by_spark: str) -> None:
+    """A local path alone would be one of Hadoop's default file system."""
+    storage = open_storage(url)
+    assert storage.hadoop_url == named_by_spark
+    assert storage.child("state/0").hadoop_url == f"{named_by_spark}/state/0"
+    assert storage.child("state").parent().hadoop_url == named_by_spark
 
 
 @pytest.mark.parametrize(

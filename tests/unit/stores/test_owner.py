@@ -172,3 +172,22 @@ def test_many_records(original: LocalStorage, directory: Storage) -> None:
         assert owns(copies[0], directory)
     assert len(directory.list("owners")) == 10
     assert not owns(copies[1], directory)
+
+
+def test_a_location_in_an_object_store_owns_it_at_its_path_alone(
+    s3_url: str, directory: Storage
+) -> None:
+    """There a moved file cannot be told from a copy, and a file that is put back has its name."""
+    original, copy = open_storage(f"{s3_url}/loc"), open_storage(f"{s3_url}/copy")
+    claim_directory(original, directory)
+    check_owner(open_storage(original.url.replace("s3://", "s3a://")), directory)
+    name, content = original.list()[0], original.read(original.list()[0])
+    copy.write(name, [content])
+    for use in (check_owner, claim_directory):
+        with pytest.raises(RestoreError, match=copy.url):
+            use(copy, directory)
+    original.delete([name])
+    original.write(name, [content])
+    check_owner(original, directory)
+    claim_directory(original, directory)
+    assert directory.list("owners") == ["1"]
