@@ -112,7 +112,7 @@ class UnknownEpochError(CkptError, RuntimeError):
 
 
 class CrashedError(CkptError, RuntimeError):
-    """A test harness crashed where it was told to; nothing of the epoch counts."""
+    """A test harness crashed where a test asked for it; nothing of the epoch counts."""
 
 
 class StateError(CkptError):
@@ -179,7 +179,7 @@ class FencedError(CheckpointError, RuntimeError):
 
 
 class FailedCheckpointsError(CheckpointError, RuntimeError):
-    """A query was stopped since more checkpoints in a row failed than are tolerable."""
+    """A query was stopped because too many checkpoints in a row failed."""
 
 
 class RestoreError(CheckpointError, ValueError):

@@ -79,7 +79,7 @@ def checked_handles(
 def handles_written_in(
     spark: SparkSession, query: QueryFiles, epochs: range, operator_id: int
 ) -> list[Handle] | None:
-    """Return the handles that some committed epochs wrote, ``None`` if Spark cannot tell.
+    """Return the handles that some committed epochs wrote, ``None`` if Spark does not know.
 
     An epoch may have run with another state store before the query was started again.
     """

@@ -1,6 +1,6 @@
 """What driver and executor both know of an operator.
 
-Fingerprints of an operator: its code and its schemas, to tell versions of a query apart.
+Fingerprints of an operator: its code and its schemas, to distinguish versions of a query.
 
 They are for people and for lineage. Nothing is refused for them.
 """
@@ -43,9 +43,9 @@ class MigrationDescriptor(msgspec.Struct, frozen=True):
 class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """One stateful operator as the query was built.
 
-    It travels in the metadata of the token column, so the plan itself tells the driver, at
+    It travels in the metadata of the token column, so the plan itself shows the driver, at
     ``start()``, which operators a query has, whatever was done to the DataFrame in between.
-    `processor` and `code_sha256` tell which code it is, `passes_watermark` whether
+    `processor` and `code_sha256` identify the code, `passes_watermark` whether
     what follows it in event time has a watermark. `initial_state` names what
     :mod:`pyspark_ckpt.operator.plan.initial_state` remembers for it.
     """
@@ -80,7 +80,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """What ``start()`` binds for the tasks of a query; travels as one local property.
 
-    `run` is a name that no other start of the query has. `announces_epochs` tells that the sink is
+    `run` is a name that no other start of the query has. `announces_epochs` says that the sink is
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
     `rolled_back` are the epochs that rollbacks of the location made void. `drained_from_ms` is the
     true watermark in an epoch that drains the query. `initial_handles` has what epoch 0 starts from

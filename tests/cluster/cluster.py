@@ -185,7 +185,7 @@ class Cluster:
         with suppress(psutil.NoSuchProcess):
             worker.resume()
         self.let_go()
-        self.until(lambda: went_on.exists() or not _lives(worker), f"{task} did not go on")
+        self.until(lambda: went_on.exists() or not _lives(worker), f"{task} did not continue")
         was_there = went_on.exists() and _lives(self._suspended[0])
         for process in self._suspended:
             with suppress(psutil.NoSuchProcess):

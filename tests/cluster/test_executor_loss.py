@@ -181,7 +181,7 @@ def test_an_executor_that_stands_still_is_fenced(tmp_path: Path, chance: random.
             if cluster.resume(held):
                 break
         else:
-            pytest.fail("each time the executor was killed before it could go on")
+            pytest.fail("each time the executor was killed before it could continue")
         changed = _digests(cluster, held.partition).items() ^ states.items()
         print(f"Spark's state files that were changed: {changed}")
         zombie = cluster.zombie_segment()

@@ -14,7 +14,7 @@ from tests.parity.operations import INPUT, OUTPUT, Operations, PandasOperations,
 from tests.query.harness import Feed
 
 SHORT_MS, LONG_MS, MIDDLE_MS = 1, 3_600_000, 8_000
-SLOW = "the machine is too slow to tell older entries from newer ones"
+SLOW = "the machine is too slow to distinguish older entries from newer ones"
 
 
 class Short(Operations):

@@ -70,7 +70,7 @@ def _plain_name(df: DataFrame, column: str | Column) -> str | None:
     try:
         selected = df.select(column)
     except AnalysisException:
-        return None  # which the name that it would have tells
+        return None  # `_derived_name` raises an error with the reason
     if len(selected.columns) != 1:
         return None
     attribute = _analyzed(selected).output().head()

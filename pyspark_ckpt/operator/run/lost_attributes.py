@@ -103,7 +103,7 @@ def _shallow(value: Any) -> tuple[Any, Any]:
 
 
 def _items(value: Any) -> Any:
-    """Return what tells whether a container's items are the same, ``None`` for other objects."""
+    """Return a value that changes with a container's items, ``None`` for other objects."""
     if not isinstance(value, _CONTAINERS):
         return None
     if len(value) > MAX_ITEMS:

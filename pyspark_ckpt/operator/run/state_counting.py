@@ -1,6 +1,6 @@
 """Counts a subtask's keys, timers and bytes: all of them while they are few, else a sample.
 
-A write does not tell whether its key is new, and to look that up costs more than the write. So the
+A write does not show whether its key is new, and a look-up costs more than the write. So the
 entries of some whole key groups are counted at the barrier. Keys are spread over key groups by
 their hash, so that the part stands for the whole. What the epoch wrote is counted with them.
 """

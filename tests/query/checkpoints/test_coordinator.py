@@ -210,11 +210,11 @@ def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.Monkey
                 with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
                     query.triggerCheckpoint()
                 assert expired.value.reason is ckpt.AbortReason.EXPIRED
-                until(lambda: tracker.getActiveJobsIds() == others, "a checkpoint's job goes on")
+                until(lambda: tracker.getActiveJobsIds() == others, "a checkpoint's job continues")
                 with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
                     query.triggerSavepoint(str(savepoints))
                 assert expired.value.reason is ckpt.AbortReason.EXPIRED
-                until(lambda: tracker.getActiveJobsIds() == others, "a savepoint's job goes on")
+                until(lambda: tracker.getActiveJobsIds() == others, "a savepoint's job continues")
                 assert list(savepoints.iterdir()) == []
             savepoint = query.triggerSavepoint(str(savepoints))
             properties = {name: context.getLocalProperty(name) for name in names}

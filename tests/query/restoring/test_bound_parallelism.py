@@ -56,7 +56,7 @@ def run_in_vain(job: Job) -> None:
         executors = context.statusStore().executorList(True)
         return sum(executors.apply(n).activeTasks() for n in range(executors.size())) == 0
 
-    until(are_over, "tasks of the failed query go on")
+    until(are_over, "tasks of the failed query still run")
 
 
 def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:

@@ -120,7 +120,7 @@ def files_of_tasks(disk: Path, local: str, backend_type: str) -> None:
     waiting = dict(uploads.waiting)
     refused(uploads.run)
     assert not [path for path in files_of(storage) if ".tmp" in path]
-    assert subtask.epoch({b"third": b"3"}).base is None, "epochs go on"
+    assert subtask.epoch({b"third": b"3"}).base is None, "epochs continue"
     ballast.drop()
     uploads.waiting = waiting
     uploads.run()

@@ -170,4 +170,4 @@ def test_a_claimed_checkpoint_goes_with_its_pointer(
     assert discard(origin)
     assert looking().ids() == [2]
     assert not discard(origin)
-    assert len(taken(epochs, 1, **settings)) == 1, "its own query goes on"
+    assert len(taken(epochs, 1, **settings)) == 1, "its own query continues"
