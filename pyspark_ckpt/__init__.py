@@ -72,7 +72,7 @@ from pyspark_ckpt.errors import (
     UnknownEpochError,
     UnsafePathError,
 )
-from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.history.frames import history, subtask_history
@@ -89,7 +89,7 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
-from pyspark_ckpt.settings import ClaimMode, read_conf_file
+from pyspark_ckpt.settings import read_conf_file
 from pyspark_ckpt.version import __version__
 
 __all__ = [
@@ -105,7 +105,6 @@ __all__ = [
     "CheckpointedQuery",
     "CheckpointedStreamWriter",
     "CkptError",
-    "ClaimMode",
     "ClockError",
     "CompletedCheckpoint",
     "ConfigurationError",
@@ -130,7 +129,6 @@ __all__ = [
     "Rollback",
     "RolledBack",
     "Savepoint",
-    "SavepointFormat",
     "StateError",
     "StateTtlConfig",
     "StateUseError",

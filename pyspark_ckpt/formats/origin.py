@@ -8,7 +8,6 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"
@@ -26,7 +25,7 @@ class Restore:
         Its epoch.
     query_id : str
         The id of the query that it was taken of.
-    claim_mode : ClaimMode
+    claim_mode : str
         ``NO_CLAIM`` or ``CLAIM``.
     needs_original : bool
         Whether this query still needs a file of it. It is always false, because all files were
@@ -37,15 +36,15 @@ class Restore:
 
     Examples
     --------
-    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", ckpt.ClaimMode.NO_CLAIM)
-    >>> restore.claim_mode == "NO_CLAIM", restore.needs_original
-    (True, False)
+    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", "NO_CLAIM")
+    >>> restore.needs_original
+    False
     """
 
     path: str
     epoch: int
     query_id: str
-    claim_mode: ClaimMode
+    claim_mode: str
     needs_original: bool = False
     skipped: tuple[str, ...] = ()
 
@@ -56,7 +55,7 @@ class Restore:
             path=origin.path,
             epoch=origin.epoch,
             query_id=origin.query_id,
-            claim_mode=origin.claim_mode,
+            claim_mode=origin.claim_mode.value,
             skipped=origin.skipped,
         )
 

@@ -135,7 +135,7 @@ def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
         size_bytes=savepoint.size_bytes,
         files=savepoint.files,
         path=savepoint.path,
-        format=savepoint.format,
+        format=SavepointFormat(savepoint.format),
         last_id=last_id,
     )
 

@@ -121,13 +121,13 @@ class Savepoint:
         Bytes of all files.
     files : int
         Number of files.
-    format : SavepointFormat
+    format : str
         ``CANONICAL`` or ``NATIVE``.
 
     Examples
     --------
-    >>> savepoint.epoch, savepoint.format == "CANONICAL"
-    (0, True)
+    >>> savepoint.epoch, savepoint.format
+    (0, 'CANONICAL')
     """
 
     path: str
@@ -137,7 +137,7 @@ class Savepoint:
     completed_at_ms: int
     size_bytes: int
     files: int
-    format: SavepointFormat = SavepointFormat.CANONICAL
+    format: str = SavepointFormat.CANONICAL.value
 
     @classmethod
     def of(cls, path: str, metadata: CheckpointMetadata, metadata_bytes: int) -> Savepoint:
@@ -153,7 +153,7 @@ class Savepoint:
             completed_at_ms=metadata.completed_at_ms,
             size_bytes=sum(files.values()) + metadata_bytes,
             files=len(files) + 1,
-            format=savepoint_format,
+            format=savepoint_format.value,
         )
 
 

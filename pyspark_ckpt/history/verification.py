@@ -9,7 +9,6 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.subsumed import name_subsumed
@@ -28,7 +27,7 @@ class Verification:
     ----------
     path : str
         Its directory.
-    kind : CheckpointKind
+    kind : str
         ``checkpoint`` or ``savepoint``.
     epoch : int
         The epoch whose end it stores.
@@ -44,7 +43,7 @@ class Verification:
     """
 
     path: str
-    kind: CheckpointKind
+    kind: str
     epoch: int
     files: int
     size_bytes: int
@@ -77,8 +76,8 @@ def verify(path: str) -> Verification:
 
     Examples
     --------
-    >>> ckpt.verify(savepoint.path).kind == "savepoint"
-    True
+    >>> ckpt.verify(savepoint.path).kind
+    'savepoint'
     """
     directory = open_storage(path)
     metadata = read_metadata(directory)
@@ -95,7 +94,7 @@ def verify(path: str) -> Verification:
             )
     return Verification(
         path=directory.url,
-        kind=metadata.kind,
+        kind=metadata.kind.value,
         epoch=metadata.epoch,
         files=len(files) + 1,
         size_bytes=size_on_disk_bytes(directory, metadata),

@@ -215,8 +215,8 @@ class CheckpointedQuery(StreamingQuery):
         Examples
         --------
         >>> native = query.triggerSavepoint(f"{directory}/savepoints", format="NATIVE")
-        >>> native.format == "NATIVE"
-        True
+        >>> native.format
+        'NATIVE'
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
         return self._coordinator.trigger_savepoint(target, SavepointFormat.of(format))

@@ -13,10 +13,11 @@ import pytest
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 
-NATIVE = ckpt.SavepointFormat.NATIVE
+NATIVE = SavepointFormat.NATIVE
 OF_A_PATH: dict[str, Callable[[str], Any]] = {
     "verify": ckpt.verify,
     "history": ckpt.history,

@@ -32,9 +32,7 @@ def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> 
 
 
 def savepoint_restore(savepoint: ckpt.Savepoint) -> object:
-    return ckpt.Restore(
-        savepoint.path, savepoint.epoch, savepoint.query_id, ckpt.ClaimMode.NO_CLAIM
-    )
+    return ckpt.Restore(savepoint.path, savepoint.epoch, savepoint.query_id, "NO_CLAIM")
 
 
 def test_a_start_that_fails_after_spark_began_stops_the_query(

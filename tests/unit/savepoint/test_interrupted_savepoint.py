@@ -222,7 +222,7 @@ def test_the_next_start_removes_what_the_run_before_left(
     ]  # fmt: skip
     assert all("interrupted" in why for why in shown[shown.status == "aborted"].reason)
     (noted,) = (each for each in log.entries() if each.status is EntryStatus.COMPLETED)
-    assert noted.format is completed.format is SavepointFormat.NATIVE
+    assert noted.format is SavepointFormat.NATIVE
     assert (noted.size_bytes, noted.files) == (completed.size_bytes, completed.files)
     there = {open_storage(path).name for path in (of_another.path, own.path, done.path)}
     assert set(open_storage(place).list()) == there
