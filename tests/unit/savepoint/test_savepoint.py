@@ -146,5 +146,5 @@ def test_a_directory_that_cannot_be_written_is_named(
 
 
 def test_another_file_system_is_refused(storage: Storage, snapshot: CheckpointMetadata) -> None:
-    with pytest.raises(NotBuiltYetError, match="hdfs://host"):
-        write_savepoint(snapshot, storage, "hdfs://host/savepoints", NATIVE)
+    with pytest.raises(NotBuiltYetError, match="ftp://host"):
+        write_savepoint(snapshot, storage, "ftp://host/savepoints", NATIVE)
