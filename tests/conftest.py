@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however pytest began
 
+from tests.servers.etcd import etcd_server
 from tests.servers.hdfs import Hdfs, hdfs_server
+from tests.servers.kubernetes_api import ConfigMaps, kubernetes_api
 from tests.servers.s3 import BUCKET, s3_server
 from tests.servers.zookeeper import zookeeper_server
 
@@ -157,6 +159,22 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
 def hdfs_url(hdfs: Hdfs) -> str:
     """A directory of the test's own in HDFS."""
     return f"{hdfs.url}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture(scope="session")
+def etcd_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``http://host:port`` of an etcd server."""
+    with etcd_server(tmp_path_factory.mktemp("etcd")) as address:
+        yield address
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConfigMaps]:
+    """The ConfigMaps of a stub of Kubernetes' API, which the environment names."""
+    config_maps, kubeconfig = ConfigMaps(), tmp_path / "kubeconfig"
+    with kubernetes_api(config_maps, kubeconfig):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        yield config_maps
 
 
 @pytest.fixture

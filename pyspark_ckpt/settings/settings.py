@@ -56,6 +56,9 @@ class Settings:
     high_availability_type: HighAvailability = HighAvailability.NONE
     zookeeper_quorum: str | None = None
     zookeeper_root: str = "/pyspark_ckpt"
+    etcd_endpoints: str | None = None
+    etcd_root: str = "/pyspark_ckpt"
+    kubernetes_namespace: str | None = None
     materialize_interval_ms: int = 600_000
     materialize_min_bytes: int = 1024**2
     materialize_max_segments: int = 100
@@ -288,7 +291,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.member(HighAvailability),
         allowed=f"one of {', '.join(HighAvailability)}",
         default="none",
-        meaning="`zookeeper`: ZooKeeper stores which checkpoints are complete",
+        meaning="what stores which checkpoints are complete; `none`: the directory of checkpoints",
     ),
     Setting(
         key=f"{_HIGH_AVAILABILITY}zookeeper.quorum",
@@ -305,6 +308,31 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="a path of a node, such as /pyspark_ckpt",
         default="/pyspark_ckpt",
         meaning="ZooKeeper node below which each query has one",
+    ),
+    Setting(
+        key=f"{_HIGH_AVAILABILITY}etcd.endpoints",
+        field="etcd_endpoints",
+        read=values.endpoints,
+        allowed="http://host:port or https://host:port, several with commas between",
+        default=None,
+        meaning="addresses of the etcd servers: `https://host:port`, separated by commas",
+    ),
+    Setting(
+        key=f"{_HIGH_AVAILABILITY}etcd.path.root",
+        field="etcd_root",
+        read=values.node,
+        allowed="a path, such as /pyspark_ckpt",
+        default="/pyspark_ckpt",
+        meaning="prefix below which the keys of each query are in etcd",
+    ),
+    Setting(
+        key=f"{_HIGH_AVAILABILITY}kubernetes.namespace",
+        field="kubernetes_namespace",
+        read=values.namespace,
+        allowed="the name of a namespace",
+        default=None,
+        meaning="namespace in which each query has a ConfigMap",
+        without="that of the driver",
     ),
 )
 """Every key that a user may set, in the order of the documentation."""

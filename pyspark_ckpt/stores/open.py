@@ -13,20 +13,23 @@ import msgspec
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
-from pyspark_ckpt.settings import HighAvailability, Settings
+from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from pyspark_ckpt.stores.pointed import PointedCheckpoints
+from pyspark_ckpt.stores.etcd import EtcdPointers
+from pyspark_ckpt.stores.kubernetes import KubernetesPointers, namespace_of_driver
+from pyspark_ckpt.stores.pointed import PointedCheckpoints, Pointers
 from pyspark_ckpt.stores.small_file import read_small_file
 from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 
 
 class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The note on a store: its type, and for ZooKeeper the servers and the query's node.
+    """The note on a store: its type, its servers and the query's place in it.
 
-    `type` is a text, so that a type of a newer version can be read and named in an error.
+    `type` is a text, so that a type of a newer version can be read and named in an error. `quorum`
+    has the servers of ZooKeeper or etcd. `node` is a node, a prefix, or a namespace and a ConfigMap.
     """
 
     type: str = HighAvailability.NONE.value
@@ -38,14 +41,32 @@ IN_THE_DIRECTORY = StoreNote()
 
 
 def store_of(settings: Settings, query_id: str) -> StoreNote:
-    """Return the note on the store that the settings choose."""
-    if settings.high_availability_type != HighAvailability.ZOOKEEPER:
+    """Return the note on the store that the settings choose.
+
+    Raises
+    ------
+    ConfigurationError
+        If a setting is missing, or Kubernetes is asked for where there is none.
+    """
+    kind = HighAvailability(settings.high_availability_type)
+    if kind == HighAvailability.NONE:
         return IN_THE_DIRECTORY
-    return StoreNote(
-        type=HighAvailability.ZOOKEEPER.value,
-        quorum=settings.zookeeper_quorum,
-        node=f"{settings.zookeeper_root.rstrip('/')}/{query_id}",
-    )
+    if kind == HighAvailability.KUBERNETES:
+        namespace = settings.kubernetes_namespace or namespace_of_driver()
+        return StoreNote(type=kind.value, node=f"{namespace}/pyspark-ckpt-{query_id}")
+    servers, root, key = {
+        HighAvailability.ZOOKEEPER: (
+            settings.zookeeper_quorum, settings.zookeeper_root, "zookeeper.quorum"
+        ),
+        HighAvailability.ETCD: (settings.etcd_endpoints, settings.etcd_root, "etcd.endpoints"),
+    }[kind]  # fmt: skip
+    if servers is None:
+        setting = KEYS[f"spark.ckpt.high-availability.{key}"]
+        raise ConfigurationError(
+            f"spark.ckpt.high-availability.type is {kind.value}: set {setting.key} to its servers, "
+            f"{setting.allowed}"
+        )
+    return StoreNote(type=kind.value, quorum=servers, node=f"{root.rstrip('/')}/{query_id}")
 
 
 def read_store_note(storage: CoordinatorStorage) -> StoreNote:
@@ -90,19 +111,10 @@ def open_store(
     Raises
     ------
     ConfigurationError
-        If ZooKeeper is configured without its servers or its library.
+        If the store is configured without its servers or its library.
     OSError
-        If ZooKeeper cannot be reached.
+        If the store cannot be reached.
     """
-    if (
-        settings.high_availability_type == HighAvailability.ZOOKEEPER
-        and settings.zookeeper_quorum is None
-    ):
-        raise ConfigurationError(
-            "spark.ckpt.high-availability.type is zookeeper: set "
-            "spark.ckpt.high-availability.zookeeper.quorum to its servers, host:port with commas "
-            "between"
-        )
     return _open(storage, store_of(settings, query_id))
 
 
@@ -114,7 +126,7 @@ def claim_store(
     Raises
     ------
     ConfigurationError
-        If ZooKeeper is configured without its servers or its library.
+        If the store is configured without its servers or its library.
     OSError
         If the store cannot be reached or written.
     """
@@ -130,7 +142,7 @@ def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:
     Raises
     ------
     ConfigurationError
-        If the store is ZooKeeper, and its library is not installed.
+        If the library of the store is not installed.
     CorruptFileError
         If the note on the store was changed.
     OSError
@@ -142,9 +154,34 @@ def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:
 def _open(storage: CoordinatorStorage, note: StoreNote) -> CompletedCheckpointStore:
     if note == IN_THE_DIRECTORY:
         return CompletedCheckpoints(storage)
-    if note.type != HighAvailability.ZOOKEEPER or note.quorum is None or note.node is None:
+    node, quorum = note.node or "", note.quorum or ""
+    if not _is_known(note.type, node, quorum):
         raise CorruptFileError(
             f"{storage.url}: {note} stores which checkpoints are complete, and this version of "
             "pyspark_ckpt does not know such a store: upgrade pyspark_ckpt"
         )
-    return PointedCheckpoints(storage, ZooKeeperPointers(note.quorum, note.node))
+    return PointedCheckpoints(storage, _pointers(HighAvailability(note.type), node, quorum))
+
+
+def _is_known(kind: str, node: str, quorum: str) -> bool:
+    """Return whether a note is one that this library writes; it may be a stranger's."""
+    namespace, _, name = node.partition("/")
+    try:
+        if kind == HighAvailability.KUBERNETES:
+            return bool(values.namespace(namespace) and values.config_map(name))
+        if kind == HighAvailability.ZOOKEEPER:
+            return bool(values.quorum(quorum) and values.node(node))
+        return kind == HighAvailability.ETCD and bool(
+            values.endpoints(quorum) and values.node(node)
+        )
+    except ValueError:
+        return False
+
+
+def _pointers(kind: HighAvailability, node: str, quorum: str) -> Pointers:
+    if kind == HighAvailability.KUBERNETES:
+        namespace, _, name = node.partition("/")
+        return KubernetesPointers(namespace, name)
+    if kind == HighAvailability.ETCD:
+        return EtcdPointers(quorum, node)
+    return ZooKeeperPointers(quorum, node)

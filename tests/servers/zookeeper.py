@@ -30,7 +30,7 @@ def zookeeper_server(directory: Path, port: int | None = None) -> Iterator[str]:
     the killed one was.
     """
     jars = _jars(directory)
-    port = port or _free_port()
+    port = port or free_port()
     configuration = directory / "zoo.cfg"
     configuration.write_text(
         f"dataDir={directory}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
@@ -62,7 +62,7 @@ def zookeeper_server(directory: Path, port: int | None = None) -> Iterator[str]:
         server.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

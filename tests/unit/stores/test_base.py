@@ -22,7 +22,9 @@ from tests.unit.memory_pointers import MemoryPointers, SharedPointers
 NewDriver = Callable[[], CompletedCheckpointStore]
 
 
-@pytest.fixture(params=["files", "files in s3", "pointers in memory", "zookeeper"])
+@pytest.fixture(
+    params=["files", "files in s3", "pointers in memory", "zookeeper", "etcd", "kubernetes"]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -48,6 +50,16 @@ def new_driver(kind: str, place: Storage, request: pytest.FixtureRequest) -> Ite
             settings = Settings(
                 high_availability_type=HighAvailability.ZOOKEEPER, zookeeper_quorum=address
             )
+            opened.append(open_store(place, settings, query_id))
+        elif kind == "etcd":
+            address = request.getfixturevalue("etcd_address")
+            settings = Settings(
+                high_availability_type=HighAvailability.ETCD, etcd_endpoints=address
+            )
+            opened.append(open_store(place, settings, query_id))
+        elif kind == "kubernetes":
+            request.getfixturevalue("kubernetes")
+            settings = Settings(high_availability_type=HighAvailability.KUBERNETES)
             opened.append(open_store(place, settings, query_id))
         elif kind == "pointers in memory":
             opened.append(PointedCheckpoints(place, MemoryPointers(shared)))

@@ -21,6 +21,7 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.open import open_store
 from tests.faults.epochs import NUM_RETAINED, QUERY_ID, Epochs, files_of, restored_epoch
+from tests.servers.kubernetes_api import ConfigMaps
 
 ROOT = Path(__file__).parents[3]
 
@@ -169,4 +170,29 @@ def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
     }
     storage = open_storage(str(tmp_path / "checkpoints"))
     first = FirstDriver(storage.url, settings, f"{when} write chk-2/_metadata", 1)
+    assert taken_over(storage, settings, first) == [1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_driver_that_was_stopped_changes_nothing_in_etcd(
+    tmp_path: Path, etcd_address: str, when: str
+) -> None:
+    """Scenario 24: with etcd."""
+    settings = {
+        "high_availability_type": HighAvailability.ETCD,
+        "etcd_endpoints": etcd_address,
+        "etcd_root": f"/{when}{tmp_path.name}",
+    }
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    first = FirstDriver(storage.url, settings, f"{when} write chk-2/_metadata", 1)
+    assert taken_over(storage, settings, first) == [1, 3, 4, 5]
+
+
+def test_a_driver_that_was_stopped_changes_nothing_in_kubernetes(
+    tmp_path: Path, kubernetes: ConfigMaps
+) -> None:
+    """Scenario 24: with a ConfigMap."""
+    settings = {"high_availability_type": HighAvailability.KUBERNETES}
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    first = FirstDriver(storage.url, settings, "before write chk-2/_metadata", 1)
     assert taken_over(storage, settings, first) == [1, 3, 4, 5]
