@@ -9,7 +9,9 @@ executor sees the same single copy, and an epoch costs in proportion to the keys
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,8 +64,14 @@ MOST_MAP_BYTES = 1 << 42
 ROOM_BYTES = 1 << 30
 """Address space beyond the file; it grows before a transaction could use it up."""
 
+LEAST_ROOM_BYTES = 32 << 20
+"""The same in a process whose address space is limited; it grows with the limit."""
+
+_ROOM_SHARE = 16
 _STEP_ENTRIES = 20_000
 """Most entries of a transaction, besides one part: each may change one or two pages of 4 KiB."""
+
+_ENTRY_ROOM_BYTES = 4 * 4096
 
 _SPARSE_BYTES = 64 << 20
 _SPARSE_TIMES = 4
@@ -150,7 +158,7 @@ class HeapBackend(StateBackend):
 
     def apply(self, changes: Iterable[Changes], version: str) -> None:
         # A transaction holds its changed pages in memory, so there are many small transactions.
-        step = _Step()
+        step = _Step(_step_entries())
         is_marked = False
         for part in changes:
             if step.is_full:
@@ -158,7 +166,7 @@ class HeapBackend(StateBackend):
                     step.marker = marker
                 is_marked = True
                 self._commit(step)
-                step = _Step()
+                step = _Step(_step_entries())
             step.add(part)
         step.marker = version.encode()
         self._commit(step)
@@ -264,8 +272,9 @@ class HeapBackend(StateBackend):
 
 @dataclass(slots=True)
 class _Step:
-    """Changes of one transaction."""
+    """Changes of one transaction, of at most so many entries besides one part."""
 
+    most_entries: int
     parts: list[Changes] = field(default_factory=list)
     entries: int = 0
     size_bytes: int = 0
@@ -274,7 +283,7 @@ class _Step:
     @property
     def is_full(self) -> bool:
         """Whether another part has to go into the next transaction."""
-        return self.entries >= _STEP_ENTRIES or self.size_bytes >= STEP_BYTES
+        return self.entries >= self.most_entries or self.size_bytes >= STEP_BYTES
 
     def add(self, part: Changes) -> None:
         """Add another part."""
@@ -300,11 +309,25 @@ def _open(directory: Path, *, create: bool) -> lmdb.Environment:
 
 def _room_for(size_bytes: int) -> int:
     """Return the address space that a transaction of so many bytes may need."""
-    return ROOM_BYTES + 2 * size_bytes
+    return room_bytes() + 2 * size_bytes
 
 
 def _map_bytes(wanted: int) -> int:
-    return min(-(-wanted // ROOM_BYTES) * ROOM_BYTES, MOST_MAP_BYTES)
+    room = room_bytes()
+    return min(-(-wanted // room) * room, MOST_MAP_BYTES)
+
+
+def room_bytes() -> int:
+    """Return the address space beyond the file, a part of what the process may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ROOM_BYTES
+    pages = limit // _ROOM_SHARE // mmap.PAGESIZE
+    return max(LEAST_ROOM_BYTES, min(ROOM_BYTES, pages * mmap.PAGESIZE))
+
+
+def _step_entries() -> int:
+    return min(_STEP_ENTRIES, room_bytes() // _ENTRY_ROOM_BYTES)
 
 
 def _present(
@@ -344,8 +367,19 @@ def _full(directory: Path, error: Exception) -> BackendFullError:
     )
 
 
+def _address_space() -> str:
+    """Return what to say of a limit of the address space, which holds the whole state."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f"; the process may have {limit >> 20} MiB of address space, of which the state takes all "
+        "of its size: raise spark.executor.pyspark.memory, or use the rocksdb backend"
+    )
+
+
 def _no_resources(directory: Path, error: Exception) -> BackendResourceError:
     return BackendResourceError(
         f"the heap backend in {directory} got no file descriptor or memory ({error}): raise the "
-        "limit (ulimit)"
+        f"limit (ulimit{_address_space()})"
     )

@@ -173,10 +173,19 @@ WORKER_ADVICE = (
     "activate the environment that has the library, or set PYSPARK_PYTHON to its Python before the "
     "session is made (os.environ['PYSPARK_PYTHON'] = sys.executable where both run on one machine)"
 )
-"""What to do about Python workers that cannot import the library."""
+"""What to do about Python workers that cannot import the library, on this machine."""
+
+SHIP_ADVICE = (
+    "On a cluster, ship an environment that has the library: venv-pack -o environment.tar.gz, then "
+    "spark-submit --archives environment.tar.gz#environment with "
+    "PYSPARK_PYTHON=./environment/bin/python (docs/clusters.md); --py-files is not enough, because "
+    "the library needs packages with native code"
+)
+"""The same for executors on other machines."""
 
 _NOT_IMPORTED = re.compile(
-    r"ModuleNotFoundError: No module named '(?:pyspark_ckpt|state_backends|msgspec|rocksdict|lmdb)"
+    r"ModuleNotFoundError: No module named '(?:pyspark_ckpt|state_backends|msgspec|rocksdict|lmdb"
+    r"|fsspec)\b"
 )
 _JAVA_FRAME = "\tat "
 
@@ -208,6 +217,6 @@ def task_error(failure: Exception) -> CkptError | None:
     if missing is not None:
         return ConfigurationError(
             f"Spark's Python workers cannot import pyspark_ckpt ({missing.group()}'): "
-            f"{WORKER_ADVICE}"
+            f"{WORKER_ADVICE}. {SHIP_ADVICE}"
         )
     return failure_in(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -13,8 +14,16 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.spark.jobs import WORKER_ADVICE
+from pyspark_ckpt.spark.jobs import SHIP_ADVICE, WORKER_ADVICE
 
+logger = logging.getLogger(__name__)
+
+LEAST_WORKER_MIB = 1024
+"""Least address space of a worker; most of it is of libraries, threads and the backend's map."""
+
+_MEMORY = "spark.executor.pyspark.memory"
+_CORES = "spark.executor.cores"
+_PY_FILES = "spark.submit.pyFiles"
 _TIMEOUT_SECONDS = 60
 _IMPORT = "import pyspark_ckpt, msgspec, rocksdict, lmdb"
 
@@ -23,14 +32,16 @@ def check_workers(spark: SparkSession) -> None:
     """Check that the Python workers of a local session can import the library.
 
     It costs nothing if they run the driver's own Python. Executors on other machines are not
-    checked; their tasks raise the error.
+    checked; their tasks raise the error. The memory of the workers is checked everywhere.
 
     Raises
     ------
     ConfigurationError
-        If they cannot. The message says what to set.
+        If they cannot, or their memory is too small. The message says what to set.
     """
     context: Any = spark.sparkContext
+    _warn_of_wheels(context)
+    _check_memory(spark)
     if not str(context.master).startswith("local") or context._python_includes:
         return  # other machines, or Python files that the user added to the workers
     executable = shutil.which(context.pythonExec) or str(context.pythonExec)
@@ -43,6 +54,37 @@ def check_workers(spark: SparkSession) -> None:
         raise ConfigurationError(
             f"Spark's Python workers run {executable}, which cannot import pyspark_ckpt "
             f"({problem}); the driver runs {sys.executable}: {WORKER_ADVICE}"
+        )
+
+
+def _warn_of_wheels(context: Any) -> None:
+    """Warn of wheels that Spark does not put on the workers' path, and says nothing about."""
+    files = str(context.getConf().get(_PY_FILES, "")).split(",")
+    wheels = [Path(file).name for file in files if file.lower().endswith(".whl")]
+    if wheels:
+        logger.warning(
+            "Spark ignores wheels in --py-files (%s): its Python workers do not find %s. %s",
+            _PY_FILES,
+            ", ".join(wheels),
+            SHIP_ADVICE,
+        )
+
+
+def _check_memory(spark: SparkSession) -> None:
+    """Refuse a limit of a worker's address space under which no backend works."""
+    conf = spark.sparkContext.getConf()
+    limit = conf.get(_MEMORY)
+    if limit is None:
+        return
+    cores = int(conf.get(_CORES) or "1")
+    sizes: Any = spark._jvm.org.apache.spark.network.util.JavaUtils  # type: ignore[union-attr]
+    worker_mib = int(sizes.byteStringAsMb(limit)) // cores
+    if worker_mib < LEAST_WORKER_MIB:
+        raise ConfigurationError(
+            f"{_MEMORY} is {limit} for {cores} cores, which is {worker_mib} MiB of address space "
+            f"for each Python worker, and no state backend works in less than {LEAST_WORKER_MIB} "
+            f"MiB: set it to {LEAST_WORKER_MIB * cores}m or more, or unset it and set "
+            "spark.executor.memoryOverhead"
         )
 
 

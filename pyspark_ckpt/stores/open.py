@@ -29,7 +29,8 @@ class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The note on a store: its type, its servers and the query's place in it.
 
     `type` is a text, so that a type of a newer version can be read and named in an error. `quorum`
-    has the servers of ZooKeeper or etcd. `node` is a node, a prefix, or a namespace and a ConfigMap.
+    has the servers of ZooKeeper or etcd. `node` is a node, a prefix, or a namespace and a
+    ConfigMap.
     """
 
     type: str = HighAvailability.NONE.value

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.spark.worker_python import LEAST_WORKER_MIB
 from tests.query.harness import Job, refused
 from tests.query.model import events_of, expected
 
@@ -47,4 +50,50 @@ def test_the_same_environment_by_another_name(job: Job, workers_python: Path) ->
     workers_python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     workers_python.chmod(0o755)
     job.run()
+    assert job.result() == expected(job.feed.rows)
+
+
+@contextmanager
+def application_conf(job: Job, key: str, value: str) -> Iterator[None]:
+    """Give the application a conf as spark-submit does; what runs has read its own already."""
+    conf = job.spark.sparkContext._conf
+    conf.set(key, value)
+    try:
+        yield
+    finally:
+        conf._jconf.remove(key)
+
+
+def test_wheels_that_spark_ignores_are_named(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.feed.add(events_of(0))
+    files = "hdfs:///jobs/helpers.py,/tmp/pyspark_ckpt-0.1.0-py3-none-any.whl,/x/lib.zip"
+    with (
+        application_conf(job, "spark.submit.pyFiles", files),
+        caplog.at_level(logging.WARNING, "pyspark_ckpt"),
+    ):
+        job.run()
+    (warning,) = [text for text in caplog.messages if "--py-files" in text]
+    for named in ("pyspark_ckpt-0.1.0-py3-none-any.whl", "venv-pack", "--archives"):
+        assert named in warning
+    assert "helpers.py" not in warning
+    assert "lib.zip" not in warning
+
+
+@pytest.mark.parametrize(("limit", "cores", "wanted"), [("1023m", "1", 1024), ("3g", "4", 4096)])
+def test_too_little_memory_of_workers_is_refused(
+    job: Job, limit: str, cores: str, wanted: int
+) -> None:
+    key = "spark.executor.pyspark.memory"
+    with (
+        application_conf(job, key, limit),
+        application_conf(job, "spark.executor.cores", cores),
+        refused(ckpt.ConfigurationError, key, limit, f"{wanted}m", unchanged=job.base),
+    ):
+        job.run()
+
+
+def test_enough_memory_of_workers(job: Job) -> None:
+    job.feed.add(events_of(0))
+    with application_conf(job, "spark.executor.pyspark.memory", f"{LEAST_WORKER_MIB}m"):
+        job.run()
     assert job.result() == expected(job.feed.rows)

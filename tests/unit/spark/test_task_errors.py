@@ -157,5 +157,11 @@ def test_a_worker_without_the_library_gets_advice_what_to_set() -> None:
     error = task_error(PySparkException(text))
     assert type(error) is ConfigurationError
     assert "PYSPARK_PYTHON" in str(error)
+    for named in ("venv-pack", "--archives", "--py-files", "'pyspark_ckpt'"):
+        assert named in str(error)
+    of_zip = task_error(PySparkException(text.replace("pyspark_ckpt", "fsspec")))
+    assert "cannot import pyspark_ckpt (ModuleNotFoundError: No module named 'fsspec')" in str(
+        of_zip
+    )
     of_user = text.replace("pyspark_ckpt", "job_helpers")
     assert task_error(PySparkException(of_user)) is None

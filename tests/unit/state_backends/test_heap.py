@@ -223,3 +223,30 @@ def test_address_space_follows_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     with open_backend("heap", tmp_path / "state", create=True) as backend:
         backend.load(parts, "1")
         assert len(list(backend.scan())) == 2_000
+
+
+def test_limited_address_space_is_shared_with_others(tmp_path: Path) -> None:
+    """As under spark.executor.pyspark.memory, which limits what a worker may map (RLIMIT_AS)."""
+    program = """
+import resource, sys
+from pathlib import Path
+from state_backends import Changes, open_backend
+from state_backends.errors import BackendResourceError
+
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+keys = [b"%06d" % n for n in range(60_000)]
+with open_backend("heap", Path(sys.argv[1]), create=True) as backend:
+    backend.load([Changes(keys, [b"v" * 500] * len(keys))], "1")
+    print(len(list(backend.scan())), backend.version())
+    try:
+        backend.apply((Changes([b"x%d" % n], [b"v" * (16 << 20)]) for n in range(60)), "2")
+    except BackendResourceError as error:
+        print(error)
+"""
+    printed = subprocess.check_output(
+        [sys.executable, "-c", program, str(tmp_path / "state")], text=True
+    )
+    counted, error = printed.splitlines()
+    assert counted == "60000 1"
+    assert "600 MiB" in error
+    assert "spark.executor.pyspark.memory" in error
