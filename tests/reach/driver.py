@@ -1,0 +1,109 @@
+"""A driver in a process of its own, and the storages that its location may be on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tests.recovery.numbered_rows import write_input
+from tests.servers.s3a import s3a_conf, s3a_jars
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+class AskedError(Exception):
+    """What the driver answered with: the class of its error, and what the error says."""
+
+
+class Driver:
+    """Sends lines to the program and reads its answers."""
+
+    def __init__(self, work: Path, conf: Mapping[str, str]) -> None:
+        self.log = work / "driver.log"
+        environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_SUBMIT_ARGS"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(work), json.dumps(dict(conf))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+        self.answer()
+
+    def ask(self, what: str, *arguments: Any, **options: Any) -> Any:
+        self.tell(what, *arguments, **options)
+        return self.answer()
+
+    def tell(self, what: str, *arguments: Any, **options: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([what, arguments, options]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(">"):
+                answer = json.loads(line[1:])
+                if "error" in answer:
+                    raise AskedError(f"{answer['error']}: {answer['message']}")
+                return answer["done"]
+        raise AssertionError(f"the driver has ended: {self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """End the driver with its workers by SIGKILL."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@contextmanager
+def driver(work: Path, conf: Mapping[str, str]) -> Iterator[Driver]:
+    started = Driver(work, conf)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.kill()
+
+
+def conf_of(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """Return Spark's settings for an S3 server's environment; ``None``: no S3."""
+    if environment is None:
+        return {}
+    conf = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+    jars = ":".join(map(str, s3a_jars()))
+    return conf | s3a_conf(environment) | {"spark.driver.extraClassPath": jars}
+
+
+class Input:
+    """The input of the program: files of random rows, and what must come of them."""
+
+    def __init__(self, work: Path, seed: int) -> None:
+        self._directory = work / "input"
+        self._directory.mkdir()
+        self._chance = random.Random(seed)
+        self._files: list[pd.DataFrame] = []
+
+    def add(self, files: int = 1) -> None:
+        for _ in range(files):
+            self._files.append(write_input(self._directory, len(self._files), self._chance))
+
+    def expected(self, first: int = 0) -> list[list[Any]]:
+        """Return the output of the files from the `first` on, after all files before them."""
+        rows = pd.concat(self._files)
+        groups = rows.groupby("key")["value"]
+        told = rows.assign(n=groups.cumcount() + 1, total=groups.cumsum())
+        told = told.iloc[sum(map(len, self._files[:first])) :]
+        return sorted([key, n, total] for key, n, total in told[["key", "n", "total"]].values)
