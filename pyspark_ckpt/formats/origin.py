@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"
@@ -75,10 +75,10 @@ def read_origin(checkpoints: Storage) -> Origin | None:
     """
     if not checkpoints.exists(ORIGIN_NAME):
         return None
-    try:
-        return msgspec.json.decode(checkpoints.read(ORIGIN_NAME), type=Origin)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{checkpoints.url_of(ORIGIN_NAME)} was changed and does not say what the query was "
-            f"restored from ({exc}): delete the file; only this record is then lost"
-        ) from exc
+    return read_small_file(
+        checkpoints,
+        ORIGIN_NAME,
+        Origin,
+        "what the query was restored from",
+        "delete the file; only this record is then lost",
+    )

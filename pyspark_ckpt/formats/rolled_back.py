@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.storage.base import Storage
 
 ALL_EPOCHS = -1
@@ -43,14 +43,13 @@ def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
     """
     if not location.exists(ROLLED_BACK_NAME):
         return ()
-    try:
-        content = location.read(ROLLED_BACK_NAME)
-        return msgspec.json.decode(content, type=tuple[RolledBack, ...])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{location.url_of(ROLLED_BACK_NAME)}, which lists the epochs that rollbacks removed, "
-            f"was changed ({exc}): delete it; current_epoch() then no longer lists these epochs"
-        ) from exc
+    return read_small_file(
+        location,
+        ROLLED_BACK_NAME,
+        tuple[RolledBack, ...],
+        "the epochs that rollbacks removed",
+        "delete the file; current_epoch() then no longer lists these epochs",
+    )
 
 
 def write_rolled_back(location: Storage, void: tuple[RolledBack, ...]) -> None:

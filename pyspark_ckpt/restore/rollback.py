@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
+from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     ROLLBACK_MARKER,
@@ -37,6 +37,7 @@ from pyspark_ckpt.formats.rolled_back import (
     void_after_rollback,
     write_rolled_back,
 )
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
@@ -89,13 +90,14 @@ def begun_exchange(location: Storage) -> Exchange | None:
     """
     if not location.exists(ROLLBACK_MARKER):
         return None
-    try:
-        return msgspec.json.decode(location.read(ROLLBACK_MARKER), type=Exchange)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise CorruptFileError(
-            f"{location.url}/{ROLLBACK_MARKER} was changed ({exc}): move the directories beside "
-            "it by hand, or restore a checkpoint into a fresh checkpointLocation"
-        ) from exc
+    return read_small_file(
+        location,
+        ROLLBACK_MARKER,
+        Exchange,
+        "the names that a rollback exchanges",
+        "move the directories beside it by hand, or restore a checkpoint into a fresh "
+        "checkpointLocation",
+    )
 
 
 def finish_exchange(location: Storage, begun: Exchange) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
@@ -21,7 +22,6 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.etcd import EtcdPointers
 from pyspark_ckpt.stores.kubernetes import KubernetesPointers, namespace_of_driver
 from pyspark_ckpt.stores.pointed import PointedCheckpoints, Pointers
-from pyspark_ckpt.stores.small_file import read_small_file
 from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 
 

@@ -19,9 +19,9 @@ import msgspec
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import LocalStorage, Storage
-from pyspark_ckpt.stores.small_file import read_small_file
 
 _NO_FILE = ""
 """In a record of a storage that does not tell a moved file from a copy."""

@@ -9,7 +9,8 @@ import msgspec
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
-_MAX_BYTES = 64 << 10
+_MAX_BYTES = 1 << 20
+"""A larger file was not written by this library, and is refused as changed."""
 
 _Content = TypeVar("_Content")
 
