@@ -123,10 +123,11 @@ def test_commands_and_targets_that_a_page_names_exist(page: Path) -> None:
     for name in quoted(page):
         for command in re.findall(r"^pyspark-ckpt ([a-z-]+)", name):
             assert command in commands, name
-        if re.fullmatch(r"--[a-z-]+", name) and page.parent == ROOT:
-            assert name in options, name
         for target in re.findall(r"^make ([a-z-]+)", name):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), name
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if "pyspark-ckpt " in line and "spark-submit" not in line:
+            assert set(re.findall(r"(?<![\w-])--[a-z-]+", line)) <= options, line
 
 
 @each_page()
