@@ -57,7 +57,7 @@ class SparkStateCopies:
             return SparkOperatorFile(name, self._copy(source, path))
         except FileNotFoundError as exc:
             raise CheckpointAbortedError(
-                f"{self._location.url}/{source} is gone, because Spark has deleted it. The next "
+                f"{self._location.url}/{source} is missing, because Spark has deleted it. The next "
                 "checkpoint is of a newer epoch; if it fails too, raise "
                 "spark.sql.streaming.minBatchesToRetain"
             ) from exc

@@ -244,8 +244,8 @@ class CheckpointRunner:
                 self._machine.trigger(None, periodic=periodic)
                 self._machine.note_failure()
             raise CheckpointAbortedError(
-                f"query {self.query_id}: its committed epochs cannot be listed ({exc}); see to "
-                "the checkpointLocation",
+                f"query {self.query_id}: its committed epochs cannot be listed ({exc}); check "
+                "that the checkpointLocation can be read",
                 AbortReason.STORAGE_FAILED,
             ) from exc
         with self._guard:

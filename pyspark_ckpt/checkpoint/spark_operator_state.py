@@ -43,7 +43,7 @@ def _checked_name(location: Storage, operator_id: int, wanted: str) -> str:
     found = operator_name(location, operator_id)
     if found != wanted:
         raise CheckpointAbortedError(
-            f"{location.url}: Spark's operator {operator_id} is {found!r}, the query's plan has "
-            f"{wanted!r}: report the query's plan"
+            f"{location.url}: Spark's operator {operator_id} is {found!r}, but the query's plan "
+            f"has {wanted!r}: report the query's plan to the authors of pyspark_ckpt"
         )
     return found

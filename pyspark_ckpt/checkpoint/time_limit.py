@@ -57,7 +57,7 @@ def has_ended(future: Future[Any], timeout_ms: int | None) -> bool:
 def expired(what: str, timeout_ms: int) -> CheckpointAbortedError:
     """Return the error of work that takes too long."""
     return CheckpointAbortedError(
-        f"{what} has expired: it has not ended within {timeout_ms / 1000:g} s; see that the "
+        f"{what} has expired: it has not ended within {timeout_ms / 1000:g} s; check that the "
         "storage answers, or raise spark.ckpt.execution.checkpointing.timeout",
         AbortReason.EXPIRED,
     )

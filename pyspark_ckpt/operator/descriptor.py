@@ -1,8 +1,7 @@
 """What driver and executor both know of an operator.
 
-Fingerprints of an operator: its code and its schemas, to distinguish versions of a query.
-
-They are for people and for lineage. Nothing is refused for them.
+Fingerprints of its code and schemas distinguish versions of a query. They are for people and for
+lineage; no restore is refused because of them.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class MigrationDescriptor(msgspec.Struct, frozen=True):
 class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """One stateful operator as the query was built.
 
-    It travels in the metadata of the token column, so the plan itself shows the driver, at
-    ``start()``, which operators a query has, whatever was done to the DataFrame in between.
-    `processor` and `code_sha256` identify the code, `passes_watermark` whether
-    what follows it in event time has a watermark. `initial_state` names what
-    :mod:`pyspark_ckpt.operator.plan.initial_state` remembers for it.
+    It is in the metadata of the token column. So at ``start()`` the driver reads from the plan
+    which operators a query has, also if other operations follow. `processor` and `code_sha256`
+    identify the code. `passes_watermark` says whether operators that follow in event time have a
+    watermark. `initial_state` is the name under which
+    :mod:`pyspark_ckpt.operator.plan.initial_state` keeps the initial state.
     """
 
     uid: str
@@ -80,9 +79,9 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """What ``start()`` binds for the tasks of a query; travels as one local property.
 
-    `run` is a name that no other start of the query has. `announces_epochs` says that the sink is
+    `run` is a name that no other start of the query has. `announces_epochs` is true if the sink is
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
-    `rolled_back` are the epochs that rollbacks of the location made void. `drained_from_ms` is the
+    `rolled_back` are the epochs that rollbacks of the location removed. `drained_from_ms` is the
     true watermark in an epoch that drains the query. `initial_handles` has what epoch 0 starts from
     where an operator has an initial state.
     """
@@ -140,9 +139,9 @@ def decode_runtime(text: str | None, uid: str) -> Runtime:
     if not text:
         raise PlanError(
             f"operator {uid!r}: the task does not know its query. If the query was started with "
-            "df.writeStream, start it with pyspark_ckpt.write_stream(df). In another thread than "
-            "that of the foreachBatch function, run actions of the batch DataFrame only, not of "
-            "its RDD, and combine it with DataFrames of df.sparkSession only"
+            "df.writeStream, start it with pyspark_ckpt.write_stream(df). In other threads than "
+            "the foreachBatch function's, run only actions of the batch DataFrame, not of its RDD, "
+            "and combine it only with DataFrames of df.sparkSession"
         )
     return msgspec.json.decode(text, type=Runtime)
 

@@ -63,19 +63,21 @@ def discard(origin: Origin) -> bool:
     Returns
     -------
     bool
-        Whether it was there. Something else that lies at the path by now is not deleted.
+        Whether it existed. If the path holds something else by now, nothing is deleted.
     """
     try:
         source = RestoreSource(origin.path, check_files=False)
     except CheckpointNotFoundError:
         return False
     if source.sha256 != origin.sha256:
-        logger.warning("%s is not the one that was claimed: it stays", origin.path)
+        logger.warning(
+            "%s is not deleted, because it is not what the query was restored from", origin.path
+        )
         return False
     directory = open_storage(origin.path)
     if source.metadata.root == "..":
         number = checkpoint_id_of(directory.name)
-        if number is None:  # a copy of one, under another name
+        if number is None:  # a copy of a checkpoint, under another name
             directory.delete([METADATA_NAME])
             return True
         with closing(find_store(directory.parent())) as store:
@@ -84,6 +86,8 @@ def discard(origin: Origin) -> bool:
     left = dispose_savepoint(origin.path).left
     if left:
         logger.warning(
-            "%s: %s do not belong to the savepoint, and stay", origin.path, ", ".join(left)
+            "%s: %s are not deleted, because they do not belong to the savepoint",
+            origin.path,
+            ", ".join(left),
         )
     return True

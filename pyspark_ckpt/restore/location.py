@@ -241,7 +241,7 @@ class StartLocation:
         if file_sink is not None:
             file_sink.fill(plan.epoch)
         finish_seeding(self.storage, plan.path)
-        logger.info("%s is no longer needed by query %s: all is copied", plan.path, query_id)
+        logger.info("query %s no longer needs %s: all files are copied", query_id, plan.path)
 
     def _log_not_restored(self, path: str) -> None:
         """Log that a path is ignored; as a warning, unless the location was restored from it."""
@@ -391,7 +391,7 @@ class StartLocation:
 
 
 def _is_or_replaces(origin: Origin, path: str) -> bool:
-    """Tell whether a location was restored from a path, or by fallback from one before it."""
+    """Return whether a location was restored from a path, or by fallback from one before it."""
     url = open_storage(path).url
     if origin.path == url:
         return True

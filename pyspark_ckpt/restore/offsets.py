@@ -103,8 +103,8 @@ def _stored_ids(
     now = f"are named {', '.join(given_names)}" if given_names else "have no names that Spark uses"
     return {}, [
         RestoreError(
-            f"{source.path} has the offsets of the sources {', '.join(names)}, those of the query "
-            f"{now}: give the sources these names with .name(), and set "
+            f"{source.path} has the offsets of the sources {', '.join(names)}, but the query's "
+            f"sources {now}: give the sources these names with .name(), and set "
             f"{SOURCE_EVOLUTION} to true"
         )
     ]

@@ -235,7 +235,7 @@ def _find_changes_of_states(
 def _has_to_move(
     stored: OperatorMetadata, wanted: OperatorDescriptor, migrations: Mapping[str, Migration]
 ) -> bool:
-    """Tell whether an operator's state cannot just be copied."""
+    """Return whether an operator's state needs more than a copy."""
     before = stored.parallelism, stored.max_parallelism
     after = wanted.parallelism, wanted.max_parallelism
     return bool(stored.handles) and (before != after or bool(migrations))
@@ -257,9 +257,9 @@ def _unwanted(
         "allowNonRestoredState"
     )
     error = RestoreError(
-        f"{terms.path} holds state of {sorted(each.uid for each in stored)}, the query "
+        f"{terms.path} holds state of {sorted(each.uid for each in stored)}, but the query "
         f"has {sorted(wanted)}: give the query's operator the uid that its state has, "
-        "rename that with pyspark_ckpt.rename_uid, or leave it behind with "
+        "rename the stored uid with pyspark_ckpt.rename_uid, or drop that state with "
         "restoreFrom(..., allowNonRestoredState=True)"
     )
     return [

@@ -211,7 +211,7 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     wanted = _prepared(spark, location, root, to, query_id)
     exchange(location, wanted)
     kept = location.url_of(wanted.kept)
-    logger.info("%s is put back to %s; its content before is in %s", location.url, to, kept)
+    logger.info("%s is rolled back to %s; its earlier content is in %s", location.url, to, kept)
     return Rollback(location.url, to, kept)
 
 
@@ -268,7 +268,7 @@ def _stage(
     number = checkpoint_id_of(to)
     if number is None or query_id is None:
         raise RestoreError(
-            f"{location.url} cannot be put back to {to!r}: give chk-N, the name of a retained "
+            f"{location.url} cannot be rolled back to {to!r}: give chk-N, the name of a retained "
             "checkpoint of the query that ran there"
         )
     checkpoints = location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
@@ -321,7 +321,7 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
     """Return the id of the location's query; refuse a query that runs."""
     query_id = SparkLog(location).query_id()
     if query_id is None or SparkLog(location).committed_epoch() is None:
-        raise RestoreError(f"{location.url} has no committed epoch: there is nothing to put back")
+        raise RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
     if location.exists(SEEDING_MARKER):
         raise RestoreError(
             f"{location.url}: a restore into this location was interrupted; start the query with "
@@ -361,12 +361,12 @@ def _remove_never_started(root: Storage, query_id: str, staged: Storage, locatio
     try:
         check_owner(staged, root.child(query_id), place=location)
     except RestoreError as exc:
-        logger.warning("%s stays: %s", root.url_of(query_id), exc)
+        logger.warning("%s is not deleted: %s", root.url_of(query_id), exc)
         return
     with closing(find_store(root.child(query_id))) as store:
         has_checkpoints = bool(store.ids())
     if has_checkpoints:
-        logger.warning("%s has checkpoints and stays", root.url_of(query_id))
+        logger.warning("%s is not deleted, because it has checkpoints", root.url_of(query_id))
         return
     root.delete_directory(query_id)
 

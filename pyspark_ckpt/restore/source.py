@@ -192,8 +192,8 @@ def open_source(path: str, *, falls_back: bool) -> RestoreSource:
             raise
         if not falls_back:
             raise CorruptFileError(
-                f"{exc} ({earlier[0]} lies before it; with "
-                "spark.ckpt.execution.state-recovery.fallback=true the query would go back to it)"
+                f"{exc} (the checkpoint before it is {earlier[0]}; set "
+                "spark.ckpt.execution.state-recovery.fallback=true to restore the newest whole one)"
             ) from exc
         source = _first_whole(earlier, [str(exc)])
     logger.warning(

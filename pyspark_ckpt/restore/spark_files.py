@@ -144,7 +144,7 @@ def _check_entry(line: bytes, number: int, name: str) -> None:
 
 
 def is_checked(path: str) -> bool:
-    """Tell whether a file below ``state/<operator id>/`` says what Spark will act on."""
+    """Return whether a file below ``state/<operator id>/`` says what Spark will act on."""
     return path.endswith(".zip") or _SCHEMA.search(path) is not None
 
 
@@ -225,7 +225,7 @@ def _check_name(value: object, name: str) -> None:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("it has a field twice")
     return fields
 
 

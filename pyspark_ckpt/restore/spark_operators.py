@@ -103,10 +103,10 @@ def _planned(
             yield _without_files(label, Action.DROP, StateOutcome.DROPPED, why)
     else:
         refusal = RestoreError(
-            f"{source.path} has the state of {len(stored)} operators {name} of Spark's own, the "
-            f"query has {len(ids)}: such operators have no uid, and none can start empty beside "
-            "restored state; give the query those that it had, or leave all of that name "
-            "behind with restoreFrom(..., allowNonRestoredState=True)"
+            f"{source.path} has the state of {len(stored)} operators {name} (Spark's own), but "
+            f"the query has {len(ids)}. Such operators have no uid, so they are restored all or "
+            "not at all: give the query as many as it had, or none of them and "
+            "restoreFrom(..., allowNonRestoredState=True)"
         )
         yield _without_files(name, Action.REFUSE, StateOutcome.REFUSED, str(refusal), refusal)
 

@@ -130,7 +130,7 @@ def _opened(path: str) -> Storage:
 
 
 def _is_begun(directory: Storage) -> bool:
-    """Tell whether a directory holds a savepoint that was begun and not completed."""
+    """Return whether a directory holds a savepoint that was begun and not completed."""
     if directory.exists(METADATA_NAME):
         return _is_disposed(directory)
     if directory.exists(IN_PROGRESS_NAME):
@@ -217,7 +217,7 @@ def remove_interrupted(history: HistoryLog, query_id: str, run: str) -> None:
         try:
             _remove_or_note(entry, open_storage(entry.path), history, query_id)
         except (OSError, CkptError) as exc:
-            logger.warning("an interrupted savepoint stays at %s: %s", entry.path, exc)
+            logger.warning("the interrupted savepoint %s could not be deleted: %s", entry.path, exc)
         else:
             history.forget(name)
 
@@ -229,7 +229,7 @@ def _remove_or_note(
     begun = read_in_progress(place)
     if begun is not None and begun.query_id != query_id:
         logger.warning(
-            "%s is %s, and not a savepoint of query %s: it stays",
+            "%s is not deleted, because it is %s, and not a savepoint of query %s",
             place.url,
             begun.description(),
             query_id,

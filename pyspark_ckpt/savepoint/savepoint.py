@@ -48,7 +48,7 @@ class NewSavepoint:
     savepoints_directory
         Where its new ``savepoint-...`` directory goes.
     run
-        Tells this start of the query from all others.
+        A name that no other start of the query has.
 
     `path` is the directory.
 
@@ -92,9 +92,9 @@ class NewSavepoint:
         run_copies
             Runs the copies of all subtasks.
         check
-            Raises if the savepoint was given up; called just before it is published.
+            Raises if the savepoint was aborted; called just before the savepoint is published.
         triggered_at_ms
-            When the savepoint was asked for, by default now.
+            When the savepoint was triggered, by default now.
 
         Raises
         ------

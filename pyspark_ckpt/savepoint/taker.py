@@ -79,7 +79,7 @@ class SavepointTaker:
         Raises
         ------
         ConfigurationError
-            If there is no directory to put it in.
+            If no directory is given or configured.
         OSError
             If the directory cannot be made.
         """
@@ -110,7 +110,7 @@ class SavepointTaker:
         Raises
         ------
         ConfigurationError
-            If there is no directory to put it in.
+            If no directory is given or configured.
         CheckpointAbortedError, CorruptFileError
             If it could not be taken, or nothing is committed yet; its directory is removed.
         """

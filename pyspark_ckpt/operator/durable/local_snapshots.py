@@ -103,7 +103,7 @@ class LocalSnapshot:
         Raises
         ------
         OSError, msgspec.MsgspecError
-            If there is no readable note: the snapshot was never completed, or is gone.
+            If there is no readable note: the snapshot was never completed, or was deleted.
         """
         return _decoder.decode((self.directory / _NOTE).read_bytes())
 
@@ -136,7 +136,7 @@ class LocalSnapshot:
     def claimed(self, *, wait: bool) -> Iterator[bool]:
         """Yield whether this thread, and no other in any process, may upload the snapshot.
 
-        The claim ends with the context or with the process, whichever comes first.
+        The claim ends with the context, or with the process if that ends first.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class LocalSnapshots:
         """Take a snapshot of a backend that is at the handle's version.
 
         RocksDB makes hard links. A file that is the very same file as one of the handle's
-        base snapshot is not uploaded again. The snapshot is there from when its note is.
+        base snapshot is not uploaded again. The snapshot exists from when its note exists.
 
         Raises
         ------

@@ -159,7 +159,7 @@ class Materializer:
     def _brought_on(
         self, handle: Handle, pending: PendingSnapshot, snapshot: LocalSnapshot
     ) -> Handle:
-        """Make a pending snapshot that is here the base, if it is uploaded; else see that it is."""
+        """Make a local pending snapshot the base if it is uploaded; otherwise upload it."""
         if snapshot.note().missing:
             if self._start_upload is not None and not self._must_wait(handle):
                 self._start_upload(self._storage, snapshot)
@@ -173,7 +173,11 @@ class Materializer:
         since = handle.segments_since(pending.version)
         lost = [each.file for each in base.files if not self._storage.exists(each.file.path)]
         if lost:
-            logger.warning("snapshot %s is not used, %s is gone", base.snapshot_id, lost[0].path)
+            logger.warning(
+                "snapshot %s is not used, because its file %s is missing",
+                base.snapshot_id,
+                lost[0].path,
+            )
             return _without(handle)
         if since is None or base.version != pending.version:
             return _without(handle)

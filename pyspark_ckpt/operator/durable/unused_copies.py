@@ -85,10 +85,10 @@ def remove_unused(root: Path, keeping: Keeping = KEEPING) -> list[Path]:
                 for copy in _to_remove(root, keeping)
                 if (away := _moved_away(root, copy.directory)) is not None
             ]
-    except BlockingIOError:  # someone claims a copy, or looks
+    except BlockingIOError:  # another process claims a copy, or looks for unused copies
         return []
     except OSError as exc:
-        logger.warning("unused local copies below %s are not removed: %s", root, exc)
+        logger.warning("unused local copies below %s could not be removed: %s", root, exc)
         return []
     # What an earlier process left of a deletion goes too.
     left = list(root.glob(f"{_REMOVED}*"))

@@ -125,16 +125,18 @@ class BackgroundUploads:
             except BackendCorruptError as exc:
                 logger.error(DAMAGED, snapshot.directory, exc)
             except Exception as exc:
-                # The next epoch of the subtask tries again, or has given this snapshot up.
+                # The subtask's next epoch tries again, unless it no longer uses this snapshot.
                 level = logging.WARNING if snapshot.directory.is_dir() else logging.DEBUG
-                logger.log(level, "the upload of %s ended: %s", snapshot.directory, exc)
+                logger.log(
+                    level, "the upload of the snapshot %s failed: %s", snapshot.directory, exc
+                )
             finally:
                 with self._lock:
                     self._known.discard(snapshot.directory)
 
 
 background_uploads = BackgroundUploads()
-"""Those of this Python worker."""
+"""The uploads of this Python worker."""
 
 
 def outlives_tasks() -> bool:

@@ -142,7 +142,9 @@ def parse_schema(text: str) -> T.StructType:
     except Exception as exc:
         raise PlanError(f"schema {text!r} cannot be parsed: {exc}") from exc
     if not isinstance(schema, T.StructType):
-        raise PlanError(f"schema {text!r} is no list of fields such as 'name string, n long'")
+        raise PlanError(
+            f"schema {text!r} is not a list of fields: write it as 'name string, n long'"
+        )
     return schema
 
 

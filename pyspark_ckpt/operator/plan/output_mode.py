@@ -44,7 +44,11 @@ def in_any_mode(df: DataFrame) -> DataFrame:
         )
         return DataFrame(_java(df, _DATASETS).ofRows(spark._jsparkSession, changed), spark)
     except (Py4JError, TypeError) as exc:
-        logger.warning("PySpark %s: operators keep their output mode: %s", spark.version, exc)
+        logger.warning(
+            "PySpark %s: operators cannot have another output mode than the query: %s",
+            spark.version,
+            exc,
+        )
         return df
 
 

@@ -59,8 +59,8 @@ def report_parallelism(spark: SparkSession, parallelism: int) -> None:
         )
     elif set_parallelism(spark) is None:
         logger.warning(
-            "parallelism %s was chosen from the cores, because nobody set it: set %s to choose it, "
-            "and to keep it on other machines",
+            "parallelism %s was chosen from the number of cores, because it is not set: set %s to "
+            "choose it, and to keep it on other machines",
             parallelism,
             PARALLELISM,
         )

@@ -38,7 +38,7 @@ def carrier_row(df: DataFrame) -> DataFrame | None:
     try:
         return streaming_row(spark)
     except NotBuiltYetError as exc:
-        logger.warning("nothing in event time can follow: %s", exc)
+        logger.warning("no operator in event time can follow this library's operator: %s", exc)
         return None
 
 

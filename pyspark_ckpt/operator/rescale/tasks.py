@@ -260,9 +260,9 @@ class _Counted:
         for key, value in self._all:
             if key == previous:
                 raise IncompatibleStateError(
-                    f"{self._where}: two entries come to have the stored key {key.hex()}: if a "
-                    "migration gives two keys of a map the same new key, mend it; else restore "
-                    "from another checkpoint"
+                    f"{self._where}: two entries would get the stored key {key.hex()}: if a "
+                    "migration gives two keys of a map the same new key, correct the migration; "
+                    "otherwise restore from another checkpoint"
                 )
             previous = key
             if self.earliest_timer_ms is None:

@@ -30,7 +30,7 @@ _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType)
 
 
 def widens(stored: T.DataType, wanted: T.DataType) -> bool:
-    """Tell whether a wider type holds every value of a stored type; nested types never widen."""
+    """Return whether a wider type holds every value of a stored type; nested types never widen."""
     if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
         more_digits = wanted.precision - stored.precision
         more_decimals = wanted.scale - stored.scale
@@ -137,7 +137,7 @@ def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], V
 
 
 def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
-    """Tell whether two types are equal in names, order, types and nullability.
+    """Return whether two types are equal in names, order, types and nullability.
 
     Metadata is ignored, and with `nullability` false also nullability.
     """

@@ -174,7 +174,7 @@ class StateRegistry(StateGetters):
         except ValueError:
             raise StateUseError(
                 f"{self._where}: redistribution of state {name!r} is {given!r}, "
-                f"allowed is {', '.join(ListRedistribution)}"
+                f"use one of {', '.join(ListRedistribution)}"
             ) from None
 
     def _id_of(self, wanted: StateDescriptor) -> int:

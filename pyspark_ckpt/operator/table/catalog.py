@@ -28,7 +28,7 @@ FREE_PLACE = StateDescriptor(
 
 
 def is_deleted(state: StateDescriptor) -> bool:
-    """Tell whether a state was deleted and may still have entries."""
+    """Return whether a state was deleted and may still have entries."""
     return state.sweeps is not None and state.kind != FREE
 
 

@@ -49,7 +49,7 @@ def decode_time(data: bytes) -> int:
 
 
 def is_keyed(stored_key: bytes) -> bool:
-    """Tell whether an entry is a key's state or timer."""
+    """Return whether an entry is a key's state or timer."""
     return stored_key < TIME_INDEX
 
 

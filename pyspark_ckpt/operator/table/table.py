@@ -178,11 +178,11 @@ class StateTable:
         self._writes.add_below(prefix, key, value)
 
     def is_written(self, key: bytes) -> bool:
-        """Tell whether the epoch has written an entry."""
+        """Return whether the epoch has written an entry."""
         return self._find(key) is not NOT_WRITTEN
 
     def has_any_below(self, prefix: bytes) -> bool:
-        """Tell whether :meth:`scan` of `prefix` would yield an entry."""
+        """Return whether :meth:`scan` of `prefix` would yield an entry."""
         # The newest write is most likely an entry, and is found without sorting all writes.
         if self._writes.newest_below(prefix) is not None:
             return True

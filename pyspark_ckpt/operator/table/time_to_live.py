@@ -133,7 +133,7 @@ class TimeToLive:
         return without_stamp(data)
 
     def is_expired(self, data: bytes) -> bool:
-        """Tell whether an entry is expired."""
+        """Return whether an entry is expired."""
         written_ms = self._since_ms
         if data[0] == self._mark:
             written_ms = _STAMP.unpack_from(data)[1]

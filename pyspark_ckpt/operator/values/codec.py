@@ -121,7 +121,7 @@ def key_encoder() -> Callable[[Any], bytes]:
 
 
 def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType], ...]) -> bool:
-    """Tell whether a type is or contains one of these types."""
+    """Return whether a type is or contains one of these types."""
     if isinstance(data_type, kinds):
         return True
     inner = {

@@ -168,7 +168,7 @@ def _json_transport(field: T.StructField, time_zone: str) -> Transport:
 
 
 def travels_as_json(data_type: T.DataType) -> bool:
-    """Tell whether a column of this type travels as JSON text; as a key it is then encoded."""
+    """Return whether a column of this type travels as JSON text; as a key it is then encoded."""
     return type(data_type) not in _TRANSPORTS
 
 

@@ -135,7 +135,7 @@ def test_every_reader_finds_the_store_that_is_written_down(
         assert storage.list("stores") == ["1"]
         epochs.runner(**settings).close()
     (storage.root / second / "_metadata").write_bytes(b"")
-    with pytest.raises(CorruptFileError, match="chk-1 lies before it"):
+    with pytest.raises(CorruptFileError, match="chk-1; set"):
         open_source(second, falls_back=False)
     assert open_source(second, falls_back=True).path == first
     taken(epochs, 1)
