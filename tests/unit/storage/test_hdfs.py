@@ -14,6 +14,7 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.hdfs import HdfsStorage
 from pyspark_ckpt.storage.open import open_storage
 from tests.servers.hdfs import Hdfs
+from tests.unit.without_library import check_advice
 
 
 class LosingAnswers:
@@ -136,12 +137,9 @@ def test_a_name_service_comes_from_hadoops_own_configuration(
 
 
 def test_hdfs_without_its_library_says_what_to_install() -> None:
-    program = (
-        "import sys\nsys.modules['hdfs_native'] = None\n"
-        "from pyspark_ckpt.storage.open import open_storage\n"
-        "try: open_storage('hdfs://host:1/x')\n"
-        "except ValueError as refused: print(type(refused).__name__, refused)"
+    check_advice(
+        "hdfs_native",
+        "hdfs",
+        "from pyspark_ckpt.storage.open import open_storage",
+        "open_storage('hdfs://host:1/x')",
     )
-    said = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert said.startswith("ConfigurationError")
-    assert "pyspark_ckpt[hdfs]" in said

@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
+from tests.unit.without_library import check_advice
 
 
 def opened(url: str) -> Path:
@@ -121,12 +122,9 @@ def test_importing_the_library_imports_no_storage_but_the_local_one() -> None:
 
 
 def test_s3_without_its_library_says_what_to_install() -> None:
-    program = (
-        "import sys\nsys.modules['s3fs'] = None\n"
-        "from pyspark_ckpt.storage.open import open_storage\n"
-        "try: open_storage('s3://bucket/x')\n"
-        "except ValueError as refused: print(type(refused).__name__, refused)"
+    check_advice(
+        "s3fs",
+        "s3",
+        "from pyspark_ckpt.storage.open import open_storage",
+        "open_storage('s3://bucket/x')",
     )
-    said = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert said.startswith("ConfigurationError")
-    assert "pyspark_ckpt[s3]" in said

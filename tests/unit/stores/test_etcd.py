@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from pyspark_ckpt.stores.etcd import EtcdPointers
 from pyspark_ckpt.stores.open import find_store, open_store
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
 from tests.servers.etcd import etcd_server
+from tests.unit.without_library import check_advice
 
 
 def test_its_servers_must_be_named(storage: Storage) -> None:
@@ -31,15 +30,12 @@ def test_servers_that_are_not_there_are_named() -> None:
 
 
 def test_without_its_library_it_says_what_to_install() -> None:
-    program = (
-        "import sys\nsys.modules['urllib3'] = None\n"
-        "from pyspark_ckpt.stores.etcd import EtcdPointers\n"
-        "try: EtcdPointers('http://localhost:2379', '/q')\n"
-        "except ValueError as refused: print(type(refused).__name__, refused)"
+    check_advice(
+        "urllib3",
+        "etcd",
+        "from pyspark_ckpt.stores.etcd import EtcdPointers",
+        "EtcdPointers('http://localhost:2379', '/q')",
     )
-    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert printed.startswith("ConfigurationError")
-    assert "pyspark_ckpt[etcd]" in printed
 
 
 def test_a_server_that_dies_fails_checkpoints_and_forgets_nothing(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from pyspark_ckpt.stores.open import find_store, open_store
 from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
 from tests.servers.zookeeper import zookeeper_server
+from tests.unit.without_library import check_advice
 
 
 def test_its_servers_must_be_named(storage: Storage) -> None:
@@ -39,15 +38,12 @@ def test_servers_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_its_library_it_says_what_to_install() -> None:
-    program = (
-        "import sys\nsys.modules['kazoo'] = None\n"
-        "from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers\n"
-        "try: ZooKeeperPointers('localhost:2181', '/q')\n"
-        "except ValueError as refused: print(type(refused).__name__, refused)"
+    check_advice(
+        "kazoo",
+        "zookeeper",
+        "from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers",
+        "ZooKeeperPointers('localhost:2181', '/q')",
     )
-    said = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert said.startswith("ConfigurationError")
-    assert "pyspark_ckpt[zookeeper]" in said
 
 
 def test_servers_that_die_fail_checkpoints_and_forget_nothing(
