@@ -17,6 +17,7 @@ from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.checkpoint.handles import committed_handles
 from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.rebuild_notice import RebuildNotice
 from pyspark_ckpt.checkpoint.spark_operator_state import keep_spark_operators
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.formats.handle import Handle
@@ -48,6 +49,7 @@ class Gathering:
         self._files = files
         self._jobs: SparkJobs | None = None
         self._notice = LostAttributesNotice(files.query_id)
+        self._rebuilds = RebuildNotice(files.query_id)
 
     def gather(self, epoch: int) -> EpochContents:
         """Return the contents of a committed epoch, as :func:`gather_epoch`."""
@@ -57,6 +59,7 @@ class Gathering:
             contents = retried(lambda: gather_epoch(self._spark, self._files, epoch))
         for operator in contents.operators:
             self._notice.look_at(operator.uid, operator.handles)
+            self._rebuilds.look_at(operator.uid, epoch, operator.handles)
         return contents
 
     def cancel(self) -> None:
