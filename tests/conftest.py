@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however pytest began
 
+from tests.servers.azure import CONTAINER, azure_server
 from tests.servers.etcd import etcd_server
 from tests.servers.hdfs import Hdfs, hdfs_server
 from tests.servers.kubernetes_api import ConfigMaps, kubernetes_api
@@ -153,6 +154,42 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
     """A real NameNode and DataNode."""
     with hdfs_server(tmp_path_factory.mktemp("hdfs") / "servers") as hdfs:
         yield hdfs
+
+
+@pytest.fixture(scope="session")
+def azure_environment() -> Iterator[dict[str, str]]:
+    """What a process needs to reach Azurite, which has one container; set in this one."""
+    from azure.storage.blob import BlobServiceClient
+
+    with azure_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        connection = environment["AZURE_STORAGE_CONNECTION_STRING"]
+        BlobServiceClient.from_connection_string(connection).create_container(CONTAINER)
+        yield environment
+
+
+@pytest.fixture
+def azure_url(azure_environment: dict[str, str]) -> str:
+    """A directory of the test's own in the container."""
+    return f"az://{CONTAINER}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture(scope="session")
+def gcs_environment() -> Iterator[dict[str, str]]:
+    """What a process needs to reach fake-gcs-server, which has one bucket; set in this one."""
+    from tests.servers.gcs import gcs_server
+
+    with gcs_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+@pytest.fixture
+def gcs_url(gcs_environment: dict[str, str]) -> str:
+    """A directory of the test's own in the bucket."""
+    return f"gs://{CONTAINER}/{secrets.token_hex(8)}"
 
 
 @pytest.fixture

@@ -32,6 +32,20 @@ def _open_hdfs(rest: str) -> Storage:
     return HdfsStorage(authority, path)
 
 
+def _open_azure(scheme: str, rest: str) -> Storage:
+    from pyspark_ckpt.storage.azure import AzureStorage
+
+    authority, _, prefix = rest.partition("/")
+    return AzureStorage(scheme, authority, prefix)
+
+
+def _open_gcs(rest: str) -> Storage:
+    from pyspark_ckpt.storage.gcs import GcsStorage
+
+    bucket, _, prefix = rest.partition("/")
+    return GcsStorage(bucket, prefix)
+
+
 def _open_memory(rest: str) -> Storage:
     from pyspark_ckpt.storage.memory import MemoryStorage
 
@@ -42,12 +56,32 @@ _OPENERS: dict[str, Callable[[str], Storage]] = {
     "s3": _open_s3,
     "s3a": partial(_open_s3, scheme="s3a"),
     "hdfs": _open_hdfs,
+    "abfss": partial(_open_azure, "abfss"),
+    "abfs": partial(_open_azure, "abfss"),
+    "az": partial(_open_azure, "az"),
+    "gs": _open_gcs,
     "memory": _open_memory,
 }
 """The function that opens a URL, by scheme; it gets the text after ``<scheme>://``."""
 
 
 _LOCAL_SCHEMES = ("", "file")
+
+_SUPPORTED = (
+    "local and mounted paths, s3:// and s3a:// (install pyspark_ckpt[s3]), hdfs:// "
+    "(pyspark_ckpt[hdfs]), abfss:// and az:// (pyspark_ckpt[azure]), gs:// (pyspark_ckpt[gcs])"
+)
+
+_INSTEAD = {
+    "dbfs": "write the mount's path, /dbfs/..., or the bucket's own URL",
+    "wasb": "write abfss://container@account.dfs.core.windows.net/path",
+    "wasbs": "write abfss://container@account.dfs.core.windows.net/path",
+    "webhdfs": "write hdfs://namenode:8020/path",
+    "swebhdfs": "write hdfs://namenode:8020/path",
+    "s3n": "write s3://bucket/prefix",
+    "gcs": "write gs://bucket/prefix",
+}
+"""What to write for the URL of a scheme that means a supported storage."""
 
 
 def open_storage(url: str, what: str = "path") -> Storage:
@@ -73,10 +107,10 @@ def open_storage(url: str, what: str = "path") -> Storage:
     if scheme in _OPENERS:
         return _OPENERS[scheme](url[len(scheme) :].removeprefix("://"))
     if scheme not in _LOCAL_SCHEMES:
+        instead = _INSTEAD.get(scheme, "use one of those")
         raise NotBuiltYetError(
             f"{what} {url}: {scheme}:// is not supported, because no storage for it is known to "
-            "create files exclusively: use a local or mounted path, s3a://bucket/prefix (extra "
-            "[s3]) or hdfs://namenode:8020/path (extra [hdfs])"
+            f"create files exclusively. Supported are {_SUPPORTED}: {instead}"
         )
     # Spark writes local paths as file:/x or file:///x.
     path = re.sub(r"^file:/+", "/", url) if scheme else url

@@ -23,12 +23,7 @@ from fsspec import AbstractFileSystem
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.object_store import FsspecStorage, codes_of
-
-PART_BYTES = 8 << 20
-"""Size of the first parts of a multi-part upload; S3 requires at least 5 MiB."""
-
-_PARTS_BEFORE_DOUBLING = 1000
-"""After so many parts, parts grow, because S3 accepts at most 10,000 parts, and 5 TiB in all."""
+from pyspark_ckpt.storage.parts import in_parts
 
 _CONFLICT = "ConditionalRequestConflict"
 """The code of S3's answer if two requests for one name arrive at the same time."""
@@ -147,7 +142,7 @@ class S3Storage(FsspecStorage):
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
         # If an answer is lost, s3fs repeats the request, and finds the name taken by the first one.
         writer = {_WRITER: secrets.token_hex(16)}
-        parts = _in_parts(chunks)
+        parts = in_parts(chunks)
         first = next(parts, b"")
         second = next(parts, None)
         try:
@@ -225,20 +220,6 @@ def _file_system() -> AbstractFileSystem:
             "s3:// needs s3fs, which is not installed: install pyspark_ckpt[s3] for the driver and "
             "the executors"
         ) from exc
-
-
-def _in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    part = bytearray()
-    number = 0
-    for chunk in chunks:
-        part += chunk
-        size_bytes = PART_BYTES << (number // _PARTS_BEFORE_DOUBLING)
-        while len(part) >= size_bytes:
-            yield bytes(part[:size_bytes])
-            del part[:size_bytes]
-            number += 1
-    if part:
-        yield bytes(part)
 
 
 def _is_taken(error: OSError) -> bool:

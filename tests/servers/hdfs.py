@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.installed import installed, run
+from tests.servers.installed import free_port, installed, run
 
 _NAME = "hdfs-2.7.3"
 _JARS = re.compile(
@@ -61,7 +60,7 @@ class Hdfs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._jars = installed(_NAME, _fill)
-        port = _free_port()
+        port = free_port()
         self.url = f"hdfs://127.0.0.1:{port}"
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self._configure()
@@ -177,12 +176,6 @@ def _fill(directory: Path) -> None:
 def _environment() -> dict[str, str]:
     """Return the environment without the tests' options for Spark's JVMs."""
     return {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _xml(settings: dict[str, str]) -> str:

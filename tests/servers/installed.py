@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +44,8 @@ def installed(name: str, fill: Callable[[Path], None]) -> Path:
             unfinished.mkdir()
             try:
                 fill(unfinished)
+            except FileNotFoundError as exc:
+                pytest.skip(f"NOT TESTED: {name} cannot be installed: {exc}")
             except subprocess.CalledProcessError as exc:
                 said = f"{exc.stdout or ''}{exc.stderr or ''}"[-_END_OF_LOG_CHARACTERS:]
                 pytest.skip(f"NOT TESTED: {name} cannot be installed by {exc.cmd}: {said}")
@@ -65,3 +69,31 @@ def run(command: list[str], directory: Path, **environment: str) -> None:
         capture_output=True,
         text=True,
     )
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_for_port(port: int, server: subprocess.Popen[bytes], patience_s: float = 60) -> None:
+    """Return when a server accepts connections.
+
+    Raises
+    ------
+    RuntimeError
+        If it ends before, or takes too long.
+    """
+    give_up_at = time.monotonic() + patience_s
+    while not _listens(port):
+        if server.poll() is not None or time.monotonic() > give_up_at:
+            raise RuntimeError(f"{server.args!r} did not start")
+        time.sleep(0.05)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(1)
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -161,7 +161,8 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 
-BROUGHT_BY = {"py4j": "pyspark", "botocore": "s3fs"}
+BROUGHT_BY = {"py4j": "pyspark", "botocore": "s3fs", "azure": "azure_storage_blob"}
+BROUGHT_BY["google"] = "google_auth"
 """Libraries that another one brings in the version that it needs."""
 
 

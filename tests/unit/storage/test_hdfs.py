@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,48 @@ def test_a_killed_writer_leaves_a_temporary_file_that_can_be_deleted(hdfs_url: s
     assert storage.read("shared/file") == b"again"
 
 
-def test_the_users_name_and_a_colon_come_back_as_they_were(hdfs: Hdfs, hdfs_url: str) -> None:
+def test_a_data_node_that_is_killed_during_a_write_leaves_no_file(
+    hdfs: Hdfs, hdfs_url: str
+) -> None:
+    """The node comes back: what was written before is whole, and the name is still unused."""
+    storage = open_storage(hdfs_url)
+    before = storage.write("shared/before", [b"x" * 2_000_000])
+
+    def chunks() -> Iterator[bytes]:
+        yield b"y" * 1_000_000
+        hdfs.kill("datanode")
+        yield b"y" * 1_000_000
+
+    try:
+        with pytest.raises(OSError, match=f"{hdfs_url}/shared/file") as failed:
+            storage.write("shared/file", chunks())
+        assert not isinstance(failed.value, FileExistsError)
+        assert not storage.exists("shared/file")
+        with pytest.raises(OSError):  # noqa: PT011  # the client's words differ with the moment
+            storage.read("shared/before")
+    finally:
+        hdfs.start()
+    with storage.open_verified(before) as file:
+        assert file.read() == b"x" * 2_000_000
+    written = storage.write("shared/file", [b"z" * 2_000_000])
+    with storage.open_verified(written) as file:
+        assert file.read() == b"z" * 2_000_000
+
+
+def test_a_name_node_that_is_killed_after_a_write_still_has_the_file(
+    hdfs: Hdfs, hdfs_url: str
+) -> None:
+    storage = open_storage(hdfs_url)
+    reference = storage.write("chk-1/_metadata", [b"mine"])
+    hdfs.kill("namenode")
+    hdfs.start()
+    with storage.open_verified(reference) as file:
+        assert file.read() == b"mine"
+    with pytest.raises(FileExistsError):
+        storage.write("chk-1/_metadata", [b"other"])
+
+
+def test_a_path_with_a_colon_come_back_as_they_were(hdfs: Hdfs, hdfs_url: str) -> None:
     storage = open_storage(f"{hdfs_url}/a:b")
     storage.write("c:d/e:f", [b"x"])
     assert storage.list() == ["c:d"]

@@ -41,10 +41,28 @@ def test_a_path_with_unusual_characters_is_itself(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "url",
-    ["abfss://c@a/x", "http://h/x", "webhdfs://host/x", "simplecache::s3://bucket/x"],
+    ["wasbs://c@a/x", "dbfs:/x", "http://h/x", "webhdfs://host/x", "simplecache::s3://bucket/x"],
 )
 def test_a_file_system_without_a_storage_is_refused_by_name(url: str) -> None:
-    with pytest.raises(NotBuiltYetError, match=url):
+    with pytest.raises(NotBuiltYetError, match=url) as refused:
+        open_storage(url)
+    for scheme in ("s3://", "hdfs://", "abfss://", "az://", "gs://"):
+        assert scheme in str(refused.value)
+    for extra in ("s3", "hdfs", "azure", "gcs"):
+        assert f"pyspark_ckpt[{extra}]" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "instead"),
+    [
+        ("dbfs:/x", "/dbfs/"),
+        ("wasbs://c@a.blob.core.windows.net/x", "write abfss://"),
+        ("webhdfs://host/x", "write hdfs://"),
+        ("gcs://bucket/x", "write gs://"),
+    ],
+)
+def test_another_scheme_of_a_supported_storage_says_what_to_write(url: str, instead: str) -> None:
+    with pytest.raises(NotBuiltYetError, match=instead):
         open_storage(url)
 
 
@@ -115,7 +133,8 @@ def test_importing_the_library_imports_no_storage_but_the_local_one() -> None:
         "from pyspark_ckpt.storage.open import open_storage\n"
         "open_storage('/a')\n"
         "print(*(name for name in sys.modules if name.split('.')[0] in "
-        "('fsspec', 's3fs', 'botocore', 'aiobotocore', 'kazoo', 'hdfs_native')))"
+        "('fsspec', 's3fs', 'botocore', 'aiobotocore', 'kazoo', 'hdfs_native', 'azure', 'google', "
+        "'requests')))"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
     assert loaded == []

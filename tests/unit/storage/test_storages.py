@@ -1,4 +1,4 @@
-"""Every storage fulfils the contract: local files, memory, and real servers of S3 and HDFS."""
+"""Every storage fulfils the contract: local files, memory, and real servers."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ class TestHdfsStorage(StorageContract):
     @pytest.fixture
     def url(self, hdfs_url: str) -> str:
         return f"{hdfs_url}/check points"
+
+
+class TestAzureStorage(StorageContract):
+    @pytest.fixture
+    def url(self, azure_url: str) -> str:
+        return f"{azure_url}/check points"
+
+
+class TestGcsStorage(StorageContract):
+    @pytest.fixture
+    def url(self, gcs_url: str) -> str:
+        return f"{gcs_url}/check points"
