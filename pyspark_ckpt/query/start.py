@@ -36,7 +36,7 @@ from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, sour
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -116,6 +116,7 @@ class QueryStart:
 
     def _run(self) -> CheckpointedQuery:
         location = self._location
+        self._check_storages()
         location.check_not_half_rolled_back()
         location.check_owner()
         location.check_parallelism(self._spark, self._settings.parallelism)
@@ -133,6 +134,14 @@ class QueryStart:
             ends_by_itself=self._spark_query.ends_by_itself,
         )
         return self._with_coordinator(query, origin)
+
+    def _check_storages(self) -> None:
+        """Refuse directories in which two drivers could write one file."""
+        self._location.storage.check_usable()
+        settings = self._settings
+        for directory in (settings.checkpoints_directory, settings.savepoints_directory):
+            if directory is not None:
+                open_storage(directory).check_usable()
 
     def _fill_location(self) -> None:
         if self._settings.restore_path is None:

@@ -87,6 +87,15 @@ class Storage(ABC):
         """
         return None
 
+    def check_usable(self) -> None:  # noqa: B027  # most storages are
+        """Check that the storage can create files exclusively, before a query depends on it.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is known that it cannot; the error says what to use instead.
+        """
+
     @abstractmethod
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
         """Write a new file, which is durable on return; its name must not exist yet.

@@ -20,6 +20,7 @@ from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.chunks import DigestedChunks, chunks_of, sha256_of
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.mount import check_mount, give_name
 
 _Check = Callable[[str], None]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -104,7 +105,7 @@ class LocalStorage(Storage):
                 if check is not None:
                     check(digested.sha256)
                 os.fsync(file.fileno())
-            os.link(temporary, path)  # unlike a rename, never replaces a file
+            give_name(temporary, path)  # unlike a plain rename, never replaces a file
         except OSError as exc:
             if exc.errno in _NO_ROOM and exc.filename is None:
                 exc.filename = str(path)  # the error of a write does not name the file
@@ -178,6 +179,9 @@ class LocalStorage(Storage):
         status = self.path(relative).stat()
         return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
 
+    def check_usable(self) -> None:
+        check_mount(self.root)
+
     def move(self, relative: str, target: str) -> None:
         source, path = self.path(relative), self.path(target)
         if path.exists():
@@ -218,5 +222,8 @@ def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # some network file systems sync directories by themselves
+            raise
     finally:
         os.close(descriptor)

@@ -107,6 +107,9 @@ class RetryingStorage(Storage):
     def local_path(self, relative: str) -> Path | None:
         return self._inner.local_path(relative)
 
+    def check_usable(self) -> None:
+        self._inner.check_usable()
+
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
         content = b"".join(chunks)  # the coordinator's files are small
         has_failed = False
