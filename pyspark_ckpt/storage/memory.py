@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pyspark_ckpt.storage.base import Storage, path_parts
-from pyspark_ckpt.storage.object_store import FsspecStorage
+from pyspark_ckpt.storage.servers.object_store import FsspecStorage
 
 _lock = threading.Lock()
 

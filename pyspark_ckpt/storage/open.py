@@ -19,28 +19,28 @@ __all__ = ["LocalStorage", "Storage", "open_storage"]
 
 
 def _open_s3(rest: str, scheme: str = "s3") -> Storage:
-    from pyspark_ckpt.storage.s3 import S3Storage
+    from pyspark_ckpt.storage.servers.s3 import S3Storage
 
     bucket, _, prefix = rest.partition("/")
     return S3Storage(bucket, prefix, scheme)
 
 
 def _open_hdfs(rest: str) -> Storage:
-    from pyspark_ckpt.storage.hdfs import HdfsStorage
+    from pyspark_ckpt.storage.servers.hdfs import HdfsStorage
 
     authority, _, path = rest.removeprefix(":").partition("/")
     return HdfsStorage(authority, path)
 
 
 def _open_azure(scheme: str, rest: str) -> Storage:
-    from pyspark_ckpt.storage.azure import AzureStorage
+    from pyspark_ckpt.storage.servers.azure import AzureStorage
 
     authority, _, prefix = rest.partition("/")
     return AzureStorage(scheme, authority, prefix)
 
 
 def _open_gcs(rest: str) -> Storage:
-    from pyspark_ckpt.storage.gcs import GcsStorage
+    from pyspark_ckpt.storage.servers.gcs import GcsStorage
 
     bucket, _, prefix = rest.partition("/")
     return GcsStorage(bucket, prefix)

@@ -133,7 +133,7 @@ def test_only_storage_makes_things_durable() -> None:
         return {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
 
     durable = {name for name, path in MODULES.items() if {"fsync", "link"} & calls(path)}
-    assert durable == {"pyspark_ckpt.storage.local"}
+    assert durable == {"pyspark_ckpt.storage.local", "pyspark_ckpt.storage.mount"}
 
 
 def test_only_spark_and_three_modules_below_it_reach_into_the_jvm() -> None:

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.storage import retrying as retrying_storage
-from pyspark_ckpt.storage import s3 as s3_storage
+from pyspark_ckpt.storage.servers import s3 as s3_storage
 from tests.query.harness import (
     CHECKPOINT_DIR,
     DEADLINE,

@@ -11,9 +11,9 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.storage import gcs as gcs_storage
-from pyspark_ckpt.storage.gcs import GcsStorage
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.servers import gcs as gcs_storage
+from pyspark_ckpt.storage.servers.gcs import GcsStorage
 from tests.servers.losing_server import Losses, losing_server
 from tests.servers.s3_front import Request
 

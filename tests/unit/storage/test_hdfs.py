@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.storage.hdfs import HdfsStorage
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.servers.hdfs import HdfsStorage
 from tests.servers.hdfs import Hdfs
 from tests.unit.without_library import check_advice
 

@@ -15,10 +15,10 @@ from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.storage import s3 as s3_storage
 from pyspark_ckpt.storage.open import open_storage
-from pyspark_ckpt.storage.parts import PART_BYTES
-from pyspark_ckpt.storage.s3 import S3Storage
+from pyspark_ckpt.storage.servers import s3 as s3_storage
+from pyspark_ckpt.storage.servers.parts import PART_BYTES
+from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET

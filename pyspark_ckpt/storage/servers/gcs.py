@@ -24,7 +24,7 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.at_once import AT_ONCE
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.chunks import CHUNK_BYTES
-from pyspark_ckpt.storage.remote import READ_BYTES, RemoteStorage
+from pyspark_ckpt.storage.servers.remote import READ_BYTES, RemoteStorage
 
 if TYPE_CHECKING:
     from requests import Response, Session

@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.chunks import DigestedChunks
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.remote import RemoteStorage
+from pyspark_ckpt.storage.servers.remote import RemoteStorage
 
 if TYPE_CHECKING:
     from hdfs_native import Client

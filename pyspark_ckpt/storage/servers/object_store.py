@@ -9,7 +9,7 @@ import errno
 
 from fsspec import AbstractFileSystem
 
-from pyspark_ckpt.storage.remote import RemoteStorage
+from pyspark_ckpt.storage.servers.remote import RemoteStorage
 
 
 class FsspecStorage(RemoteStorage):
