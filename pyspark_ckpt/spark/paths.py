@@ -11,13 +11,20 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     """Return the URL that Spark makes of a path.
 
     A path without a scheme is on Hadoop's default file system, which may be HDFS instead of the
-    local disk. A relative path starts from the JVM's working directory.
+    local disk. There a relative path starts from the user's directory; on the local disk it starts
+    from the JVM's working directory. ``hdfs:///path`` is of the default NameNode.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", path):
+    match = _SCHEME.match(path)
+    if match is not None and (match["authority"] or match["scheme"] == "file"):
         return path
     hadoop = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     default = str(hadoop.FileSystem.getDefaultUri(conf).toString())
-    if not default.startswith("file:"):
-        return f"{default.rstrip('/')}/{path.lstrip('/')}"
-    return str(hadoop.FileSystem.getLocal(conf).makeQualified(hadoop.Path(path)).toString())
+    if match is not None and not default.startswith(f"{match['scheme']}:"):
+        return path
+    system = hadoop.FileSystem
+    file_system = system.getLocal(conf) if default.startswith("file:") else system.get(conf)
+    return str(file_system.makeQualified(hadoop.Path(path)).toString())
+
+
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")
