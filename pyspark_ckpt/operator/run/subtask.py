@@ -22,7 +22,7 @@ import pandas as pd
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.errors import IncompatibleStateError, PlanError
+from pyspark_ckpt.errors import ConfigurationError, IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import (
     EpochMetrics,
     Handle,
@@ -202,7 +202,7 @@ class SubtaskFunction:
         clock = self._clock(state, runtime)
         where = f"operator {uid!r}, subtask {subtask}"
         number = epoch_of_task(context.getLocalProperty, runtime, clock.processing_time_ms, where)
-        storage = open_storage(runtime.checkpoints_directory)
+        storage = _checkpoints_storage(runtime, where)
         if runtime.query_subdirectory:
             storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
@@ -266,3 +266,21 @@ def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> N
         state.setTimeoutDuration(max(handle.timeout_ms - processing_time_ms, 1))
     else:
         state.setTimeoutTimestamp(max(handle.timeout_ms, 1))
+
+
+def _checkpoints_storage(runtime: Runtime, where: str) -> Storage:
+    """Return the storage of all queries' checkpoints, which the driver has opened before.
+
+    Raises
+    ------
+    ConfigurationError
+        If this executor lacks the library of the storage.
+    """
+    try:
+        return open_storage(runtime.checkpoints_directory)
+    except ConfigurationError as exc:
+        raise ConfigurationError(
+            f"{where}: {exc}. Executors write state to {runtime.checkpoints_directory}, by default "
+            "inside the checkpointLocation: install the library in their Python too, or set "
+            "spark.ckpt.execution.checkpointing.dir to a directory that they reach"
+        ) from exc

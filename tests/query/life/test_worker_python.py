@@ -13,7 +13,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.spark.worker_python import LEAST_WORKER_MIB
-from tests.query.harness import Job, refused
+from tests.query.harness import CHECKPOINT_DIR, Job, refused
 from tests.query.model import events_of, expected
 
 
@@ -51,6 +51,24 @@ def test_the_same_environment_by_another_name(job: Job, workers_python: Path) ->
     workers_python.chmod(0o755)
     job.run()
     assert job.result() == expected(job.feed.rows)
+
+
+def test_an_executor_without_the_library_of_the_storage(
+    job: Job, workers_python: Path, s3_url: str
+) -> None:
+    """The driver has it. The error of the task says what executors do there, and both ways out."""
+    job.feed.add(events_of(0))
+    (job.base / "lacks" / "s3fs").mkdir(parents=True)
+    (job.base / "lacks" / "s3fs" / "__init__.py").write_text("raise ImportError('no s3fs here')")
+    workers_python.write_text(
+        f'#!/bin/sh\nPYTHONPATH={job.base}/lacks:$PYTHONPATH exec {sys.executable} "$@"\n'
+    )
+    workers_python.chmod(0o755)
+    query = job.using({CHECKPOINT_DIR: f"{s3_url}/checkpoints"}).start()
+    with pytest.raises(ckpt.ConfigurationError) as caught:
+        query.processAllAvailable()
+    for text in ("pyspark_ckpt[s3]", "'op', subtask", f"{s3_url}/checkpoints", CHECKPOINT_DIR):
+        assert text in str(caught.value)
 
 
 @contextmanager
