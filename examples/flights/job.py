@@ -22,17 +22,12 @@ _POLL_SECONDS = 0.25
 
 @contextmanager
 def spark_session(directory: Path) -> Iterator[SparkSession]:
-    """Run a quiet local Spark with two cores."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    log_settings = Path(__file__).with_name("log4j2.properties").as_uri()
+    """Run a quiet local Spark with two cores, or the one that spark-submit asks for."""
+    builder = SparkSession.builder.appName("pyspark_ckpt: New York flights")
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it
+        builder = _local(builder)
     spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("pyspark_ckpt: New York flights")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log_settings}")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
+        builder.config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.warehouse.dir", str(directory / "spark-warehouse"))
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
@@ -42,6 +37,18 @@ def spark_session(directory: Path) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+def _local(builder: SparkSession.Builder) -> SparkSession.Builder:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    log_settings = Path(__file__).with_name("log4j2.properties").as_uri()
+    return (
+        builder.master("local[2]")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log_settings}")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+    )
 
 
 def turnarounds(

@@ -1,0 +1,1 @@
+"""The flights on a cluster; docs/clusters.md explains each step."""
