@@ -124,6 +124,7 @@ class StartLocation:
             If the parallelism was changed after the query was built, or after Spark wrote the
             first offsets of the location. Spark would keep the old number.
         """
+        self._check_not_repartitioned()
         key = parallelism_key(spark) if option is None else PARALLELISM
         session = option or set_parallelism(spark)
         if session is None:  # the number of cores may have changed
@@ -361,6 +362,23 @@ class StartLocation:
         """
         begun = None if self._is_half_seeded else self._log.begun_epoch()
         return None if begun is None else self._log.offsets_entry(begun).parallelism
+
+    def _check_not_repartitioned(self) -> None:
+        """Refuse state that Spark distributed to another number of partitions by itself.
+
+        Spark moves the rows of its state store by their hash. The handles in them are of subtasks
+        of the old parallelism.
+        """
+        begun = None if self._is_half_seeded else self._log.begun_epoch()
+        if begun is None:
+            return
+        before, now = self._log.parallelism_before(begun), self._bound_parallelism
+        if before is not None and before != now:
+            raise PlanError(
+                f"{self.storage.url}: epoch {begun} is a repartitioning of Spark's state from "
+                f"{before} to {now} partitions, which does not move the state of this library. To "
+                f"change the parallelism, {self._way_to_another_parallelism}"
+            )
 
     @property
     def _way_to_another_parallelism(self) -> str:

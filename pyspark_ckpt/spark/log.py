@@ -166,6 +166,11 @@ class SparkLog:
             raise self._corrupt(path, "it is cut short")
         return OffsetsEntry(self._json(path, lines[1]), offsets, keys)
 
+    def parallelism_before(self, epoch: int) -> int | None:
+        """Return the parallelism of the epoch before, ``None`` if its offsets are gone."""
+        before = max((n for n in _numbers(self.storage.list("offsets")) if n < epoch), default=None)
+        return None if before is None else self.offsets_entry(before).parallelism
+
     def operator_ids(self) -> list[int]:
         """Return the ids of the stateful operators whose state is in the location."""
         return sorted(_numbers(self.storage.list("state")))
