@@ -22,7 +22,7 @@ def test_state_that_is_rebuilt_in_every_epoch(job: Job, caplog: pytest.LogCaptur
     """Local copies go between two epochs, as with executors that are given back."""
     job = job.using({INTERVAL: "1h", INLINE: "0b"})
     with caplog.at_level(logging.WARNING, "pyspark_ckpt"), job.running() as query:
-        for number in range(PATIENCE_EPOCHS + 3):
+        for number in range(PATIENCE_EPOCHS + 2):
             assert number >= PATIENCE_EPOCHS or not warnings(caplog)
             job.feed.add(events_of(number))
             query.processAllAvailable()

@@ -12,7 +12,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, gist, newest_checkpoint, refused
-from tests.query.model import Count, counted, events_of, sequences
+from tests.query.model import Count, counted, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf
 
 PARALLELISM = "spark.sql.shuffle.partitions"
@@ -53,6 +53,22 @@ def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
             fork.run(checkpoint)
         rows = [*job.result(), *fork.result()]
     assert sequences(rows) == counted(job.feed.rows)
+
+
+def test_format_2_of_the_state_store(job: Job) -> None:
+    """A restart and a fork read the files whose names have ids."""
+    version = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+    with session_conf(job.spark, {**ROCKSDB, version: "2"}):
+        job.run()
+        job.feed.add(events_of(1))
+        checkpoint = newest_checkpoint(job.run())
+        assert sequences(job.result()) == counted(job.feed.rows)
+        assert (job.location_path / "commits" / "1").read_text().startswith("v2\n")
+        before = len(job.feed.rows)
+        fork = job.but(location="loc2", out="out2")
+        job.feed.add(events_of(2))
+        fork.run(checkpoint)
+        assert sequences(fork.result()) == counted_after(job.feed.rows, before)
 
 
 def run(writer: ckpt.CheckpointedStreamWriter) -> None:
