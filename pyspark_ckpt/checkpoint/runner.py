@@ -29,6 +29,7 @@ from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.request_counts import between
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.stores.open import claim_store
 
@@ -79,6 +80,8 @@ class CheckpointRunner:
         self._cancel = cancel
         self._timeout_ms = settings.timeout_ms
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
+        self._storage = storage
+        self._requests = storage.requests()
         self._store = claim_store(storage, settings, query_id)
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
@@ -204,8 +207,19 @@ class CheckpointRunner:
         where = f"query {self.query_id}, chk-{attempt.checkpoint_id}, epoch {attempt.epoch}"
         if isinstance(outcome, AbortedCheckpoint):
             raise CheckpointAbortedError(f"{where}: {outcome.message}", outcome.reason)
-        logger.info("%s: completed, %s bytes", where, outcome.size_bytes)
+        logger.info(
+            "%s: completed, %s bytes; requests to the storage since the one before: %s",
+            where,
+            outcome.size_bytes,
+            self._new_requests(),
+        )
         return outcome
+
+    def _new_requests(self) -> str:
+        """Return the requests of this driver that were not returned before, for the log."""
+        before, self._requests = self._requests, self._storage.requests()
+        sent = between(before, self._requests)
+        return ", ".join(f"{number} {kind}" for kind, number in sent.items()) or "none"
 
     def record_abort(self, aborted: AbortedCheckpoint) -> None:
         """Remember an aborted checkpoint or savepoint; listeners hear of a checkpoint only."""

@@ -87,6 +87,13 @@ class Storage(ABC):
         """
         return None
 
+    def requests(self) -> dict[str, int]:
+        """Return how many requests this storage and those below it have sent, by kind.
+
+        Only this process's requests are counted; a storage on this machine sends none.
+        """
+        return {}
+
     def check_usable(self) -> None:  # noqa: B027  # most storages are
         """Check that the storage can create files exclusively, before a query depends on it.
 

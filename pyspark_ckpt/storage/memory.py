@@ -34,6 +34,7 @@ class MemoryStorage(FsspecStorage):
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
         path = self._path(relative)
         content = b"".join(chunks)
+        self._counts.add("put")
         with _lock, self._errors_named(relative):
             if self._file_system.exists(path):
                 raise FileExistsError("there is a file of that name")

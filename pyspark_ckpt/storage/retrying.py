@@ -107,6 +107,9 @@ class RetryingStorage(Storage):
     def local_path(self, relative: str) -> Path | None:
         return self._inner.local_path(relative)
 
+    def requests(self) -> dict[str, int]:
+        return self._inner.requests()
+
     def check_usable(self) -> None:
         self._inner.check_usable()
 

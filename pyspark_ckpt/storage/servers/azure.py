@@ -111,11 +111,13 @@ class AzureStorage(RemoteStorage):
         blob = self._container.get_blob_client(_name(self._path(relative)))
         try:
             if second is None:
+                self._counts.add("put")
                 with self._errors_named(relative):
                     blob.upload_blob(first, overwrite=False, metadata=writer)
             else:
                 self._upload(relative, blob, writer, chain([first, second], parts))
         except FileExistsError:
+            self._counts.add("head")
             with self._errors_named(relative):
                 found = blob.get_blob_properties().metadata
             if found != writer:
@@ -134,10 +136,12 @@ class AzureStorage(RemoteStorage):
         blocks = []
         for part in parts:
             block = secrets.token_hex(16)
+            self._counts.add("put")
             with self._errors_named(relative):
                 blob.stage_block(block, part, length=len(part))
             blocks.append(BlobBlock(block))
         missing = MatchConditions.IfMissing
+        self._counts.add("put")
         with self._errors_named(relative):
             blob.commit_block_list(blocks, metadata=writer, match_condition=missing)
 

@@ -88,10 +88,12 @@ class GcsStorage(RemoteStorage):
             for chunk in chunks:
                 file.write(chunk)
             size_bytes = file.tell()
+            self._counts.add("put")
             with self._errors_named(relative):
                 try:
                     self._upload(_name(path), writer, cast("IO[bytes]", file), size_bytes)
                 except FileExistsError:
+                    self._counts.add("head")
                     if self._found(path, "metadata").get("metadata") != writer:
                         raise
 

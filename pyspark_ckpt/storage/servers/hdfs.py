@@ -70,6 +70,7 @@ class HdfsStorage(RemoteStorage):
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
         digested = DigestedChunks()
         path = self._path(relative)
+        self._counts.add("put")
         directory, _, name = path.rpartition("/")
         temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"
         content = digested.through(chunks)

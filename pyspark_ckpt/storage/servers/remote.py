@@ -16,6 +16,7 @@ from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
 from pyspark_ckpt.storage.chunks import DigestedChunks
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.request_counts import RequestCounts
 
 READ_BYTES = 16 << 20
 """Bytes of a file that one request reads; larger files are kept in a local file."""
@@ -43,6 +44,7 @@ class RemoteStorage(Storage):
     def __init__(self, url: str, root: str) -> None:
         self.url = url.rstrip("/")
         self._root = root.rstrip("/")
+        self._counts = RequestCounts()
 
     @abstractmethod
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
@@ -94,14 +96,22 @@ class RemoteStorage(Storage):
     def _delete_below(self, path: str) -> None:
         """Delete a directory and what is in it."""
 
+    def requests(self) -> dict[str, int]:
+        return self._counts.so_far()
+
     def child(self, relative: str) -> Storage:
-        return self._at(self._path(relative))
+        return self._counted_with_this(self._at(self._path(relative)))
 
     def parent(self) -> Storage:
         above, _, _ = self._root.rpartition("/")
         if not above:
             raise UnsafePathError(f"{self.url} has no directory above it: use a deeper path")
-        return self._at(above)
+        return self._counted_with_this(self._at(above))
+
+    def _counted_with_this(self, other: Storage) -> Storage:
+        if isinstance(other, RemoteStorage):
+            other._counts = self._counts  # noqa: SLF001  # of the same class
+        return other
 
     def url_of(self, relative: str) -> str:
         return "/".join((self.url, *path_parts(relative, self.url)))
@@ -126,6 +136,7 @@ class RemoteStorage(Storage):
         with tempfile.SpooledTemporaryFile(max_size=READ_BYTES) as file:
             for start in range(0, reference.size_bytes, READ_BYTES):
                 end = min(start + READ_BYTES, reference.size_bytes)
+                self._counts.add("get")
                 with self._errors_named(reference.path):
                     part = self._part(path, start, end)
                 file.write(part)
@@ -139,6 +150,7 @@ class RemoteStorage(Storage):
             yield cast("BinaryIO", file)
 
     def read(self, relative: str) -> bytes:
+        self._counts.add("get")
         with self._errors_named(relative):
             return self._content(self._path(relative))
 
@@ -148,11 +160,13 @@ class RemoteStorage(Storage):
             raise FileNotFoundError(errno.ENOENT, "there is no such file", self.url_of(relative))
         for start in range(0, size_bytes, READ_BYTES):
             end = min(start + READ_BYTES, size_bytes)
+            self._counts.add("get")
             with self._errors_named(relative):
                 part = self._part(path, start, end)
             yield part
 
     def size_bytes(self, relative: str) -> int | None:
+        self._counts.add("head")
         try:
             with self._errors_named(relative):
                 return self._look(self._path(relative))
@@ -160,6 +174,7 @@ class RemoteStorage(Storage):
             return None
 
     def exists(self, relative: str) -> bool:
+        self._counts.add("head")
         try:
             with self._errors_named(relative):
                 self._look(self._path(relative))
@@ -169,6 +184,7 @@ class RemoteStorage(Storage):
 
     def list(self, directory: str | None = None) -> list[str]:
         path = self._root if directory is None else self._path(directory)
+        self._counts.add("list")
         try:
             with self._errors_named(directory):
                 return sorted(self._names(path))
@@ -179,6 +195,7 @@ class RemoteStorage(Storage):
 
     def delete(self, relatives: Iterable[str]) -> None:
         for relative in relatives:
+            self._counts.add("delete")
             with suppress(FileNotFoundError), self._errors_named(relative):
                 self._delete(self._path(relative))
 

@@ -28,6 +28,9 @@ from pyspark_ckpt.storage.servers.parts import in_parts
 _CONFLICT = "ConditionalRequestConflict"
 """The code of S3's answer if two requests for one name arrive at the same time."""
 
+_KINDS = {"head_object": "head", "abort_multipart_upload": "delete"}
+"""Of requests for one object; all others are puts."""
+
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
 _WRITER = "writer"
@@ -83,6 +86,29 @@ class S3Storage(FsspecStorage):
     def list(self, directory: str | None = None) -> list[str]:
         return sorted([*super().list(directory), *self._uploads(directory)])
 
+    # What s3fs asks in addition is counted too, because S3 charges for it.
+
+    def _content(self, path: str) -> bytes:
+        self._counts.add("head")
+        return super()._content(path)
+
+    def _look(self, path: str) -> int | None:
+        try:
+            size_bytes = super()._look(path)
+        except FileNotFoundError:
+            self._counts.add("list")
+            raise
+        if size_bytes is None:
+            self._counts.add("list")
+        return size_bytes
+
+    def _names(self, path: str) -> set[str]:
+        try:
+            return super()._names(path)
+        except FileNotFoundError:
+            self._counts.add("list")
+            raise
+
     def delete(self, relatives: Iterable[str]) -> None:
         files = []
         unfinished: dict[str, dict[str, tuple[str, str]]] = {}
@@ -118,6 +144,7 @@ class S3Storage(FsspecStorage):
         """Yield the uploads below a prefix; S3 lists at most a thousand at once."""
         place: dict[str, str] = {}
         while True:
+            self._counts.add("list")
             try:
                 with self._errors_named(directory):
                     answer = self._file_system.call_s3(
@@ -195,6 +222,7 @@ class S3Storage(FsspecStorage):
 
     def _call(self, method: str, relative: str, **arguments: Any) -> dict[str, Any]:
         bucket, _, key = self._path(relative).partition("/")
+        self._counts.add(_KINDS.get(method, "put"))
         with self._errors_named(relative):
             try:
                 answer: dict[str, Any] = self._file_system.call_s3(
