@@ -7,6 +7,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.servers.etcd import etcd_server
 from tests.servers.hdfs import Hdfs, hdfs_server
 from tests.servers.kubernetes_api import ConfigMaps, kubernetes_api
 from tests.servers.s3 import BUCKET, s3_server
+from tests.servers.s3a import s3a_jars
 from tests.servers.zookeeper import zookeeper_server
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -59,6 +61,23 @@ if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
 FEW_PROCESSES = {
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give Spark the jars of S3A for tests of other locations, instead of the class archive."""
+    wanted = config.getoption("markexpr")
+    if "reach" not in wanted or "not reach" in wanted:
+        return
+    with suppress(pytest.skip.Exception):  # each test of S3A will be skipped, with the reason
+        jars = ":".join(map(str, s3a_jars()))
+        _submit_with(jars)
+
+
+def _submit_with(jars: str) -> None:
+    submitted = [f"--conf {key}={value}" for key, value in NO_CODEGEN.items()]
+    submitted += [f"--driver-class-path {jars}", f"--conf spark.executor.extraClassPath={jars}"]
+    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join([*submitted, "pyspark-shell"])
+
 
 # They compare with what PySpark has from 4.2 on.
 collect_ignore = (

@@ -15,6 +15,8 @@ from tests.by_value import pickled_by_value
 from tests.golden import program
 from tests.query import harness, model, timed
 from tests.query.harness import Feed, Job
+from tests.query.place import EVERYWHERE, RemotePath, use_hadoop_settings
+from tests.servers.s3a import s3a_conf, s3a_jars
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,6 +38,32 @@ def feed(tmp_path: Path) -> Feed:
     return Feed(tmp_path / "in")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("everywhere") is not None:
+        metafunc.parametrize("place", EVERYWHERE, indirect=True)
+
+
 @pytest.fixture
-def job(spark: SparkSession, tmp_path: Path, feed: Feed) -> Job:
-    return Job(spark, tmp_path, feed)
+def place(request: pytest.FixtureRequest) -> Iterator[RemotePath | None]:
+    """Where the locations of a test are, ``None`` for the local disk."""
+    kind = getattr(request, "param", "local")
+    if kind == "local":
+        yield None
+    elif kind == "hdfs":
+        yield RemotePath(request.getfixturevalue("hdfs_url"))
+    else:
+        s3a_jars()  # skips the test if they cannot be downloaded
+        environment: dict[str, str] = request.getfixturevalue("s3_environment")
+        spark: SparkSession = request.getfixturevalue("spark")
+        use_hadoop_settings(spark, s3a_conf(environment))
+        workers = spark.sparkContext.environment
+        before = dict(workers)
+        workers.update(environment)
+        yield RemotePath(request.getfixturevalue("s3_url").replace("s3://", "s3a://"))
+        workers.clear()
+        workers.update(before)
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path, feed: Feed, place: RemotePath | None) -> Job:
+    return Job(spark, tmp_path, feed, place=place)

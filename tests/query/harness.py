@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +22,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from tests.query.model import OUTPUT, Reveal, in_order
+from tests.query.place import RemotePath
 
 BACKEND = "spark.ckpt.state.backend.type"
 INTERVAL = "spark.ckpt.execution.checkpointing.interval"
@@ -88,6 +89,8 @@ class Job:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     plan: Callable[[Job], DataFrame] | None = None
     """Builds a query of another shape."""
+    place: RemotePath | None = None
+    """Where locations are, by default below `base`."""
 
     def but(self, **changes: Any) -> Job:
         return replace(self, **changes)
@@ -97,7 +100,8 @@ class Job:
 
     @property
     def location_path(self) -> Path:
-        return self.base / self.location
+        """The location; tests that are marked as `everywhere` use it as a `RemotePath`."""
+        return cast("Path", (self.place or self.base) / self.location)
 
     @property
     def checkpoint_path(self) -> Path:
@@ -151,7 +155,10 @@ class Job:
         return in_order(self.spark.read.schema(self.output).parquet(str(path)).collect())
 
     def forget_location(self) -> None:
-        shutil.rmtree(self.location_path)
+        if self.place is None:
+            shutil.rmtree(self.location_path)
+        else:
+            (self.place / self.location).remove()
 
 
 def run_in_pyspark(job: Job) -> DataFrame:

@@ -101,6 +101,7 @@ def run_at(job: Job, parallelism: int, restore: str | None = None, kind: str = "
             return query.triggerSavepoint(str(job.base / "savepoints"), kind).path
 
 
+@pytest.mark.everywhere
 def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
     """Scenario 36: 3 subtasks, 5 on the other backend, 2 with 77 key groups; then more input.
 

@@ -18,6 +18,7 @@ from tests.query.harness import (
 from tests.query.model import OUTPUT, counted, events_of, expected, in_order, sequences
 
 
+@pytest.mark.everywhere
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_stopped_between_epochs(job: Job, backend: str) -> None:
     """Restarts after every few files change neither output nor state."""
@@ -78,6 +79,7 @@ def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_
     assert in_order(collected) == expected(job.feed.rows)
 
 
+@pytest.mark.everywhere
 def test_local_copies_lost_between_runs(job: Job) -> None:
     """The checkpoint location alone has everything that a restart needs."""
     for epoch in range(4):
@@ -87,6 +89,7 @@ def test_local_copies_lost_between_runs(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.everywhere
 def test_foreach_batch_with_two_actions(job: Job) -> None:
     """Scenario 15: two actions on one batch apply the batch to the state once."""
     collected: list[tuple] = []

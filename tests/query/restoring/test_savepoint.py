@@ -38,6 +38,7 @@ def job(job: Job) -> Job:
     return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
 
 
+@pytest.mark.everywhere
 def test_self_contained(job: Job) -> None:
     """Scenario 33: a copy of a savepoint restores after all of the original query is gone."""
     job.feed.add(*map(events_of, range(3)))
@@ -64,6 +65,7 @@ def test_self_contained(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, 60)
 
 
+@pytest.mark.everywhere
 def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 34: two forks and the original run at once without disturbing each other.
 
@@ -196,6 +198,7 @@ def test_a_failure_on_the_executors(job: Job) -> None:
     assert list((job.base / "savepoints").iterdir()) == []
 
 
+@pytest.mark.everywhere
 def test_sink_of_a_fork(job: Job) -> None:
     """A fork may not write into the path of another query; into a new one it can be read back."""
     job.feed.add(*map(events_of, range(2)))
@@ -218,6 +221,7 @@ def test_sink_of_a_fork(job: Job) -> None:
     assert job.spark.read.load(str(job.base / "out2")).count() == 20
 
 
+@pytest.mark.everywhere
 def test_a_fork_into_a_table(job: Job) -> None:
     """It is created as Spark does, can be read by its name, and never belongs to another query."""
     job.feed.add(*map(events_of, range(2)))

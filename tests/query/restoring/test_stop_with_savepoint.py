@@ -20,6 +20,7 @@ AGES = ckpt.StateTtlConfig(10_000_000, time="event")
 KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
 
 
+@pytest.mark.everywhere
 def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
     """Scenario 31: a busy query is stopped in the middle; a fork continues where its sink ends."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
@@ -135,6 +136,7 @@ def timed(job: Job) -> Job:
     return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
 
 
+@pytest.mark.everywhere
 def test_drain(job: Job) -> None:
     """Every event-time timer fires, far ones and those set by timers, before the savepoint.
 

@@ -1,0 +1,46 @@
+"""Where the locations of query tests are: on the local disk, S3 or HDFS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.storage.open import Storage, open_storage
+
+EVERYWHERE = [
+    "local",
+    pytest.param("s3a", marks=pytest.mark.reach),
+    pytest.param("hdfs", marks=pytest.mark.reach),
+]
+
+
+class RemotePath:
+    """A directory on a storage, with what tests ask of a local path."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self._url}/{name}")
+
+    def __str__(self) -> str:
+        return self._url
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(self._url)
+
+    def exists(self) -> bool:
+        return self.storage.parent().exists(self.storage.name)
+
+    def remove(self) -> None:
+        self.storage.parent().remove_directory(self.storage.name)
+
+
+def use_hadoop_settings(spark: SparkSession, conf: dict[str, str]) -> None:
+    """Give a running session settings that begin with ``spark.hadoop.``."""
+    context: Any = spark.sparkContext
+    for key, value in conf.items():
+        context._jsc.hadoopConfiguration().set(key.removeprefix("spark.hadoop."), value)
