@@ -18,7 +18,9 @@ Writer = TypeVar("Writer", bound="SinkWriter")
 class SinkWriter(DataStreamWriter):
     """PySpark's ``DataStreamWriter`` that also keeps its sink, trigger and options.
 
-    PySpark's class has no methods that return them.
+    It holds the writer that the session's own PySpark made, classic or Connect, and passes every
+    call on. It inherits from PySpark's class only for ``isinstance`` and type hints
+    (docs/design/0050-spark-connect.md).
 
     Parameters
     ----------
@@ -27,11 +29,54 @@ class SinkWriter(DataStreamWriter):
     """
 
     def __init__(self, df: DataFrame) -> None:
-        super().__init__(df)
+        # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
         self._stream = df
+        self._writer = df.writeStream
         self._ckpt_options: dict[str, str] = {}
         self._sink = SinkChoice()
+        self._output_mode = "append"
         self._when: dict[str, Any] = {"processingTime": "0 seconds"}
+
+    def outputMode(self: Writer, outputMode: str) -> Writer:
+        """Choose which rows an epoch writes; as ``DataStreamWriter.outputMode``.
+
+        Parameters
+        ----------
+        outputMode : str
+            ``append``, ``update`` or ``complete``.
+
+        Returns
+        -------
+        CheckpointedStreamWriter
+            This writer.
+
+        Examples
+        --------
+        >>> writer = ckpt.write_stream(counts).outputMode("update")
+        """
+        self._writer.outputMode(outputMode)
+        self._output_mode = outputMode
+        return self
+
+    def clusterBy(self: Writer, *cols: Any) -> Writer:
+        """Choose the columns that a table is clustered by; as ``DataStreamWriter.clusterBy``.
+
+        Parameters
+        ----------
+        *cols : str or list of str
+            Names of columns.
+
+        Returns
+        -------
+        CheckpointedStreamWriter
+            This writer.
+
+        Examples
+        --------
+        >>> writer = ckpt.write_stream(counts).clusterBy("user")
+        """
+        self._writer.clusterBy(*cols)
+        return self
 
     def format(self: Writer, source: str) -> Writer:
         """Choose the sink; as ``DataStreamWriter.format``.
@@ -50,7 +95,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).format("parquet")
         """
-        super().format(source)
+        self._writer.format(source)
         self._sink.format = source
         return self
 
@@ -71,7 +116,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).foreach(print)
         """
-        super().foreach(f)
+        self._writer.foreach(f)
         self._sink.format = "foreach"
         return self
 
@@ -96,7 +141,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).foreachBatch(keep)
         """
-        super().foreachBatch(EpochFunction(func))
+        self._writer.foreachBatch(EpochFunction(func))
         self._sink.format = FOREACH_BATCH
         return self
 
@@ -117,7 +162,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).queryName("counts")
         """
-        super().queryName(queryName)
+        self._writer.queryName(queryName)
         self._sink.query_name = queryName
         return self
 
@@ -138,7 +183,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).format("parquet").partitionBy("user")
         """
-        super().partitionBy(*cols)
+        self._writer.partitionBy(*cols)
         is_list = len(cols) == 1 and isinstance(cols[0], (list, tuple))
         self._sink.partition_by = list(cols[0] if is_list else cols)
         return self
@@ -160,7 +205,7 @@ class SinkWriter(DataStreamWriter):
         --------
         >>> writer = ckpt.write_stream(counts).trigger(processingTime="10 seconds")
         """
-        super().trigger(**when)
+        self._writer.trigger(**when)
         self._when = when
         return self
 
@@ -207,10 +252,10 @@ class SinkWriter(DataStreamWriter):
             if is_ckpt_option(key):
                 self._ckpt_options[key] = str(value)
             else:
-                super().option(key, value)
+                self._writer.option(key, value)
                 self._sink.options[key.lower()] = value
         return self
 
     def _use_location_once(self, url: str) -> None:
         """Give Spark a location for this start only; the next start makes a new one."""
-        super().option("checkpointLocation", url)
+        self._writer.option("checkpointLocation", url)

@@ -209,7 +209,7 @@ class CheckpointedStreamWriter(SinkWriter):
         if path is not None:
             self._sink.options["path"] = path
         return self._start(
-            lambda: super(CheckpointedStreamWriter, self).start(
+            lambda: self._writer.start(
                 path=path, outputMode=outputMode, partitionBy=partitionBy
             ),
             None,
@@ -286,7 +286,7 @@ class CheckpointedStreamWriter(SinkWriter):
         if queryName is not None:
             self.queryName(queryName)
         return self._start(
-            lambda: super(CheckpointedStreamWriter, self).toTable(
+            lambda: self._writer.toTable(
                 tableName, outputMode=outputMode, partitionBy=partitionBy
             ),
             self._sink.table(self._stream, tableName, partitionBy),

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -23,7 +24,8 @@ class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
     It is a ``StreamingQuery`` with checkpoints and savepoints. Call its methods on the driver, from
-    any thread.
+    any thread. It holds the query that the session's own PySpark made, classic or Connect, and
+    passes calls on. It inherits from PySpark's class only for ``isinstance`` and type hints.
 
     Parameters
     ----------
@@ -51,11 +53,68 @@ class CheckpointedQuery(StreamingQuery):
         coordinator: CheckpointCoordinator,
         restore: Restore | None = None,
     ) -> None:
-        super().__init__(java_query(query))
+        # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
+        self._query = query
         self._spark = spark
         self._restore = restore
         self._coordinator = coordinator
         self._is_failure_raised = False
+
+    @property
+    def _jsq(self) -> Any:
+        """The JVM's query of a classic session, for what PySpark's class may add."""
+        return java_query(self._query)
+
+    @property
+    def id(self) -> str:
+        """The query's id, which it keeps when it is started again; as ``StreamingQuery.id``."""
+        return self._query.id
+
+    @property
+    def runId(self) -> str:
+        """The id of this run of the query; as ``StreamingQuery.runId``."""
+        return self._query.runId
+
+    @property
+    def name(self) -> str:
+        """The query's name, ``None`` if it has none; as ``StreamingQuery.name``."""
+        return self._query.name
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the query runs; as ``StreamingQuery.isActive``."""
+        return self._query.isActive
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the query does now; as ``StreamingQuery.status``."""
+        return self._query.status
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """Spark's report of each of the last epochs; as ``StreamingQuery.recentProgress``."""
+        return self._query.recentProgress
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """Spark's report of the last epoch; as ``StreamingQuery.lastProgress``."""
+        return self._query.lastProgress
+
+    def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002  # PySpark's
+        """Print the plan of the last epoch; as ``StreamingQuery.explain``.
+
+        Parameters
+        ----------
+        extended : bool
+            Whether to print the logical plans too.
+
+        Examples
+        --------
+        >>> query.explain()
+        == Physical Plan ==
+        ...
+        """
+        self._query.explain(extended)
 
     @property
     def lastRestore(self) -> Restore | None:
@@ -305,7 +364,7 @@ class CheckpointedQuery(StreamingQuery):
         """
         with library_errors():
             try:
-                ended = super().awaitTermination(timeout)
+                ended = self._query.awaitTermination(timeout)
             except StreamingQueryException:
                 self._coordinator.join()  # it may have to delete the checkpoints
                 raise
@@ -333,7 +392,7 @@ class CheckpointedQuery(StreamingQuery):
         2
         """
         with library_errors():
-            super().processAllAvailable()
+            self._query.processAllAvailable()
         self._raise_failure()
 
     def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
@@ -349,7 +408,7 @@ class CheckpointedQuery(StreamingQuery):
         >>> print(query.exception())
         None
         """
-        return self._coordinator.failure or library_error(super().exception())
+        return self._coordinator.failure or library_error(self._query.exception())
 
     def stop(self) -> None:
         """Stop the query and wait for its last checkpoint.
@@ -370,7 +429,7 @@ class CheckpointedQuery(StreamingQuery):
         False
         """
         with library_errors():
-            super().stop()
+            self._query.stop()
         self._coordinator.join()
         if not self._is_failure_raised:
             self._raise_failure()

@@ -1,0 +1,1 @@
+"""Classic sessions and Spark Connect: which one a program has, and what differs below the plan."""

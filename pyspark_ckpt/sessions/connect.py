@@ -1,0 +1,174 @@
+"""What the library does on a Spark Connect session where a classic session has its JVM.
+
+Nothing here imports the Connect client: a session brings its own classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
+
+Started = TypeVar("Started")
+
+_LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
+_DEFAULT_FS = "spark.hadoop.fs.defaultFS"
+_OWN_SERVER = "SPARK_LOCAL_REMOTE"
+"""PySpark sets it in a process that started its own Connect server, with ``remote("local")``."""
+
+_SESSION_ID = "session_id"
+_TOUCHED_EVERY_S = 60.0
+
+_conf_guard = threading.Lock()
+"""Held while a session has the conf of a query that starts."""
+
+_clones: WeakSet[Any] = WeakSet()
+_touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+
+def has_own_server() -> bool:
+    """Return whether this process started the Connect server that it uses."""
+    return _OWN_SERVER in os.environ
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """Return the URL that the server makes of a path without a scheme.
+
+    Raises
+    ------
+    ConfigurationError
+        If the path is relative and the server has another working directory.
+    """
+    default = str(spark.conf.get(_DEFAULT_FS, None) or "file:")
+    if not path.startswith("/") and not has_own_server():
+        raise ConfigurationError(
+            f"{path!r} is a relative path, and over Spark Connect the server has another working "
+            "directory than this process: give an absolute path or a URL"
+        )
+    if default.startswith("file:"):
+        return f"file:{os.path.abspath(path)}"  # noqa: PTH100  # links stay as they are
+    return f"{default.rstrip('/')}/{path.lstrip('/')}"
+
+
+def configured_cores(spark: SparkSession) -> int | None:
+    """Return the cores that the server is configured to have, ``None`` if its conf does not say."""
+    local = _LOCAL.fullmatch(master := str(spark.conf.get("spark.master", None) or ""))
+    if local is not None:
+        return int(local.group(1) or 1)
+    if master.startswith("local["):  # all cores of its machine, or an expression
+        return tasks_at_once(spark)
+    return None
+
+
+def tasks_at_once(spark: SparkSession) -> int:
+    """Return how many tasks the server runs at once; runs a small job."""
+    numbers = spark.range(1 << 12).select(F.spark_partition_id().alias("number"))
+    return max(1, numbers.distinct().count())
+
+
+def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a session of the same server, user and conf, whose conf is its own.
+
+    It also has the views and functions of the given session with PySpark 4.1 and later.
+    """
+    source: Any = spark
+    if can_clone(spark):
+        session = source.cloneSession()
+    else:
+        builder = copy.copy(source.client._builder)
+        builder._params = {
+            key: value for key, value in builder._params.items() if key != _SESSION_ID
+        }
+        session = type(source)(connection=builder)
+        static = _modifiable(spark)
+        for key, value in static.items():
+            session.conf.set(key, value)
+    for key, value in (conf or {}).items():
+        session.conf.set(key, value)
+    _clones.add(session)
+    return session  # type: ignore[no-any-return]
+
+
+def can_clone(spark: SparkSession) -> bool:
+    """Return whether this version can copy a session with its views and functions."""
+    return hasattr(spark, "cloneSession")
+
+
+def _modifiable(spark: SparkSession) -> dict[str, str]:
+    conf = spark.conf
+    return {key: value for key, value in conf.getAll.items() if conf.isModifiable(key)}
+
+
+def with_conf(spark: SparkSession, conf: Mapping[str, str], call: Callable[[], Started]) -> Started:
+    """Call a function while a session has additional conf; other calls take turns.
+
+    A query copies the conf of its session when it starts.
+    """
+    with _conf_guard:
+        before = {key: spark.conf.get(key, None) for key in conf}
+        try:
+            for key, value in conf.items():
+                spark.conf.set(key, value)
+            return call()
+        finally:
+            for key, old in before.items():
+                if old is None:
+                    spark.conf.unset(key)
+                else:
+                    spark.conf.set(key, old)
+
+
+def is_active(spark: SparkSession, query_id: str) -> bool:
+    """Return whether a query runs in a session that this process knows."""
+    return any(
+        query.id == query_id
+        for session in {spark, *_clones}
+        if not session.is_stopped
+        for query in session.streams.active
+    )
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Return whether a session was stopped; keeps the server from closing a session that idles."""
+    if spark.is_stopped:  # type: ignore[attr-defined]
+        return True
+    now = time.monotonic()
+    if now - _touched_at.get(spark, -_TOUCHED_EVERY_S) >= _TOUCHED_EVERY_S:
+        _touched_at[spark] = now
+        spark.conf.get(_DEFAULT_FS, None)
+    return False
+
+
+@contextmanager
+def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
+    """Give the operations of this thread a tag."""
+    spark.addTag(tag)
+    try:
+        yield
+    finally:
+        spark.removeTag(tag)
+
+
+def is_stream(df: DataFrame, node: Any) -> bool:
+    """Ask the server whether a node of a plan is a stream."""
+    of_connect: Any = type(df)
+    return bool(of_connect(node, df.sparkSession).isStreaming)
+
+
+def refuse_initial_state(uid: str) -> NotBuiltYetError:
+    """Return the error for an initial state of a stream."""
+    return NotBuiltYetError(
+        f"operator {uid!r}: initialState of a stream is not supported over Spark Connect yet: "
+        "start the query once on a classic session, take a savepoint, and restore it here"
+    )
