@@ -84,6 +84,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
+from pyspark_ckpt.query.attaching import attach
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
@@ -138,6 +139,7 @@ __all__ = [
     "UnsafePathError",
     "Verification",
     "__version__",
+    "attach",
     "current_epoch",
     "dispose_savepoint",
     "history",

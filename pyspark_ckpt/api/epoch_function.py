@@ -17,6 +17,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_announced,
 )
 from pyspark_ckpt.operator.task_failure import marked_errors
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_storage
@@ -137,4 +138,5 @@ def _announce(session: SparkSession, text: str | None) -> None:
         session.conf.unset(EPOCH_KEY)
     else:
         session.conf.set(EPOCH_KEY, text)
-    session.sparkContext.setLocalProperty(EPOCH_KEY, text)  # type: ignore[arg-type]  # None: unset
+    if not is_connect(session):  # whose programs have no RDDs
+        session.sparkContext.setLocalProperty(EPOCH_KEY, text)  # type: ignore[arg-type]  # None: unset

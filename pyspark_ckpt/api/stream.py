@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID
 from pyspark_ckpt.operator.plan.declared import no_instance
@@ -25,7 +25,9 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
 from pyspark_ckpt.operator.rows.rows_mode import RowsInput
-from pyspark_ckpt.spark.session import frame_of_groups, is_classic
+from pyspark_ckpt.sessions.connect import refuse_initial_state
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
@@ -56,14 +58,12 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     PlanError
         If a key column is missing or ambiguous, or `maxParallelism` is not allowed.
     NotBuiltYetError
-        If `df` has a column of an unsupported type, or belongs to a Spark Connect session.
+        If `df` has a column of an unsupported type.
 
     Examples
     --------
     >>> keyed = ckpt.key_by(events, "user", maxParallelism=256)
     """
-    if not is_classic(df):
-        raise NotBuiltYetError("key_by over Spark Connect is not built yet; use a classic session")
     conf = df.sparkSession.conf
     parallelism = parallelism_of(df.sparkSession)
     time_zone = str(conf.get("spark.sql.session.timeZone"))
@@ -390,7 +390,9 @@ class KeyedStream:
 
     def _initial(self, initial_state: GroupedData, uid: str) -> KeyedInput:
         """Return the rows of the initial state, keyed as the stream is."""
-        if not isinstance(initial_state, GroupedData):
+        if is_connect(self._keyed.df) and self._keyed.df.isStreaming:
+            raise refuse_initial_state(uid)
+        if not is_grouped(initial_state):
             raise PlanError(
                 f"operator {uid!r}: initialState is {type(initial_state).__name__}: give "
                 "df.groupBy(...) of a batch DataFrame"

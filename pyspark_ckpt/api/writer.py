@@ -12,14 +12,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.api.sink_writer import SinkWriter
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.connect_plan import give_output_mode
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import ClaimMode, Settings, read_settings
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import operators_of
+from pyspark_ckpt.spark.plan import operators_of, source_ids
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
@@ -206,12 +209,12 @@ class CheckpointedStreamWriter(SinkWriter):
             self.format(format)
         if queryName is not None:
             self.queryName(queryName)
+        if outputMode is not None:
+            self.outputMode(outputMode)
         if path is not None:
             self._sink.options["path"] = path
         return self._start(
-            lambda: self._writer.start(
-                path=path, outputMode=outputMode, partitionBy=partitionBy
-            ),
+            lambda: self._writer.start(path=path, outputMode=outputMode, partitionBy=partitionBy),
             None,
         )
 
@@ -285,10 +288,10 @@ class CheckpointedStreamWriter(SinkWriter):
             self.format(format)
         if queryName is not None:
             self.queryName(queryName)
+        if outputMode is not None:
+            self.outputMode(outputMode)
         return self._start(
-            lambda: self._writer.toTable(
-                tableName, outputMode=outputMode, partitionBy=partitionBy
-            ),
+            lambda: self._writer.toTable(tableName, outputMode=outputMode, partitionBy=partitionBy),
             self._sink.table(self._stream, tableName, partitionBy),
         )
 
@@ -298,16 +301,20 @@ class CheckpointedStreamWriter(SinkWriter):
         spark = self._stream.sparkSession
         settings = self._settings(spark)
         operators = operators_of(self._stream)
+        source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
         given = self._sink.location(spark, table)
         storage = make_temporary(spark) if given is None else given
         if self._sink.has_no_location:
             self._use_location_once(storage.url)
+        start = partial(self._start_spark, start)
+        announces_epochs = table is None and self._sink.format == FOREACH_BATCH
         spark_query = StartOfSpark(
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
-            announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
+            announces_epochs=announces_epochs,
+            session=self._session_of_query() if announces_epochs else None,
             location_is_temporary=given is None,
         )
         try:
@@ -324,6 +331,25 @@ class CheckpointedStreamWriter(SinkWriter):
             if given is None:
                 delete_temporary(storage)
             raise
+
+    def _start_spark(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        if is_connect(self._stream):
+            give_output_mode(self._stream, self._output_mode)
+        return start()
+
+    def _session_of_query(self) -> SparkSession | None:
+        """Return a session of the query's own for its function, which Spark Connect requires."""
+        spark = self._stream.sparkSession
+        if not is_connect(spark):
+            return None
+        if not connect.can_clone(spark):
+            raise NotBuiltYetError(
+                f"foreachBatch over Spark Connect needs PySpark 4.1 or later, this is "
+                f"{spark.version}: use another sink, or a classic session"
+            )
+        session = connect.new_session(spark)
+        connect.give_session(self._writer, session)
+        return session
 
     def _start_once(
         self,

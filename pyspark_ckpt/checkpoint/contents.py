@@ -54,7 +54,7 @@ class Gathering:
     def gather(self, epoch: int) -> EpochContents:
         """Return the contents of a committed epoch, as :func:`gather_epoch`."""
         what = f"handles of epoch {epoch}, query {self._files.query_id}"
-        self._jobs = SparkJobs(self._spark.sparkContext, what)
+        self._jobs = SparkJobs(self._spark, what)
         with self._jobs.running():
             contents = retried(lambda: gather_epoch(self._spark, self._files, epoch))
         for operator in contents.operators:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.spark.session import tasks_at_once
 from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -55,7 +56,7 @@ def check_files(
 def _by_executors(
     spark: SparkSession, storage: Storage, files: Sequence[FileReference]
 ) -> list[str]:
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(files) // AT_ONCE))
+    tasks = max(1, min(tasks_at_once(spark), len(files) // AT_ONCE))
     parts = tuple(msgspec.msgpack.encode(files[first::tasks]) for first in range(tasks))
     numbers = spark.range(tasks, numPartitions=tasks)
     rows = numbers.mapInArrow(_CheckParts(storage.url, parts), _RESULT).collect()

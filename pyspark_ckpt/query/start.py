@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -20,6 +19,7 @@ from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
+from pyspark_ckpt.query.attaching import remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.failure import library_errors
@@ -30,7 +30,7 @@ from pyspark_ckpt.restore.plan import RestoreMigrations, RestoreRequest
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.own_session import start_with_conf
+from pyspark_ckpt.spark.own_session import start_in_session, start_with_conf
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
@@ -60,6 +60,8 @@ class StartOfSpark:
         Whether the location is deleted when the query ends.
     announces_epochs
         Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
+    session
+        The query's own session, ``None`` if it starts in the user's.
     """
 
     start: Callable[[], StreamingQuery]
@@ -67,6 +69,7 @@ class StartOfSpark:
     ends_by_itself: bool
     location_is_temporary: bool
     announces_epochs: bool
+    session: SparkSession | None = None
 
 
 class QueryStart:
@@ -191,6 +194,9 @@ class QueryStart:
         )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
         try:
+            session = self._spark_query.session
+            if session is not None:
+                return start_in_session(session, conf, start)
             return start_with_conf(self._spark, self._location.storage, conf, start)
         except AnalysisException as exc:
             error = plan_error(exc)
@@ -233,7 +239,10 @@ class QueryStart:
         if self._spark_query.location_is_temporary:
             self._delete_location_at_the_end(coordinator, query)
         restore = None if origin is None else Restore.of(origin)
-        return CheckpointedQuery(self._spark, query, coordinator, restore)
+        coordinated = CheckpointedQuery(self._spark, query, coordinator, restore)
+        session = self._spark_query.session or self._spark
+        remember(self._spark, session, coordinated, files, self._settings)
+        return coordinated
 
     def _delete_location_at_the_end(
         self, coordinator: CheckpointCoordinator, query: StreamingQuery
@@ -243,7 +252,7 @@ class QueryStart:
         def has_failed() -> bool:
             try:
                 return not forced and bool(coordinator.failure or query.exception())
-            except Py4JError:  # Spark has ended and deletes the location itself
+            except Exception:  # Spark has ended and deletes the location itself
                 return True
 
         delete_when_ended(self._location.storage, coordinator.join, has_failed)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from pyspark.sql.utils import is_remote
 from pyspark.util import InheritableThread
 
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
@@ -52,7 +53,7 @@ class SavepointAttempt:
         """
         grace_ms = min(self._timeout_ms, _LONGEST_GRACE_MS)
         try:
-            return in_time(self._what, self._timeout_ms + grace_ms, work, InheritableThread)
+            return in_time(self._what, self._timeout_ms + grace_ms, work, _thread_class())
         except BaseException:
             self._give_up()
             raise
@@ -99,3 +100,8 @@ class SavepointAttempt:
         with self._lock:
             held = self._held.pop_all()
         held.close()
+
+
+def _thread_class() -> type[threading.Thread]:
+    """Return a thread with the caller's Spark properties, which Spark Connect does not have."""
+    return threading.Thread if is_remote() else InheritableThread

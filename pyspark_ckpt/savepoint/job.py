@@ -27,6 +27,7 @@ from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
+from pyspark_ckpt.spark.session import tasks_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class SavepointJob:
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:
             while remaining := copies[len(handles) :]:
-                slots = self._spark.sparkContext.defaultParallelism
+                slots = tasks_at_once(self._spark)
                 if not self._may_have_all(largest_bytes):
                     slots //= 2
                 with self._jobs.running(SCHEDULER_POOL):

@@ -213,7 +213,7 @@ class SavepointTaker:
         savepoint_format: SavepointFormat,
         what: str,
     ) -> Savepoint:
-        jobs = attempt.jobs = SparkJobs(self._spark.sparkContext, what)
+        jobs = attempt.jobs = SparkJobs(self._spark, what)
         attempt.check()
         with jobs.expiring(self._timeout_ms):
             with jobs.running():

@@ -5,15 +5,16 @@ Nothing here imports the Connect client: a session brings its own classes.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -29,11 +30,14 @@ _OWN_SERVER = "SPARK_LOCAL_REMOTE"
 
 _SESSION_ID = "session_id"
 _TOUCHED_EVERY_S = 60.0
+_RELEASED_WITHIN_S = 5.0
 
 _conf_guard = threading.Lock()
 """Held while a session has the conf of a query that starts."""
 
-_clones: WeakSet[Any] = WeakSet()
+_clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Sessions that the library made, each with the user's session."""
+
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 
@@ -86,17 +90,36 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
     if can_clone(spark):
         session = source.cloneSession()
     else:
-        builder = copy.copy(source.client._builder)
-        builder._params = {
-            key: value for key, value in builder._params.items() if key != _SESSION_ID
-        }
-        session = type(source)(connection=builder)
+        session = _connected(source, None)
         static = _modifiable(spark)
         for key, value in static.items():
             session.conf.set(key, value)
     for key, value in (conf or {}).items():
         session.conf.set(key, value)
-    _clones.add(session)
+    _clones[session] = _clones.get(spark, spark)
+    return session  # type: ignore[no-any-return]
+
+
+def _connected(source: Any, session_id: str | None) -> Any:
+    """Return a session of the same server and user, with an id or with a new one."""
+    builder = copy.copy(source.client._builder)
+    params = {key: value for key, value in builder._params.items() if key != _SESSION_ID}
+    builder._params = params if session_id is None else {**params, _SESSION_ID: session_id}
+    return type(source)(connection=builder)
+
+
+def id_of(spark: SparkSession) -> str:
+    """Return the id of a session, by which the server knows it."""
+    source: Any = spark
+    return str(source.session_id)
+
+
+def session_of_id(spark: SparkSession, session_id: str) -> SparkSession:
+    """Return the session with an id, of the same server and user."""
+    if session_id == id_of(spark):
+        return spark
+    session = _connected(spark, session_id)
+    _clones[session] = _clones.get(spark, spark)
     return session  # type: ignore[no-any-return]
 
 
@@ -141,13 +164,45 @@ def is_active(spark: SparkSession, query_id: str) -> bool:
 
 def has_ended(spark: SparkSession) -> bool:
     """Return whether a session was stopped; keeps the server from closing a session that idles."""
-    if spark.is_stopped:  # type: ignore[attr-defined]
+    users: Any = _clones.get(spark, spark)
+    if users.is_stopped:
+        _release(users)
         return True
     now = time.monotonic()
     if now - _touched_at.get(spark, -_TOUCHED_EVERY_S) >= _TOUCHED_EVERY_S:
         _touched_at[spark] = now
         spark.conf.get(_DEFAULT_FS, None)
     return False
+
+
+def _release(users: Any) -> None:
+    """End the sessions that were made of a stopped one; the server then stops their queries."""
+    for session in [each for each, of in list(_clones.items()) if of is users]:
+        del _clones[session]
+        with suppress(Exception):  # the server may have ended
+            session.client.release_session()
+        with suppress(Exception):
+            session.client.close()
+
+
+def _close_all() -> None:
+    """Close the sessions at the end of the process; gRPC waits without end if they close later."""
+    stopped = {id(users): users for users in list(_clones.values()) if users.is_stopped}
+    for users in stopped.values():
+        releasing = threading.Thread(target=_release, args=(users,), daemon=True)
+        releasing.start()
+        releasing.join(_RELEASED_WITHIN_S)
+    for session in list(_clones):
+        with suppress(Exception):
+            session.client.close()
+
+
+atexit.register(_close_all)
+
+
+def give_session(writer: Any, session: SparkSession) -> None:
+    """Let a stream writer start its query in a session of the query's own."""
+    writer._session = session
 
 
 @contextmanager

@@ -39,9 +39,11 @@ def plan_of(df: DataFrame) -> Any:
 def nodes(plan: Any) -> Iterator[Any]:
     """Return the nodes of a plan, each before its children, left before right."""
     yield plan
-    children = {id(each): each for each in vars(plan).values() if hasattr(each, _OF_NODES)}
-    for child in children.values():  # a join has its left side twice
-        yield from nodes(child)
+    parts = vars(plan)
+    for name, child in parts.items():
+        is_left_again = name == "_child" and child is parts.get("left")  # as joins have it
+        if hasattr(child, _OF_NODES) and not is_left_again:
+            yield from nodes(child)
 
 
 def kind_of(node: Any) -> str:

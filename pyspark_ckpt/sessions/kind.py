@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_CONNECT = "pyspark.sql.connect."
+
 
 def is_connect(owner: Any) -> bool:
     """Return whether a session or a DataFrame belongs to Spark Connect, not to a classic session.
@@ -13,4 +15,4 @@ def is_connect(owner: Any) -> bool:
     owner
         A ``SparkSession`` or a ``DataFrame``.
     """
-    return not (hasattr(owner, "_jsparkSession") or hasattr(owner, "_jdf"))
+    return any(each.__module__.startswith(_CONNECT) for each in type(owner).__mro__)

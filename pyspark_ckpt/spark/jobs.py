@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.operator.task_failure import failure_in
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
 
 _LOCAL_PROPERTIES = (
     "spark.job.description",
@@ -35,14 +36,15 @@ class SparkJobs:
 
     Parameters
     ----------
-    context
-        The application that they run in.
+    spark
+        A session of the application that they run in.
     what
         Their purpose, as Spark's job page and errors show it.
     """
 
-    def __init__(self, context: SparkContext, what: str) -> None:
-        self._context = context
+    def __init__(self, spark: SparkSession, what: str) -> None:
+        self._spark = spark
+        self._is_connect = is_connect(spark)
         self._what = what
         self._tag = f"pyspark_ckpt-{secrets.token_hex(6)}"
         self._is_cancelled = False
@@ -65,30 +67,48 @@ class SparkJobs:
         """
         if self._is_cancelled:
             raise self._expired()
-        context = self._context
+        with self._marked(pool):
+            self._count(1)
+            try:
+                yield
+            except BaseException:
+                with suppress(Exception):  # an application that has ended runs no jobs
+                    self._cancel_tagged()
+                raise
+            finally:
+                self._count(-1)
+
+    @contextmanager
+    def _marked(self, pool: str | None) -> Iterator[None]:
+        """Give this thread's jobs a tag, and on a classic session a description and a pool."""
+        if self._is_connect:
+            with connect.tagged(self._spark, self._tag):
+                yield
+            return
+        context = self._spark.sparkContext
         before = {name: context.getLocalProperty(name) for name in _LOCAL_PROPERTIES}
         context.addJobTag(self._tag)
         context.setJobDescription(f"pyspark_ckpt: {self._what}")
         context.setInterruptOnCancel(True)  # nothing else ends a task that hangs
         if pool is not None:
             context.setLocalProperty("spark.scheduler.pool", pool)
-        self._count(1)
         try:
             yield
-        except BaseException:
-            with suppress(Exception):  # an application that has ended runs no jobs
-                context.cancelJobsWithTag(self._tag)
-            raise
         finally:
-            self._count(-1)
             context.removeJobTag(self._tag)
             for name, value in before.items():
                 context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
 
+    def _cancel_tagged(self) -> None:
+        if self._is_connect:
+            self._spark.interruptTag(self._tag)
+        else:
+            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+
     def cancel(self) -> None:
         """Cancel the running jobs, from any thread, and the jobs that a thread starts later."""
         self._is_cancelled = True
-        self._context.cancelJobsWithTag(self._tag)
+        self._cancel_tagged()
         self._cancel_again_later()
 
     def _cancel_again_later(self) -> None:
@@ -102,7 +122,7 @@ class SparkJobs:
 
     def _cancel_again(self) -> None:
         with suppress(Exception):  # an application that has ended runs no jobs
-            self._context.cancelJobsWithTag(self._tag)
+            self._cancel_tagged()
             self._cancel_again_later()
 
     def _count(self, change: int) -> None:
@@ -155,16 +175,26 @@ def collected(frame: DataFrame, what: str) -> list[Row]:
     pyspark.errors.PySparkException
         If the job fails for another reason.
     """
-    context = frame.sparkSession.sparkContext
-    before = context.getLocalProperty("spark.job.description")
-    context.setJobDescription(f"pyspark_ckpt: {what}")
     try:
-        return frame.collect()
+        with _described(frame.sparkSession, what):
+            return frame.collect()
     except PySparkException as exc:
         error = task_error(exc)
         if error is None:
             raise
         raise error from exc
+
+
+@contextmanager
+def _described(spark: SparkSession, what: str) -> Iterator[None]:
+    if is_connect(spark):  # which has no descriptions
+        yield
+        return
+    context = spark.sparkContext
+    before = context.getLocalProperty("spark.job.description")
+    context.setJobDescription(f"pyspark_ckpt: {what}")
+    try:
+        yield
     finally:
         context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
 

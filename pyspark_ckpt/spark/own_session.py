@@ -36,6 +36,8 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -45,6 +47,8 @@ _MICRO_BATCHES = "MicroBatchExecution"
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Return a copy of a session, with its conf, views and functions, and with this conf."""
+    if is_connect(spark):
+        return connect.new_session(spark, conf)
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
     for key, value in conf.items():
         session.conf.set(key, value)
@@ -81,7 +85,12 @@ def start_with_conf(
         If this version of Spark starts queries in another way; the query was stopped.
     ConfigurationError
         If Spark's check of the plan needs the conf, and Py4J's threads are not pinned.
+
+    Over Spark Connect, where a client cannot reach the query's own session, the user's session has
+    the conf for the moment of the start.
     """
+    if is_connect(spark):
+        return connect.with_conf(spark, conf, start)
     check_conf = {
         key: value
         for key, value in conf.items()
@@ -101,6 +110,15 @@ def start_with_conf(
             f"({held.error or 'no event'}): use one of these versions"
         ) from held.error
     return query
+
+
+def start_in_session(
+    session: SparkSession, conf: Mapping[str, str], start: Callable[[], StreamingQuery]
+) -> StreamingQuery:
+    """Start Spark's query in a session that only this query has, which keeps the conf."""
+    for key, value in conf.items():
+        session.conf.set(key, value)
+    return start()
 
 
 class _ConfAtStart(StreamingQueryListener):

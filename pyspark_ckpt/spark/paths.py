@@ -6,6 +6,9 @@ import re
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
+
 
 def qualified_path(spark: SparkSession, path: str) -> str:
     """Return the URL that Spark makes of a path.
@@ -17,6 +20,8 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     match = _SCHEME.match(path)
     if match is not None and (match["authority"] or match["scheme"] == "file"):
         return path
+    if is_connect(spark):
+        return connect.qualified(spark, path)
     hadoop = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     default = str(hadoop.FileSystem.getDefaultUri(conf).toString())

@@ -1,6 +1,6 @@
 """The stateful operators and sources of a query, read from its plan.
 
-Driver only, classic session.
+Driver only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.connect.plan import (
+    connect_given_names,
+    connect_operators,
+    connect_source_ids,
+    connect_source_names,
+)
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 
@@ -58,6 +66,10 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     NotBuiltYetError
         If Spark's own stateful operators cannot be checkpointed with them.
     """
+    if is_connect(df):
+        operators = StatefulOperators.of(connect_operators(df))
+        _check_uids(operators.descriptors)
+        return operators
     analyzed = df._jdf.queryExecution().analyzed()
     operators = StatefulOperators.of(_stateful(analyzed))
     _check_uids(operators.descriptors)
@@ -74,6 +86,8 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
     The places are in the order of Spark's source offsets. A DataFrame that the query uses twice is
     one source with one log; its offset is at two places.
     """
+    if is_connect(df):
+        return connect_source_ids(df)
     return _sources(df)[0]
 
 
@@ -82,11 +96,15 @@ def source_names(df: DataFrame) -> tuple[str, ...]:
 
     A file source has the name ``FileSource[<path>]``.
     """
+    if is_connect(df):
+        return connect_source_names(df)
     return tuple(str(node.sourceName()) for node in _sources(df)[1])
 
 
 def given_names(df: DataFrame) -> tuple[str, ...]:
     """Return the names that the user gave the sources, by their ids; empty if one has no name."""
+    if is_connect(df):
+        return connect_given_names(df)
     found = tuple(map(_given_name, _sources(df)[1]))
     return tuple(name for name in found if name is not None) if None not in found else ()
 
@@ -119,6 +137,8 @@ def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:
 
 def is_active(spark: SparkSession, query_id: str) -> bool:
     """Return whether a query runs in this application, in any session."""
+    if is_connect(spark):
+        return connect.is_active(spark, query_id)
     jvm: Any = spark._jvm
     active = spark._jsparkSession.sharedState().activeStreamingQueries()
     return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))

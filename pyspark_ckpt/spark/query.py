@@ -1,6 +1,6 @@
 """Stopping a query between two epochs, and how long it has been idle.
 
-Driver only, classic session.
+Driver only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.sessions.kind import is_connect
+
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
+_PAUSE_SECONDS = 10.0
 
 
 def java_query(query: StreamingQuery) -> Any:
@@ -30,7 +33,8 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
 
     ``StreamingQuery.stop`` interrupts an epoch at any point, perhaps after its output reached the
     sink and before it was committed. Spark's loop reads its state after each epoch. So this
-    function sets that state and does not interrupt the epoch.
+    function sets that state and does not interrupt the epoch. A Spark Connect client cannot do
+    that, so there the epoch is interrupted, and the caller runs it once more.
 
     Parameters
     ----------
@@ -39,7 +43,9 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
     timeout_ms
         How long to wait for the epoch. Then the epoch is interrupted, as by ``stop``.
     """
-    if query.isActive:
+    if is_connect(spark):
+        _await_pause(query, min(timeout_ms / 1000, _PAUSE_SECONDS))
+    elif query.isActive:
         try:
             end_after_epoch(spark, query)
         except Py4JError:
@@ -52,6 +58,13 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
         while query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
     query.stop()
+
+
+def _await_pause(query: StreamingQuery, seconds: float) -> None:
+    """Wait a moment for the epoch in progress, so that stopping seldom interrupts it."""
+    deadline = time.monotonic() + seconds
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
 
 
 def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:

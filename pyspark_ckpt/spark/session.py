@@ -6,6 +6,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
+
 STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _STATE_STORE_CLASSES = "org.apache.spark.sql.execution.streaming.state."
 STATE_STORE_PROVIDERS = frozenset(
@@ -19,9 +22,9 @@ STATE_STORE_PROVIDERS = frozenset(
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
 
-def is_classic(df: DataFrame) -> bool:
-    """Return whether a DataFrame belongs to a classic session, not to Spark Connect."""
-    return hasattr(df, "_jdf")
+def is_grouped(groups: object) -> bool:
+    """Return whether an object is what ``groupBy`` returns, on either kind of session."""
+    return isinstance(groups, GroupedData) or type(groups).__name__ == GroupedData.__name__
 
 
 def frame_of_groups(groups: GroupedData) -> DataFrame:
@@ -31,8 +34,17 @@ def frame_of_groups(groups: GroupedData) -> DataFrame:
 
 def has_ended(spark: SparkSession) -> bool:
     """Return whether the application of a session was stopped; PySpark has no public way."""
+    if is_connect(spark):
+        return connect.has_ended(spark)
     context: Any = spark.sparkContext._jsc
     return context is None or bool(context.sc().isStopped())
+
+
+def tasks_at_once(spark: SparkSession) -> int:
+    """Return how many tasks the application runs at once; a small job over Spark Connect."""
+    if is_connect(spark):
+        return connect.tasks_at_once(spark)
+    return spark.sparkContext.defaultParallelism
 
 
 def reading_session(spark: SparkSession) -> SparkSession:
@@ -40,6 +52,8 @@ def reading_session(spark: SparkSession) -> SparkSession:
 
     The user's session may get other settings while the query runs.
     """
+    if is_connect(spark):
+        return connect.new_session(spark)
     session = spark.newSession()
     for key, value in spark.conf.getAll.items():
         if key.startswith(_STATE_STORE_SETTINGS):

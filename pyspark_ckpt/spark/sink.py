@@ -12,6 +12,7 @@ same way.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,10 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import ConfigurationError, RestoreError
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -160,7 +163,7 @@ class TableSink:
         """Make the table if it does not exist and belongs to Spark's own catalog."""
         if not self._is_of_session or self._exists:
             return
-        columns = self._df._jdf.schema().asNullable().toDDL()
+        columns = self._columns()
         statement = f"CREATE TABLE {self._name} ({columns}) USING {_quoted([self._new_provider])}"
         if self._partition_by:
             partitions = ", ".join(_quoted([column]) for column in self._partition_by)
@@ -169,6 +172,12 @@ class TableSink:
             text = self._new_path.replace("\\", "\\\\").replace("'", "\\'")
             statement += f" LOCATION '{text}'"
         self._spark.sql(statement)
+
+    def _columns(self) -> str:
+        if not is_connect(self._df):
+            return str(self._df._jdf.schema().asNullable().toDDL())
+        fields = self._df.schema.fields
+        return ", ".join(f"{_quoted([field.name])} {_ddl(field.dataType)}" for field in fields)
 
     @property
     def _is_of_session(self) -> bool:
@@ -191,9 +200,12 @@ class TableSink:
         return {row.col_name: row.data_type for row in rows[first:]}
 
     def _default_location(self) -> str:
-        java: Any = self._spark._jvm
         *database, table = self._parts[-2:]
         of_database = database[0] if database else self._spark.catalog.currentDatabase()
+        if is_connect(self._spark):
+            root = self._spark.catalog.getDatabase(of_database).locationUri
+            return f"{root.rstrip('/')}/{table.lower()}"
+        java: Any = self._spark._jvm
         identifier = java.org.apache.spark.sql.catalyst.TableIdentifier(
             table, java.scala.Option.apply(of_database)
         )
@@ -201,9 +213,48 @@ class TableSink:
         return str(session.sessionState().catalog().defaultTablePath(identifier).toString())
 
     def _parsed(self, name: str) -> list[str]:
+        if is_connect(self._spark):
+            return _parts_of(name)
         session: Any = self._spark._jsparkSession
         parts = session.sessionState().sqlParser().parseMultipartIdentifier(name)
         return [str(parts.apply(place)) for place in range(parts.size())]
+
+
+_PART = re.compile(r"`((?:[^`]|``)+)`|([A-Za-z0-9_]+)")
+
+
+def _parts_of(name: str) -> list[str]:
+    """Return the parts of a table's name, as Spark's parser does.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no name of a table.
+    """
+    parts, place = [], 0
+    while True:
+        found = _PART.match(name, place)
+        if found is None:
+            break
+        parts.append(found[2] or found[1].replace("``", "`"))
+        place = found.end() + 1
+        if found.end() == len(name):
+            return parts
+        if name[found.end()] != ".":
+            break
+    raise ConfigurationError(f"{name!r} is no name of a table: put parts of it in backticks")
+
+
+def _ddl(kind: T.DataType) -> str:
+    """Return a type as SQL, with the names of fields in backticks."""
+    if isinstance(kind, T.StructType):
+        fields = ", ".join(f"{_quoted([each.name])}: {_ddl(each.dataType)}" for each in kind.fields)
+        return f"struct<{fields}>"
+    if isinstance(kind, T.ArrayType):
+        return f"array<{_ddl(kind.elementType)}>"
+    if isinstance(kind, T.MapType):
+        return f"map<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return kind.simpleString()
 
 
 def _quoted(parts: Sequence[str]) -> str:

@@ -20,6 +20,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.sessions.kind import is_connect
+
 _STORES = "org.apache.spark.sql.execution.streaming.state"
 """The parent of the stores' loggers; the loggers' names differ between versions of Spark."""
 
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def quiet_reading(spark: SparkSession) -> Iterator[None]:
     """Drop that warning for reads of this thread; loggers other than Log4j still show it."""
+    if is_connect(spark):  # the server writes its log
+        yield
+        return
     context = spark.sparkContext
     try:
         _install_filter(spark)
@@ -128,9 +133,7 @@ def encoded_handles(
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
     with quiet_reading(spark):
-        with _active(spark):
-            table = _table(spark, {**options, "path": checkpoint_location})
-            handles = _read_few(spark, table)
+        handles = _read_on_driver(spark, {**options, "path": checkpoint_location})
         if handles is not None:
             return handles
         rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
@@ -165,9 +168,7 @@ def encoded_handles_written_in(
         "changeEndBatchId": str(epochs.stop - 1),
     }
     try:
-        with _active(spark):
-            table = _table(spark, {**options, "path": checkpoint_location})
-            handles = _read_few(spark, table)
+        handles = _read_on_driver(spark, {**options, "path": checkpoint_location})
         if handles is None:
             rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
             found = rows.select("value.groupState.handle").collect()
@@ -176,6 +177,14 @@ def encoded_handles_written_in(
         logger.debug("%s, epochs %s: cannot read changes: %s", checkpoint_location, epochs, exc)
         return None
     return None if _REMOVED in handles else handles
+
+
+def _read_on_driver(spark: SparkSession, options: dict[str, str]) -> list[bytes] | None:
+    """Read the handles on the driver; ``None`` for many partitions, and over Spark Connect."""
+    if is_connect(spark):
+        return None
+    with _active(spark):
+        return _read_few(spark, _table(spark, options))
 
 
 def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:

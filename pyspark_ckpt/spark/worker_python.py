@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import SHIP_ADVICE, WORKER_ADVICE
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ def check_workers(spark: SparkSession) -> None:
     ConfigurationError
         If they cannot, or their memory is too small. The message says what to set.
     """
+    if is_connect(spark):  # whose workers are the server's
+        return
     context: Any = spark.sparkContext
     _warn_of_wheels(context)
     _check_memory(spark)

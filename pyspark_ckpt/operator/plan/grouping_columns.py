@@ -1,4 +1,4 @@
-"""The key columns of a stream, given as ``groupBy`` takes them. Driver only, classic session."""
+"""The key columns of a stream, given as ``groupBy`` takes them. Driver only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.sessions.connect_plan import column_name
+from pyspark_ckpt.sessions.kind import is_connect
 
 DERIVED_KEY = "__ckpt_key_"
 """Begins the name of a column that holds the value of a key expression."""
@@ -67,6 +69,9 @@ def _plain_name(df: DataFrame, column: str | Column) -> str | None:
     """Return the name of a column of the DataFrame as it is, ``None`` for anything else."""
     if isinstance(column, str) and column in df.columns:
         return column
+    if is_connect(df):
+        name = column_name(column)
+        return name if name in df.columns else None
     try:
         selected = df.select(column)
     except AnalysisException:

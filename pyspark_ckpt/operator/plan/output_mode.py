@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.sessions.kind import is_connect
 
 _ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
@@ -28,8 +29,10 @@ def in_any_mode(df: DataFrame) -> DataFrame:
     """Return a DataFrame whose last node, an operator, Spark accepts in append and update mode.
 
     If the node of this version of Spark has other parts, it stays as it is, and Spark accepts it
-    in its own mode only.
+    in its own mode only. Over Spark Connect the plan gets the query's mode when the query starts.
     """
+    if is_connect(df):
+        return df
     spark = df.sparkSession
     node = df._jdf.queryExecution().analyzed()
     try:

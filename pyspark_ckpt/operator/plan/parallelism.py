@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import PARALLELISM, read_settings
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -47,7 +50,7 @@ def parallelism_key(spark: SparkSession) -> str:
 
 def report_parallelism(spark: SparkSession, parallelism: int) -> None:
     """Log a warning if a query's parallelism was not set, or is far too high."""
-    at_once = spark.sparkContext.defaultParallelism
+    at_once = _tasks_at_once(spark)
     if parallelism > _MANY_PER_CORE * at_once:
         logger.warning(
             "parallelism %s is more than %s times the %s cores, and each epoch runs so many tasks "
@@ -66,16 +69,29 @@ def report_parallelism(spark: SparkSession, parallelism: int) -> None:
         )
 
 
+def _tasks_at_once(spark: SparkSession) -> int:
+    if is_connect(spark):
+        return connect.configured_cores(spark) or _OF_SPARK
+    return spark.sparkContext.defaultParallelism
+
+
 def _cores(spark: SparkSession) -> int | None:
     """Return the cores that the application is configured to have, ``None`` if it does not say.
 
     Never how many it has at the moment: a query that is started again must get the same number.
     """
-    context = spark.sparkContext
-    conf = context.getConf()
-    master = context.master or ""
-    if master == "local" or master.startswith("local["):
-        return context.defaultParallelism
+    conf: Any
+    if is_connect(spark):
+        cores = connect.configured_cores(spark)
+        if cores is not None:
+            return cores
+        conf = spark.conf.getAll
+    else:
+        context = spark.sparkContext
+        master = context.master or ""
+        if master == "local" or master.startswith("local["):
+            return context.defaultParallelism
+        conf = context.getConf()
     fixed = conf.get("spark.default.parallelism") or conf.get("spark.cores.max")
     if fixed:
         return int(fixed)

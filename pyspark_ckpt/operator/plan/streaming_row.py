@@ -11,6 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.sessions.kind import is_connect
 
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
 
@@ -21,8 +22,12 @@ def streaming_row(spark: SparkSession) -> DataFrame:
     Raises
     ------
     NotBuiltYetError
-        In a version of Spark whose relations are others.
+        In a version of Spark whose relations are others, and over Spark Connect.
     """
+    if is_connect(spark):
+        raise NotBuiltYetError(
+            "a stream of one row is not supported over Spark Connect: use a classic session"
+        )
     node = spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()
     is_streaming = True  # Spark allows no union of a stream and a batch
     try:

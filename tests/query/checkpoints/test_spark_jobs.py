@@ -19,7 +19,7 @@ def test_a_job_that_starts_after_the_cancellation_is_cancelled(
 ) -> None:
     """A thread between two jobs does not notice the cancellation: its next job would run on."""
     context = spark.sparkContext
-    jobs = SparkJobs(context, "two jobs")
+    jobs = SparkJobs(spark, "two jobs")
     ended = tmp_path / "ended"
 
     def wait_for_the_end(_: int) -> None:

@@ -50,7 +50,7 @@ def test_all_slots_only_where_the_query_will_wait(
         return [copy.handle for copy in copies]
 
     monkeypatch.setattr(SavepointJob, "_run", run)
-    job = SavepointJob(spark, "savepoint", SparkJobs(spark.sparkContext, "it"), lambda: idle_ms)
+    job = SavepointJob(spark, "savepoint", SparkJobs(spark, "it"), lambda: idle_ms)
     copies = [copy_of(subtask, size_bytes) for subtask in range(4)]
     assert job(copies) == [copy.handle for copy in copies]
     assert jobs == [at_once] * (4 // at_once)

@@ -1,0 +1,187 @@
+"""``attach``: takes up the checkpoints of a running query whose client has ended.
+
+A Spark Connect server continues a query without its client. The record that a new client needs is
+in the conf of the session on the server: it exists exactly as long as the query can run. Its key
+does not begin with ``spark.``, so tasks do not get it.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.operator.descriptor import decode_descriptor, encode_descriptor
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.drain import LastEpochs
+from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.storage.open import open_storage
+
+_KEY = "pyspark_ckpt.query."
+
+_known: dict[str, CheckpointedQuery] = {}
+_guard = threading.Lock()
+"""Guards `_known`, the queries of this process by id."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What a new client needs to checkpoint a query."""
+
+    query_id: str
+    query_name: str | None
+    session_id: str
+    location: str
+    checkpoint_location: str
+    checkpoints: str
+    operators: tuple[str, ...]
+    source_ids: tuple[int, ...]
+    given_names: tuple[str, ...]
+    settings: Settings
+
+
+def remember(
+    spark: SparkSession,
+    session: SparkSession,
+    query: CheckpointedQuery,
+    files: QueryFiles,
+    settings: Settings,
+) -> None:
+    """Keep what :func:`attach` needs for a query, until the query ends.
+
+    Parameters
+    ----------
+    spark
+        The user's session.
+    session
+        The session that the query was started in.
+    query
+        The query.
+    files
+        Its directories and operators.
+    settings
+        Its settings.
+    """
+    with _guard:
+        for known in [key for key, each in _known.items() if not each.isActive]:
+            del _known[known]
+        _known[query.id] = query
+    if not is_connect(spark):
+        return
+    record = _Record(
+        query_id=query.id,
+        query_name=query.name,
+        session_id=connect.id_of(session),
+        location=files.spark_log.storage.url,
+        checkpoint_location=files.checkpoint_location,
+        checkpoints=files.storage.url,
+        operators=tuple(map(encode_descriptor, files.operators.descriptors)),
+        source_ids=tuple(files.source_ids),
+        given_names=tuple(files.given_names),
+        settings=settings,
+    )
+    spark.conf.set(f"{_KEY}{query.id}", msgspec.json.encode(record).decode())
+
+
+def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
+    """Return a running query, and checkpoint it if nobody does.
+
+    In the process that started the query, or attached it before, it returns that query. Over Spark
+    Connect it takes up the checkpoints of a query whose client has ended. Between the end of that
+    client and this call the query has no checkpoints, and loses nothing. The session has to be the
+    query's: open it with ``remote("sc://host:15002/;session_id=...")``.
+
+    End the earlier client first. If it still runs, the two clients fence each other.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session that started the query; on a classic driver any session.
+    query : str
+        The query's id or name.
+
+    Returns
+    -------
+    CheckpointedQuery
+        The running query. After the end of the client that started it, ``stopWithSavepoint`` raises
+        an error if it interrupts an epoch, and a drain is refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If this session runs no such query of this library.
+
+    Examples
+    --------
+    >>> ckpt.attach(spark, query.id).id == query.id
+    True
+    """
+    with _guard:
+        known = [each for each in _known.values() if query in (each.id, each.name)]
+    running = [each for each in known if each.isActive]
+    if running:
+        return running[-1]
+    record = _record(spark, query) if is_connect(spark) else None
+    found = None if record is None else _running(spark, record)
+    if record is None or found is None:
+        raise ConfigurationError(
+            f"no query {query!r} of pyspark_ckpt runs in this session: start it again from its "
+            "checkpointLocation, or open the session that it runs in, by its session_id"
+        )
+    return _attached(spark, found[0], found[1], record)
+
+
+def _record(spark: SparkSession, query: str) -> _Record | None:
+    records = [
+        msgspec.json.decode(value, type=_Record)
+        for key, value in spark.conf.getAll.items()
+        if key.startswith(_KEY)
+    ]
+    fitting = [each for each in records if query in (each.query_id, each.query_name)]
+    return next((each for each in fitting if _running(spark, each) is not None), None)
+
+
+def _running(spark: SparkSession, record: _Record) -> tuple[SparkSession, StreamingQuery] | None:
+    """Return the query of a record and its session, ``None`` if it has ended."""
+    session = connect.session_of_id(spark, record.session_id)
+    active = [each for each in session.streams.active if each.id == record.query_id]
+    return (session, active[0]) if active else None
+
+
+def _attached(
+    spark: SparkSession, session: SparkSession, query: StreamingQuery, record: _Record
+) -> CheckpointedQuery:
+    log = SparkLog(open_storage(record.location))
+    files = QueryFiles(
+        checkpoint_location=record.checkpoint_location,
+        spark_log=log,
+        storage=open_storage(record.checkpoints),
+        query_id=record.query_id,
+        query_name=record.query_name,
+        backend_type=record.settings.backend_type,
+        operators=StatefulOperators.of(map(decode_descriptor, record.operators)),
+        source_ids=record.source_ids,
+        given_names=record.given_names,
+    )
+
+    def refuse(_drained_from_ms: int | None) -> None:
+        raise CheckpointAbortedError(
+            f"query {record.query_id} was attached, so its program is not here to finish its last "
+            "epoch: start it again from its checkpointLocation, and stop that query"
+        )
+
+    coordinator = CheckpointCoordinator(
+        spark, query, files, record.settings, LastEpochs(log, refuse)
+    )
+    coordinator.start()
+    attached = CheckpointedQuery(spark, query, coordinator)
+    remember(spark, session, attached, files, record.settings)
+    return attached

@@ -1,0 +1,1 @@
+"""What the library reads from a query over Spark Connect."""

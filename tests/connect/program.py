@@ -1,0 +1,236 @@
+"""A program over Spark Connect: every input, timers, and every way to stop, restore and fork.
+
+Its arguments are a directory and the name of one scenario below; it prints the outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+
+base = Path(sys.argv[1])
+source = base / "in"
+source.mkdir(parents=True, exist_ok=True)
+spark = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).getOrCreate()
+
+
+def deliver(number: int, keys: str) -> None:
+    """Add a file of rows, one per letter; the event time of a row is the file's number."""
+    unfinished = source / f".{number}"
+    at = pd.to_datetime([number] * len(keys), unit="s")
+    pd.DataFrame({"k": list(keys), "at": at}).to_parquet(
+        unfinished, coerce_timestamps="us", allow_truncated_timestamps=True
+    )
+    os.utime(unfinished, (1_700_000_000 + number, 1_700_000_000 + number))
+    unfinished.rename(source / f"{number:05}.parquet")
+
+
+def stream() -> DataFrame:
+    reader = spark.readStream.schema("k string, at timestamp").option("maxFilesPerTrigger", 1)
+    return reader.parquet(str(source))
+
+
+class Rows(StatefulProcessor):
+    def init(self, handle) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key, rows, timerValues) -> Iterator[Row]:
+        (n,) = self.count.get() or (0,)
+        for _ in rows:
+            n += 1
+            yield Row(k=key[0], n=n)
+        self.count.update((n,))
+
+    def close(self) -> None:
+        pass
+
+
+class Frames(Rows):
+    def handleInputRows(self, key, rows, timerValues) -> Iterator[pd.DataFrame]:
+        (n,) = self.count.get() or (0,)
+        more = sum(map(len, rows))
+        self.count.update((n + more,))
+        yield pd.DataFrame({"k": [key[0]] * more, "n": range(n + 1, n + more + 1)})
+
+
+class Batches(ckpt.BatchProcessor):
+    def init(self, handle) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputBatch(self, keys, rows, timerValues) -> Iterator[pd.DataFrame]:
+        before = self.count.getMany(keys)["n"].fillna(0).astype("int64")
+        number = rows.groupby(level=0).cumcount() + 1 + before.reindex(rows.index).to_numpy()
+        out = pd.DataFrame({"k": keys["k"].reindex(rows.index), "n": number})
+        self.count.updateMany(keys, (before + rows.groupby(level=0).size()).to_frame("n"))
+        yield out
+
+    def close(self) -> None:
+        pass
+
+
+class Timed(Rows):
+    """Emits -1 when a timer fires, ten seconds of event time after a key's first row."""
+
+    def init(self, handle) -> None:
+        super().init(handle)
+        self.handle = handle
+
+    def handleInputRows(self, key, rows, timerValues) -> Iterator[Row]:
+        if not self.count.exists():
+            self.handle.registerTimer(10_000)
+        yield from super().handleInputRows(key, rows, timerValues)
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo) -> Iterator[Row]:
+        yield Row(k=key[0], n=-1)
+
+
+def operator(kind: str = "rows") -> DataFrame:
+    output = {"outputStructType": "k string, n long", "outputMode": "Update", "uid": "count"}
+    if kind == "timers":
+        keyed = ckpt.key_by(stream().withWatermark("at", "0 seconds"), "k")
+        return keyed.transformWithState(Timed(), timeMode="EventTime", **output)
+    keyed = ckpt.key_by(stream(), F.col("k"))
+    if kind == "frames":
+        return keyed.transformWithStateInPandas(Frames(), timeMode="None", **output)
+    if kind == "batches":
+        return keyed.transformWithStateInBatches(Batches(), timeMode="None", **output)
+    return keyed.transformWithState(Rows(), timeMode="None", **output)
+
+
+def writer(run: str, kind: str = "rows") -> ckpt.CheckpointedStreamWriter:
+    return (
+        ckpt.write_stream(operator(kind))
+        .outputMode("append")
+        .format("parquet")
+        .option("path", str(base / run / "out"))
+        .option("checkpointLocation", str(base / run / "location"))
+        .option("spark.ckpt.execution.checkpointing.interval", "500ms")
+    )
+
+
+def numbers(run: str) -> dict[str, list[int]]:
+    rows = spark.read.schema("k string, n long").parquet(str(base / run / "out")).collect()
+    return {k: sorted(row.n for row in rows if row.k == k) for k in sorted({r.k for r in rows})}
+
+
+def one_input(kind: str) -> None:
+    deliver(1, "aab")
+    query = writer("one", kind).start()
+    query.processAllAvailable()
+    query.triggerCheckpoint()
+    query.stop()
+    deliver(2, "abc")
+    again = writer("one", kind).trigger(availableNow=True).start()
+    again.awaitTermination()
+    print(numbers("one"))
+
+
+def life() -> None:
+    """Savepoint, restart, fork at another parallelism and backend, rollback, plan."""
+    deliver(1, "aab")
+    query = writer("one").start()
+    query.processAllAvailable()
+    savepoint = query.triggerSavepoint(str(base / "savepoints"))
+    checkpoint = query.triggerCheckpoint()
+    deliver(2, "abc")
+    query.processAllAvailable()
+    stopped = query.stopWithSavepoint(str(base / "savepoints"))
+    print("original", numbers("one"))
+
+    def fork(run: str, path: str, parallelism: int) -> None:
+        spark.conf.set("spark.sql.shuffle.partitions", parallelism)
+        forked = writer(run).option("spark.ckpt.state.backend.type", "heap").restoreFrom(path)
+        print(run, forked.planRestore().states[0].outcome)
+        forked.trigger(availableNow=True).start().awaitTermination()
+        spark.conf.set("spark.sql.shuffle.partitions", 2)
+        print(run, numbers(run))
+
+    fork("same", savepoint.path, 2)
+    deliver(3, "ac")
+    fork("three", stopped.path, 3)
+    ckpt.rollback(str(base / "one" / "location"), f"chk-{checkpoint.checkpoint_id}")
+    again = writer("one").option("path", str(base / "back")).trigger(availableNow=True).start()
+    again.awaitTermination()
+    rows = spark.read.parquet(str(base / "back")).collect()
+    print("back", sorted((row.k, row.n) for row in rows))
+
+
+def drain() -> None:
+    deliver(1, "aab")
+    query = writer("one", "timers").start()
+    query.processAllAvailable()
+    query.stopWithSavepoint(str(base / "savepoints"), drain=True)
+    print(numbers("one"))
+
+
+def function() -> None:
+    """``foreachBatch`` runs in a process of the server."""
+    out = str(base / "functions")
+
+    def write(df: DataFrame, epoch: int) -> None:
+        number = ckpt.current_epoch().number
+        df.selectExpr("*", f"{number} AS epoch").write.mode("append").parquet(out)
+
+    deliver(1, "aab")
+    query = writer("one").foreachBatch(write).start()
+    query.processAllAvailable()
+    deliver(2, "ab")
+    query.processAllAvailable()
+    savepoint = query.stopWithSavepoint(str(base / "savepoints"))
+    print(savepoint.epoch, sorted((r.epoch, r.k, r.n) for r in spark.read.parquet(out).collect()))
+
+
+def refusals() -> None:
+    other = stream()
+    attempts: dict[str, Callable[[], object]] = {
+        "aggregate": lambda: operator().groupBy("k").count(),
+        "dedupe": lambda: operator().dropDuplicates(["k"]),
+        "twice": lambda: ckpt.key_by(other.union(other), "k").transformWithState(
+            Rows(), "k string, n long", "Update", "None", uid="count"
+        ),
+    }
+    for name, attempt in attempts.items():
+        chosen = ckpt.write_stream(attempt()).outputMode("append").format("noop")
+        try:
+            chosen.option("checkpointLocation", str(base / name)).start()
+        except NotImplementedError as exc:
+            print(name, exc)
+    view = stream()
+    view.createOrReplaceTempView("a_stream")
+    keyed = ckpt.key_by(spark.table("a_stream"), "k")
+    hidden = keyed.transformWithState(Rows(), "k string, n long", "Update", "None", uid="count")
+    try:
+        ckpt.write_stream(hidden).format("noop").option("checkpointLocation", str(base)).start()
+    except NotImplementedError as exc:
+        print("view", exc)
+    initial = spark.createDataFrame([("a", 1)], "k string, n long").groupBy("k")
+    try:
+        ckpt.key_by(stream(), "k").transformWithState(
+            Rows(), "k string, n long", "Update", "None", initialState=initial, uid="count"
+        )
+    except NotImplementedError as exc:
+        print("initial", exc)
+
+
+SCENARIOS: dict[str, Callable[[], None]] = {
+    "rows": lambda: one_input("rows"),
+    "frames": lambda: one_input("frames"),
+    "batches": lambda: one_input("batches"),
+    "life": life,
+    "drain": drain,
+    "function": function,
+    "refusals": refusals,
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[2]]()
+    spark.stop()

@@ -1,0 +1,61 @@
+"""What a program may do over Spark Connect, with a server in another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.connect.conftest import RunClient
+
+pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@pytest.mark.parametrize("kind", ["rows", "frames", "batches"])
+def test_every_input_continues_after_a_restart(
+    kind: str, connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, kind)
+    assert printed.splitlines() == ["{'a': [1, 2, 3], 'b': [1, 2], 'c': [1]}"]
+
+
+def test_savepoints_forks_rescaling_and_rollback(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "life")
+    assert printed.splitlines() == [
+        "original {'a': [1, 2, 3], 'b': [1, 2], 'c': [1]}",
+        "same restored",
+        "same {'a': [3], 'b': [2], 'c': [1]}",
+        "three restored",
+        "three {'a': [4], 'c': [2]}",
+        "back [('a', 3), ('a', 4), ('b', 2), ('c', 1), ('c', 2)]",
+    ]
+
+
+def test_a_drain_fires_every_timer(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "drain")
+    assert printed.splitlines() == ["{'a': [-1, 1, 2], 'b': [-1, 1]}"]
+
+
+def test_a_function_of_batches_sees_each_epoch(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "function")
+    assert printed.splitlines() == [
+        "1 [(0, 'a', 1), (0, 'a', 2), (0, 'b', 1), (1, 'a', 3), (1, 'b', 2)]"
+    ]
+
+
+def test_what_is_not_supported_is_refused_by_name(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "refusals")
+    names = dict(line.split(" ", 1) for line in printed.splitlines())
+    assert "Aggregate" in names["aggregate"]
+    assert "Deduplicate" in names["dedupe"]
+    assert "two places" in names["twice"]
+    assert "its name or by SQL" in names["view"]
+    assert "initialState" in names["initial"]
