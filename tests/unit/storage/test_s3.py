@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -19,6 +20,7 @@ from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import s3 as s3_storage
 from pyspark_ckpt.storage.servers.parts import PART_BYTES
 from pyspark_ckpt.storage.servers.s3 import S3Storage
+from tests.servers import s3 as s3_server_module
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET
@@ -230,3 +232,27 @@ def test_a_look_at_many_files_is_many_requests_at_once(
         storage.delete([files[7].path])
         with pytest.raises(CorruptFileError, match="shared/7 is missing"):
             check_files(S3Storage(BUCKET, prefix), files)
+
+
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_a_server_that_is_killed_during_a_write_is_an_error(
+    s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The write never succeeds for the caller, whatever had arrived at the server."""
+    program = str(Path(s3_server_module.__file__).with_name("s3_server.py"))
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        ask(f"http://127.0.0.1:{server.stdout.readline().strip()}", monkeypatch)
+        s3_storage._file_system().mkdir(BUCKET)
+        storage = open_storage(f"s3://{BUCKET}/killed")
+        storage.write("shared/before", [b"x"])
+
+        def chunks() -> Iterator[bytes]:
+            yield b"x" * size
+            server.kill()
+            server.wait()
+            yield b"x"
+
+        with pytest.raises(OSError, match="s3://checkpoints/killed/shared/file") as failed:
+            storage.write("shared/file", chunks())
+    assert not isinstance(failed.value, FileExistsError)
