@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ class AskedError(Exception):
 class Driver:
     """Sends lines to the program and reads its answers."""
 
-    def __init__(self, work: Path, conf: Mapping[str, str]) -> None:
+    def __init__(
+        self, work: Path, conf: Mapping[str, str], environment: Mapping[str, str] = os.environ
+    ) -> None:
         self.log = work / "driver.log"
-        environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_SUBMIT_ARGS"}
+        environment = {k: v for k, v in environment.items() if k != "PYSPARK_SUBMIT_ARGS"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(work), json.dumps(dict(conf))],
@@ -69,8 +72,10 @@ class Driver:
 
 
 @contextmanager
-def driver(work: Path, conf: Mapping[str, str]) -> Iterator[Driver]:
-    started = Driver(work, conf)
+def driver(
+    work: Path, conf: Mapping[str, str], environment: Mapping[str, str] = os.environ
+) -> Iterator[Driver]:
+    started = Driver(work, conf, environment)
     try:
         yield started
     finally:
@@ -107,3 +112,21 @@ class Input:
         told = rows.assign(n=groups.cumcount() + 1, total=groups.cumsum())
         told = told.iloc[sum(map(len, self._files[:first])) :]
         return sorted([key, n, total] for key, n, total in told[["key", "n", "total"]].values)
+
+    def check(self, output: list[list[Any]]) -> None:
+        """Check that each row was numbered and added up once, in whatever order.
+
+        An epoch that begins after a kill may take two files, which Spark orders by their size.
+        """
+        rows = pd.concat(self._files)
+        told: dict[str, list[int]] = {}
+        for number, (key, n, total) in enumerate(sorted(output)):
+            totals = told.setdefault(key, [0])
+            assert n == len(totals), (number, key, n, total)
+            totals.append(total)
+        values = {key: sorted(group) for key, group in rows.groupby("key")["value"]}
+        added = {
+            key: sorted(after - before for before, after in pairwise(totals))
+            for key, totals in told.items()
+        }
+        assert added == values

@@ -46,7 +46,7 @@ class Driver:
     def __init__(self, work: Path, conf: dict[str, str]) -> None:
         self._work = work
         builder = (
-            SparkSession.builder.master("local[2]")
+            SparkSession.builder.master(conf.get("spark.master", "local[2]"))
             .config("spark.ui.enabled", "false")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.sql.shuffle.partitions", 2)
@@ -107,7 +107,15 @@ class Driver:
         system = path.getFileSystem(conf)
         hadoop.FileUtil.copy(system, path, system, hadoop.Path(target), False, conf)
 
-    def tell(self) -> dict[str, Any]:
+    def try_to_process(self) -> str | None:
+        """Process what is there; return the class of the error if the query fails."""
+        try:
+            self._query.processAllAvailable()
+        except Exception as exc:
+            return type(exc).__name__
+        return None
+
+    def state(self) -> dict[str, Any]:
         failure = None if self._query.isActive else self._query.exception()
         return {
             "active": self._query.isActive,

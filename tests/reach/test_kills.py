@@ -1,0 +1,179 @@
+"""Drivers and servers die by ``kill -9`` while a query's location is on a storage.
+
+Oracle: each key's rows are numbered and added up exactly once. A seed is printed for each test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.storage.open import Storage, open_storage
+from tests.reach.conftest import Place
+from tests.reach.driver import AskedError, Input, conf_of, driver
+from tests.servers.hdfs import Hdfs
+from tests.servers.s3 import BUCKET
+
+pytestmark = [pytest.mark.own_jvm, pytest.mark.reach, pytest.mark.timeout(3600)]
+
+OFTEN = {
+    "spark.ckpt.execution.checkpointing.interval": "300ms",
+    "spark.ckpt.execution.checkpointing.data-inline-threshold": "0b",
+}
+KILLS = 4
+LONGEST_PAUSE_S = 6.0
+DEADLINE_S = 300
+MARKER = "_rollback"
+PASSING = Path(__file__).with_name("going_away.py")
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
+    print(f"CKPT_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def test_a_driver_is_killed(
+    tmp_path: Path, place: Place, rows: Input, chance: random.Random
+) -> None:
+    """In its start, its epochs and its checkpoints. The last driver finds what was committed."""
+    rows.add(8)
+    location = open_storage(f"{place.url}/loc")
+    for number in range(KILLS):
+        committed = len(location.list("commits"))
+        with driver(tmp_path, place.conf) as killed:
+            killed.tell("start", f"{place.url}/loc", f"{place.url}/out", **OFTEN)
+            if number:  # the first is killed in its start
+                until(lambda: len(location.list("commits")) > committed)  # noqa: B023
+            time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
+            killed.kill()
+    with driver(tmp_path, place.conf) as last:
+        last.ask("start", f"{place.url}/loc", f"{place.url}/out", **OFTEN)
+        last.ask("process")
+        last.ask("checkpoint")
+        last.ask("stop")
+        rows.check(last.ask("result", f"{place.url}/out"))
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_a_rollback_is_killed(
+    tmp_path: Path, place: Place, rows: Input, chance: random.Random
+) -> None:
+    """A start is refused until the next call has finished it; then the checkpoint is there."""
+    at = place.url
+    location = open_storage(f"{at}/loc")
+    with driver(tmp_path, place.conf) as first:
+        rows.add()
+        first.ask("start", f"{at}/loc", f"{at}/out")
+        first.ask("process")
+        to = first.ask("checkpoint").rpartition("/")[2]
+        rows.add()
+        first.ask("process")
+        first.ask("stop")
+        with driver(tmp_path, place.conf) as killed:
+            killed.tell("rollback", f"{at}/loc", to)
+            until(lambda: location.exists(MARKER) or kept_in(location))
+            time.sleep(chance.uniform(0.0, 0.5))
+            killed.kill()
+        if location.exists(MARKER):
+            print("it was cut off")
+            with pytest.raises(AskedError, match=r"RestoreError.*interrupted"):
+                first.ask("start", f"{at}/loc", f"{at}/out2")
+            first.ask("rollback", f"{at}/loc", to)
+        assert len(kept_in(location)) == 1
+        first.ask("start", f"{at}/loc", f"{at}/out2")
+        first.ask("process")
+        first.ask("stop")
+        assert first.ask("result", f"{at}/out2") == rows.expected(first=1)
+
+
+def kept_in(location: Storage) -> list[str]:
+    return [name for name in location.list() if name.startswith("_before_rollback")]
+
+
+def until(condition: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("server", ["datanode", "namenode"])
+def test_a_server_of_hdfs_is_killed(
+    tmp_path: Path, hdfs: Hdfs, hdfs_url: str, rows: Input, server: str
+) -> None:
+    """The query may fail; once the server is back, a start continues from what was committed."""
+    rows.add(2)
+    with driver(tmp_path, {}) as started:
+        started.ask("start", f"{hdfs_url}/loc", f"{hdfs_url}/out", **OFTEN)
+        started.ask("process")
+        rows.add(2)
+        hdfs.kill(server)
+        started.tell("try_to_process")
+        hdfs.start()
+        started.answer()
+        if not started.ask("state")["active"]:
+            started.ask("start", f"{hdfs_url}/loc", f"{hdfs_url}/out", **OFTEN)
+        started.ask("process")
+        started.ask("checkpoint")
+        started.ask("stop")
+        rows.check(started.ask("result", f"{hdfs_url}/out"))
+
+
+class Front:
+    """What stands before the S3 server; it has the same port after each start."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._behind = environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
+        self._port = "0"
+        self.start()
+        self.environment = environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}"}
+
+    def start(self) -> None:
+        command = [sys.executable, str(PASSING), self._port, self._behind]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._port = self._process.stdout.readline().strip()
+        assert self._port
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def front(s3_environment: dict[str, str]) -> Iterator[Front]:
+    front = Front(s3_environment)
+    yield front
+    front.kill()
+
+
+def test_an_s3_server_goes_away(tmp_path: Path, front: Front, rows: Input) -> None:
+    """Moto keeps objects in memory, so what stands before it is killed and started again."""
+    rows.add(2)
+    at = f"s3a://{BUCKET}/{secrets.token_hex(8)}"
+    environment = {**os.environ, **front.environment}
+    with driver(tmp_path, conf_of(front.environment), environment) as started:
+        started.ask("start", f"{at}/loc", f"{at}/out", **OFTEN)
+        started.ask("process")
+        rows.add(2)
+        front.kill()
+        started.tell("try_to_process")
+        time.sleep(LONGEST_PAUSE_S)  # some of its requests are repeated, some fail
+        front.start()
+        started.answer()
+        if not started.ask("state")["active"]:
+            started.ask("start", f"{at}/loc", f"{at}/out", **OFTEN)
+        started.ask("process")
+        started.ask("checkpoint")
+        started.ask("stop")
+        rows.check(started.ask("result", f"{at}/out"))
