@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,17 @@ def conf_of(environment: Mapping[str, str] | None) -> dict[str, str]:
     conf = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
     jars = ":".join(map(str, s3a_jars()))
     return conf | s3a_conf(environment) | {"spark.driver.extraClassPath": jars}
+
+
+def children_of(pid: int, name: str) -> list[int]:
+    """Return the processes below one whose command has a name in it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (place / "cmdline").read_bytes().decode(errors="replace")
+            if name in command and os.getsid(int(place.name)) == os.getsid(pid):
+                found.append(int(place.name))
+    return sorted(found)
 
 
 class Input:

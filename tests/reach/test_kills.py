@@ -1,4 +1,4 @@
-"""Drivers and servers die by ``kill -9`` while a query's location is on a storage.
+"""Drivers, executors and servers die by ``kill -9`` while a query's location is on a storage.
 
 Oracle: each key's rows are numbered and added up exactly once. A seed is printed for each test.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 
 from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.reach.conftest import Place
-from tests.reach.driver import AskedError, Input, conf_of, driver
+from tests.reach.driver import AskedError, Input, children_of, conf_of, driver
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET
 
@@ -105,6 +106,52 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < give_up_at
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_two_drivers_on_one_location(tmp_path: Path, place: Place, rows: Input) -> None:
+    """One of them is fenced; the other one's output is exact."""
+    rows.add()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "input").symlink_to(tmp_path / "input")
+    with driver(tmp_path, place.conf) as one, driver(tmp_path / "other", place.conf) as other:
+        both = (one, other)
+        for each in both:
+            each.ask("start", f"{place.url}/loc", f"{place.url}/out", **OFTEN)
+        give_up_at = time.monotonic() + DEADLINE_S
+        while all(each.ask("state")["active"] for each in both):
+            assert time.monotonic() < give_up_at, [each.ask("state") for each in both]
+            rows.add()
+            for each in both:
+                each.ask("try_to_process")
+        told = [each.ask("state") for each in both]
+        assert sum(state["active"] for state in told) == 1, told
+        survivor = one if told[0]["active"] else other
+        rows.add()
+        survivor.ask("process")
+        survivor.ask("checkpoint")
+        survivor.ask("stop")
+        rows.check(survivor.ask("result", f"{place.url}/out"))
+
+
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
+def test_an_executor_is_killed(tmp_path: Path, place: Place, rows: Input) -> None:
+    """Its tasks run again elsewhere, from the files on the storage."""
+    conf = {**place.conf, "spark.master": "local-cluster[2,1,1024]"}
+    if "spark.driver.extraClassPath" in conf:
+        conf["spark.executor.extraClassPath"] = conf["spark.driver.extraClassPath"]
+    rows.add(3)
+    with driver(tmp_path, conf) as cluster:
+        cluster.ask("start", f"{place.url}/loc", f"{place.url}/out", **OFTEN)
+        cluster.ask("process")
+        rows.add(3)
+        executors = children_of(cluster.process.pid, "CoarseGrainedExecutorBackend")
+        assert len(executors) == 2
+        os.kill(executors[0], signal.SIGKILL)
+        cluster.ask("process")
+        cluster.ask("checkpoint")
+        cluster.ask("stop")
+        rows.check(cluster.ask("result", f"{place.url}/out"))
 
 
 @pytest.mark.parametrize("server", ["datanode", "namenode"])
