@@ -10,6 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.api.epoch_function import EpochFunction
 from pyspark_ckpt.settings import is_ckpt_option
+from pyspark_ckpt.spark.session import spark_writer
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice
 
 Writer = TypeVar("Writer", bound="SinkWriter")
@@ -31,7 +32,7 @@ class SinkWriter(DataStreamWriter):
     def __init__(self, df: DataFrame) -> None:
         # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
         self._stream = df
-        self._writer = df.writeStream
+        self._writer = spark_writer(df)
         self._ckpt_options: dict[str, str] = {}
         self._sink = SinkChoice()
         self._output_mode = "append"

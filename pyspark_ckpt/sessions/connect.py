@@ -96,7 +96,7 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
             session.conf.set(key, value)
     for key, value in (conf or {}).items():
         session.conf.set(key, value)
-    _clones[session] = _clones.get(spark, spark)
+    _keep(session, spark)
     return session  # type: ignore[no-any-return]
 
 
@@ -119,7 +119,7 @@ def session_of_id(spark: SparkSession, session_id: str) -> SparkSession:
     if session_id == id_of(spark):
         return spark
     session = _connected(spark, session_id)
-    _clones[session] = _clones.get(spark, spark)
+    _keep(session, spark)
     return session  # type: ignore[no-any-return]
 
 
@@ -175,6 +175,17 @@ def has_ended(spark: SparkSession) -> bool:
     return False
 
 
+def _keep(session: Any, spark: SparkSession) -> None:
+    """Note a session that was made of the user's, to end it with the user's or with the process.
+
+    The handler is registered last, so it runs before the handler of the session's own client.
+    That handler calls the server, and calls again for minutes if the server has ended.
+    """
+    _clones[session] = _clones.get(spark, spark)
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
 def _release(users: Any) -> None:
     """End the sessions that were made of a stopped one; the server then stops their queries."""
     for session in [each for each, of in list(_clones.items()) if of is users]:
@@ -187,17 +198,15 @@ def _release(users: Any) -> None:
 
 def _close_all() -> None:
     """Close the sessions at the end of the process; gRPC waits without end if they close later."""
+    sessions = list(_clones)
     stopped = {id(users): users for users in list(_clones.values()) if users.is_stopped}
     for users in stopped.values():
         releasing = threading.Thread(target=_release, args=(users,), daemon=True)
         releasing.start()
-        releasing.join(_RELEASED_WITHIN_S)
-    for session in list(_clones):
+        releasing.join(_RELEASED_WITHIN_S)  # the server may have ended with the user's session
+    for session in sessions:
         with suppress(Exception):
             session.client.close()
-
-
-atexit.register(_close_all)
 
 
 def give_session(writer: Any, session: SparkSession) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
@@ -30,6 +31,11 @@ def is_grouped(groups: object) -> bool:
 def frame_of_groups(groups: GroupedData) -> DataFrame:
     """Return the DataFrame that ``groupBy`` was called on; PySpark has no public way."""
     return groups._df
+
+
+def spark_writer(df: DataFrame) -> DataStreamWriter:
+    """Return Spark's own writer of a query, also where ``df.writeStream`` was replaced."""
+    return df.writeStream if is_connect(df) else DataStreamWriter(df)
 
 
 def has_ended(spark: SparkSession) -> bool:

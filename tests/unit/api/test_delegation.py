@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -28,4 +27,12 @@ def test_every_public_method_is_passed_on(ours: type, of_pyspark: type) -> None:
 def test_both_are_pysparks_for_isinstance() -> None:
     assert issubclass(ckpt.CheckpointedQuery, StreamingQuery)
     assert issubclass(ckpt.CheckpointedStreamWriter, DataStreamWriter)
-    assert "_jsq" not in inspect.signature(ckpt.CheckpointedQuery).parameters
+
+
+def test_it_is_sparks_own_writer_where_write_stream_was_replaced(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As programs do to move all their queries to this library at once."""
+    stream = spark.readStream.format("rate").load()
+    monkeypatch.setattr(type(stream), "writeStream", property(ckpt.write_stream))
+    assert isinstance(stream.writeStream.format("noop"), ckpt.CheckpointedStreamWriter)
