@@ -220,6 +220,9 @@ class KeyedQuery:
         self.faults, self.task_faults = Faults(), Faults()
         self.subtasks: dict[tuple[str, int], Subtask] = {}
         self.complete: dict[int, int] = {}
+        self.unpublished: set[int] = set()
+        """Ids of this run whose attempts have failed, perhaps while they were published."""
+
         self.savepoints: dict[Path, int] = {}
         self.starts = 0
         self.operators = StatefulOperators(
@@ -327,6 +330,10 @@ class KeyedQuery:
         made = write_savepoint(snapshot, self.storage, str(directory), savepoint_format)
         self.savepoints[Path(made.path)] = self.epoch
         return Path(made.path)
+
+    def ids(self) -> set[int]:
+        """Return the ids that have a directory, complete or not."""
+        return {int(path.name.removeprefix("chk-")) for path in self.storage.root.glob("chk-*")}
 
     def checkpoints(self) -> dict[int, Path]:
         """Return the directories of the complete checkpoints, oldest first."""

@@ -192,8 +192,10 @@ class QueryMachine(RuleBasedStateMachine):
                 self.check_cleaned(query)
             return
         query.faults.set(fails_at, fault)
+        before = query.ids()
         _attempted(query)
         query.faults.clear()
+        query.unpublished |= query.ids() - before - set(query.checkpoints())
 
     @rule(which=WHICH, copies_too=st.booleans(), writes=WRITES, dies_at=SOME_OPERATION)
     def crash(
@@ -223,6 +225,7 @@ class QueryMachine(RuleBasedStateMachine):
     def start_again(self, query: KeyedQuery) -> None:
         query.runner.close()
         query.start()
+        query.unpublished.clear()
         for subtask in query.subtasks.values():
             subtask.run_id += "'"
 
@@ -416,9 +419,12 @@ class QueryMachine(RuleBasedStateMachine):
         """Check that each remaining file belongs to a checkpoint or to a subtask's last calls."""
         checkpoints = query.checkpoints()
         assert len(checkpoints) <= RETAINED
-        ids = {int(path.name[4:]) for path in query.storage.root.glob("chk-*")}
+        ids = query.ids()
         # The ids of later attempts are not forgotten.
-        assert {number for number in ids if number <= max(checkpoints)} == set(checkpoints)
+        others = {number for number in ids if number <= max(checkpoints)} - set(checkpoints)
+        # An attempt that failed while it was published stays until it is subsumed.
+        assert all(number > min(checkpoints) for number in others)
+        assert others <= query.unpublished
         assert not without_owner(query)
 
     def teardown(self) -> None:
