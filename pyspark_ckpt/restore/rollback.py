@@ -285,7 +285,7 @@ def _stage(
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
     session = own_session(spark, source.plain_conf)
-    seed(session, staged, new_checkpoints, plan)
+    seed(session, staged, new_checkpoints, plan, place=location)
     # Ids only grow: the newest directory, complete or not, has the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()

@@ -44,7 +44,13 @@ QUERY_ID_NAME = "metadata"
 _SCRATCH = "_seed"
 
 
-def seed(spark: SparkSession, location: Storage, checkpoints: Storage, plan: RestorePlan) -> None:
+def seed(
+    spark: SparkSession,
+    location: Storage,
+    checkpoints: Storage,
+    plan: RestorePlan,
+    place: Storage | None = None,
+) -> None:
     """Fill a location that was marked; all is durable but the removal of the marker.
 
     Parameters
@@ -58,6 +64,8 @@ def seed(spark: SparkSession, location: Storage, checkpoints: Storage, plan: Res
     plan
         What becomes of each operator and source. It may refuse Spark's own operators, whose files
         are copied all the same.
+    place
+        Where the location will lie, if it is moved once it is filled.
 
     Raises
     ------
@@ -76,9 +84,9 @@ def seed(spark: SparkSession, location: Storage, checkpoints: Storage, plan: Res
             )
             for operator in plan.started
         }
-        _place_state(spark, location, seeds, plan)
+        _place_state(spark, location, seeds, plan, place)
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
-        place_spark_files(plan.source.storage, location, state_files, plan.sources)
+        place_spark_files(plan.source.storage, location, state_files, plan.sources, place)
     write_origin(checkpoints, plan.origin)
     location.remove_directory(_SCRATCH)
 
@@ -101,13 +109,17 @@ def _handles(
 
 
 def _place_state(
-    spark: SparkSession, location: Storage, seeds: dict[int, Seed], plan: RestorePlan
+    spark: SparkSession,
+    location: Storage,
+    seeds: dict[int, Seed],
+    plan: RestorePlan,
+    place: Storage | None,
 ) -> None:
     """Write state stores and Spark's logs as they are when the epoch has been committed."""
     planned = plan.spark_operators
     session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
     seeded = write_seeds(session, location.child(_SCRATCH), list(seeds.values()))
-    copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1)
+    copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1, place)
     _write_logs(location, seeded, plan)
 
 

@@ -44,9 +44,10 @@ def place_spark_files(
     location: Storage,
     state_files: Iterable[SparkStateFile],
     sources: PlannedSources,
+    place: Storage | None = None,
 ) -> None:
     """Copy all files of Spark that a plan names; as the two functions below."""
-    place_state_files(source, location, state_files)
+    place_state_files(source, location, state_files, place)
     place_source_logs(source, location, sources)
 
 
@@ -76,7 +77,12 @@ def place_source_logs(source: Storage, location: Storage, planned: PlannedSource
             location.write(_log_path(log, planned), _checked_entries(file, number, name))
 
 
-def place_state_files(source: Storage, location: Storage, files: Iterable[SparkStateFile]) -> None:
+def place_state_files(
+    source: Storage,
+    location: Storage,
+    files: Iterable[SparkStateFile],
+    place: Storage | None = None,
+) -> None:
     """Copy the state of Spark's own operators into a location, durably.
 
     Parameters
@@ -87,6 +93,8 @@ def place_state_files(source: Storage, location: Storage, files: Iterable[SparkS
         The ``checkpointLocation``.
     files
         Which files are copied.
+    place
+        Where the location will lie, if it is moved once it is filled.
 
     Raises
     ------
@@ -97,7 +105,8 @@ def place_state_files(source: Storage, location: Storage, files: Iterable[SparkS
         path = f"{STATE}/{file.operator_id}/{file.name}"
         if is_operator_metadata(file.name):
             content = _content(source, file)
-            location.write(path, [with_operator_id(content, location, file.operator_id)])
+            moved = with_operator_id(content, place or location, file.operator_id)
+            location.write(path, [moved])
         elif is_checked(file.name):
             name = source.url_of(file.file.path)
             location.write(path, [checked_content(file.name, _content(source, file), name)])

@@ -71,7 +71,11 @@ def files_below(storage: Storage, directory: str) -> Iterator[str]:
 
 
 def copy_first_version(
-    source: Storage, target: Storage, operator_ids: Mapping[int, int], version: int
+    source: Storage,
+    target: Storage,
+    operator_ids: Mapping[int, int],
+    version: int,
+    place: Storage | None = None,
 ) -> None:
     """Copy state stores that have only their first version, as another version; durable.
 
@@ -83,6 +87,8 @@ def copy_first_version(
         New ids of the operators, by their ids in `source`.
     version
         The version of the stores in `target`.
+    place
+        Where `target` will lie, if it is moved once it is filled.
 
     Raises
     ------
@@ -96,7 +102,7 @@ def copy_first_version(
                 continue  # the checksum of the file that is changed
             content: Iterator[bytes]
             if within == OPERATOR_METADATA:
-                content = iter([with_operator_id(source.read(path), target, new)])
+                content = iter([with_operator_id(source.read(path), place or target, new)])
             else:
                 content = source.chunks(path)
             target.write(f"{STATE}/{new}/{_as_version(within, version, source)}", content)
@@ -108,7 +114,10 @@ def is_operator_metadata(path: str) -> bool:
 
 
 def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> bytes:
-    """Return Spark's metadata of an operator for another location and another id."""
+    """Return Spark's metadata of an operator for another location and another id.
+
+    It has whole paths of schemas, so `location` is where the files will lie in the end.
+    """
     version, fields = _decoded(metadata)
     fields["operatorInfo"]["operatorId"] = operator_id
     for store in fields["stateStoreInfo"]:

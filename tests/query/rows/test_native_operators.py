@@ -234,6 +234,19 @@ def test_others_before_and_after(
     assert in_order(before + fork.result()) == whole.result()
 
 
+@pytest.mark.soak
+def test_rolled_back_with_sparks_own_processor(job: Job) -> None:
+    """Spark keeps whole paths of its schemas, which must be right once the location is in place."""
+    job = job.but(plan=sparks_processor_before)
+    _, checkpoint, _ = interrupted(job, [job.feed], ROCKSDB)
+    whole = job.but(location="loc-whole", out="out-whole")
+    with session_conf(job.spark, ROCKSDB):
+        ckpt.rollback(str(job.location_path), Path(checkpoint).name)
+        job.run()
+        whole.run()
+    assert job.result() == whole.result()
+
+
 def test_ids_are_those_of_sparks_plan(job: Job) -> None:
     """The plans have several orders; nothing runs."""
     rows = timed(job, job.feed)

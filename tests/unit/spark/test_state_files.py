@@ -155,6 +155,23 @@ def test_paths_in_the_metadata_of_transform_with_state_follow(location: LocalSto
     assert f'"file:{location.root}/state/4/_stateSchema/d/0_x"' in moved.decode()
 
 
+def test_paths_are_of_the_place_where_a_staged_location_will_lie(
+    location: LocalStorage, put_file: PutFile, tmp_path: Path
+) -> None:
+    """A rollback fills a directory inside the location and moves its content afterwards."""
+    fields = {
+        "operatorInfo": {"operatorId": 0, "operatorName": "transformWithStateInPySparkExec"},
+        "stateStoreInfo": [
+            {"storeName": "default", "stateSchemaFilePaths": ["file:/a/state/0/_stateSchema/d/0_x"]}
+        ],
+    }
+    put_file("state/0/_metadata/metadata", f"v2\n{json.dumps(fields)}".encode())
+    staged = LocalStorage(tmp_path / "staged")
+    copy_first_version(location, staged, {0: 2}, 7, place=location)
+    path = f'"file:{location.root}/state/2/_stateSchema/d/0_x"'
+    assert path in staged.read("state/2/_metadata/metadata").decode()
+
+
 def test_a_file_is_copied_once_until_spark_replaces_it(
     location: LocalStorage, put_file: PutFile, tmp_path: Path
 ) -> None:
