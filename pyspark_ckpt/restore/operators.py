@@ -193,7 +193,7 @@ def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescripto
     return (
         f"timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} of its subtasks "
         "have timers. Their times mean nothing to another clock. Keep "
-        f"timeMode={stored.time_mode!r}, or restore a savepoint that has no timers: one taken "
+        f"timeMode='{stored.time_mode}', or restore a savepoint that has no timers: one taken "
         "after they fired or were deleted, or by stopWithSavepoint(drain=True)"
     )
 

@@ -163,7 +163,7 @@ def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle
         if handle.time_mode != operator.time_mode:
             raise IncompatibleStateError(
                 f"operator {operator.uid!r}: the state at {root} was stored with timeMode "
-                f"{handle.time_mode!r}, the query has {operator.time_mode!r}: give it its old "
+                f"'{handle.time_mode}', the query has '{operator.time_mode}': give it its old "
                 "timeMode back, or restore a checkpoint into a new checkpointLocation"
             )
     check_states(operator, handles)

@@ -39,5 +39,5 @@ def test_everything_else_is_wrong_and_says_whose(wrong: pd.DataFrame) -> None:
 
 
 def test_nothing_expected_checks_nothing() -> None:
-    with pytest.raises(WrongResultError, match="nothing is expected"):
+    with pytest.raises(WrongResultError, match="no output is expected"):
         check_rows("x", EXPECTED.iloc[:0], EXPECTED.iloc[:0], COLUMNS)

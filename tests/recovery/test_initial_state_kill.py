@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -42,7 +43,9 @@ def test_killed_before_epoch_0_is_committed(tmp_path: Path) -> None:
     """Killed while the state is made, or after the actions of epoch 0: the output is the same."""
     (tmp_path / "input").mkdir()
     for i, key in enumerate(("k1", "k2")):
-        pq.write_table(pa.table({"key": [key]}), tmp_path / "input" / f"{i}.parquet")
+        file = tmp_path / "input" / f"{i}.parquet"
+        pq.write_table(pa.table({"key": [key]}), file)
+        os.utime(file, (1_700_000_000 + i,) * 2)  # the file source reads the oldest first
     kill_at(tmp_path, "initial")
     assert not list((tmp_path / "location" / "offsets").glob("*"))
     kill_at(tmp_path, "epoch")
