@@ -28,6 +28,8 @@ from pyspark_ckpt.spark.temporary_location import delete_temporary, make_tempora
 from pyspark_ckpt.spark.worker_python import check_workers
 from pyspark_ckpt.storage.open import Storage, open_storage
 
+_MEMORY = "memory"
+
 
 def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
     """Return the writer of a query with checkpoints; replaces ``df.writeStream``.
@@ -303,6 +305,7 @@ class CheckpointedStreamWriter(SinkWriter):
         operators = operators_of(self._stream)
         source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
+        self._check_sink_over_connect()
         given = self._sink.location(spark, table)
         storage = make_temporary(spark) if given is None else given
         if self._sink.has_no_location:
@@ -314,7 +317,7 @@ class CheckpointedStreamWriter(SinkWriter):
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
             announces_epochs=announces_epochs,
-            session=self._session_of_query() if announces_epochs else None,
+            session=self._session_of_query(),
             location_is_temporary=given is None,
         )
         try:
@@ -337,16 +340,31 @@ class CheckpointedStreamWriter(SinkWriter):
             give_output_mode(self._stream, self._output_mode)
         return start()
 
-    def _session_of_query(self) -> SparkSession | None:
-        """Return a session of the query's own for its function, which Spark Connect requires."""
+    def _check_sink_over_connect(self) -> None:
+        """Refuse sinks that do not work from a session of the query's own."""
         spark = self._stream.sparkSession
         if not is_connect(spark):
-            return None
-        if not connect.can_clone(spark):
+            return
+        if self._sink.format == FOREACH_BATCH and not connect.can_clone(spark):
             raise NotBuiltYetError(
                 f"foreachBatch over Spark Connect needs PySpark 4.1 or later, this is "
                 f"{spark.version}: use another sink, or a classic session"
             )
+        if str(self._sink.format).lower() == _MEMORY:
+            raise NotBuiltYetError(
+                "the memory sink is not supported over Spark Connect: its table would be in the "
+                "query's own session, where this program does not see it: write to a table"
+            )
+
+    def _session_of_query(self) -> SparkSession | None:
+        """Return a session of the query's own over Spark Connect, ``None`` on a classic session.
+
+        A query copies the conf of the session that it starts in, and a client reaches no other
+        session of it. The user's session must not have the query's conf, not even for a moment.
+        """
+        spark = self._stream.sparkSession
+        if not is_connect(spark):
+            return None
         session = connect.new_session(spark)
         connect.give_session(self._writer, session)
         return session

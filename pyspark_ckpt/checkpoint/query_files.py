@@ -20,9 +20,9 @@ from pyspark_ckpt.storage.open import Storage
 class SparkStateCopies:
     """Copies of the files of Spark's own state in a checkpoints directory, one per file.
 
-    Spark writes a file under another name and renames it. Therefore a file is identified by what
-    its storage tells of it: number, size and time, or an object's tag. Checkpoints and savepoints
-    use the copies at the same time.
+    Spark writes a file under another name and renames it. Therefore a file is identified by its
+    fingerprint in the storage: number, size and time, or an object's tag. Checkpoints and
+    savepoints use the copies at the same time.
 
     Parameters
     ----------

@@ -55,7 +55,9 @@ def remember(
     files: QueryFiles,
     settings: Settings,
 ) -> None:
-    """Keep what :func:`attach` needs for a query, until the query ends.
+    """Keep what :func:`attach` needs for a query.
+
+    Records of queries of this process that have ended are removed.
 
     Parameters
     ----------
@@ -71,11 +73,14 @@ def remember(
         Its settings.
     """
     with _guard:
-        for known in [key for key, each in _known.items() if not each.isActive]:
+        ended = [key for key, each in _known.items() if not each.isActive and key != query.id]
+        for known in ended:
             del _known[known]
         _known[query.id] = query
     if not is_connect(spark):
         return
+    for known in ended:
+        spark.conf.unset(f"{_KEY}{known}")
     record = _Record(
         query_id=query.id,
         query_name=query.name,

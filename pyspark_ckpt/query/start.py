@@ -61,7 +61,7 @@ class StartOfSpark:
     announces_epochs
         Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
     session
-        The query's own session, ``None`` if it starts in the user's.
+        The query's own session over Spark Connect, ``None`` if it starts in the user's.
     """
 
     start: Callable[[], StreamingQuery]

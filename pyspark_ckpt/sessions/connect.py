@@ -11,17 +11,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
-
-Started = TypeVar("Started")
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
 _DEFAULT_FS = "spark.hadoop.fs.defaultFS"
@@ -31,9 +29,6 @@ _OWN_SERVER = "SPARK_LOCAL_REMOTE"
 _SESSION_ID = "session_id"
 _TOUCHED_EVERY_S = 60.0
 _RELEASED_WITHIN_S = 5.0
-
-_conf_guard = threading.Lock()
-"""Held while a session has the conf of a query that starts."""
 
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Sessions that the library made, each with the user's session."""
@@ -131,25 +126,6 @@ def can_clone(spark: SparkSession) -> bool:
 def _modifiable(spark: SparkSession) -> dict[str, str]:
     conf = spark.conf
     return {key: value for key, value in conf.getAll.items() if conf.isModifiable(key)}
-
-
-def with_conf(spark: SparkSession, conf: Mapping[str, str], call: Callable[[], Started]) -> Started:
-    """Call a function while a session has additional conf; other calls take turns.
-
-    A query copies the conf of its session when it starts.
-    """
-    with _conf_guard:
-        before = {key: spark.conf.get(key, None) for key in conf}
-        try:
-            for key, value in conf.items():
-                spark.conf.set(key, value)
-            return call()
-        finally:
-            for key, old in before.items():
-                if old is None:
-                    spark.conf.unset(key)
-                else:
-                    spark.conf.set(key, old)
 
 
 def is_active(spark: SparkSession, query_id: str) -> bool:

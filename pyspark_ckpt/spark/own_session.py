@@ -66,7 +66,7 @@ def start_with_conf(
     Parameters
     ----------
     spark
-        The session that `start` starts it from; its conf stays as it is.
+        The classic session that `start` starts it from; its conf stays as it is.
     location
         The query's ``checkpointLocation``.
     conf
@@ -85,12 +85,7 @@ def start_with_conf(
         If this version of Spark starts queries in another way; the query was stopped.
     ConfigurationError
         If Spark's check of the plan needs the conf, and Py4J's threads are not pinned.
-
-    Over Spark Connect, where a client cannot reach the query's own session, the user's session has
-    the conf for the moment of the start.
     """
-    if is_connect(spark):
-        return connect.with_conf(spark, conf, start)
     check_conf = {
         key: value
         for key, value in conf.items()

@@ -135,7 +135,7 @@ def _rename(temporary: Path, path: Path, no_link: OSError) -> None:
 
 @cache
 def _renameat2() -> Any:
-    """Return the function of the C library, ``None`` where there is none."""
+    """Return the function of the C library, ``None`` on a system without it."""
     try:
         return ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

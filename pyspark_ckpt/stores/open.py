@@ -47,7 +47,7 @@ def store_of(settings: Settings, query_id: str) -> StoreNote:
     Raises
     ------
     ConfigurationError
-        If a setting is missing, or Kubernetes is asked for where there is none.
+        If a setting is missing, or Kubernetes is asked for outside of a cluster.
     """
     kind = HighAvailability(settings.high_availability_type)
     if kind == HighAvailability.NONE:

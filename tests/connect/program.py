@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -189,6 +190,27 @@ def function() -> None:
     print(savepoint.epoch, sorted((r.epoch, r.k, r.n) for r in spark.read.parquet(out).collect()))
 
 
+def conf() -> None:
+    """The user's session keeps its conf while a query starts that needs another one."""
+    key, seen, has_started = "spark.sql.shuffle.partitions", set(), threading.Event()
+    spark.conf.set(key, 5)
+    spark.conf.set("spark.ckpt.parallelism.default", 2)
+
+    def watch() -> None:
+        while not has_started.is_set():
+            seen.add(spark.conf.get(key))
+
+    deliver(1, "aab")
+    watching = threading.Thread(target=watch)
+    watching.start()
+    query = writer("one").start()
+    has_started.set()
+    watching.join()
+    query.processAllAvailable()
+    query.stop()
+    print(seen, numbers("one"))
+
+
 def refusals() -> None:
     other = stream()
     attempts: dict[str, Callable[[], object]] = {
@@ -204,6 +226,13 @@ def refusals() -> None:
             chosen.option("checkpointLocation", str(base / name)).start()
         except NotImplementedError as exc:
             print(name, exc)
+    try:
+        location = str(base / "memory")
+        ckpt.write_stream(operator()).outputMode("append").format("memory").queryName("m").option(
+            "checkpointLocation", location
+        ).start()
+    except NotImplementedError as exc:
+        print("memory", exc)
     view = stream()
     view.createOrReplaceTempView("a_stream")
     keyed = ckpt.key_by(spark.table("a_stream"), "k")
@@ -228,6 +257,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "life": life,
     "drain": drain,
     "function": function,
+    "conf": conf,
     "refusals": refusals,
 }
 

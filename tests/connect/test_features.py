@@ -49,6 +49,13 @@ def test_a_function_of_batches_sees_each_epoch(
     ]
 
 
+def test_the_users_session_keeps_its_conf_during_a_start(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "conf")
+    assert printed.splitlines() == ["{'5'} {'a': [1, 2], 'b': [1]}"]
+
+
 def test_what_is_not_supported_is_refused_by_name(
     connect_url: str, tmp_path: Path, run_client: RunClient
 ) -> None:
@@ -59,3 +66,4 @@ def test_what_is_not_supported_is_refused_by_name(
     assert "two places" in names["twice"]
     assert "its name or by SQL" in names["view"]
     assert "initialState" in names["initial"]
+    assert "query's own session" in names["memory"]

@@ -120,9 +120,9 @@ class Input:
         """Return the output of the files from the `first` on, after all files before them."""
         rows = pd.concat(self._files)
         groups = rows.groupby("key")["value"]
-        told = rows.assign(n=groups.cumcount() + 1, total=groups.cumsum())
-        told = told.iloc[sum(map(len, self._files[:first])) :]
-        return sorted([key, n, total] for key, n, total in told[["key", "n", "total"]].values)
+        counted = rows.assign(n=groups.cumcount() + 1, total=groups.cumsum())
+        counted = counted.iloc[sum(map(len, self._files[:first])) :]
+        return sorted([key, n, total] for key, n, total in counted[["key", "n", "total"]].values)
 
     def check(self, output: list[list[Any]]) -> None:
         """Check that each row was numbered and added up once, in whatever order.
@@ -130,14 +130,14 @@ class Input:
         An epoch that begins after a kill may take two files, which Spark orders by their size.
         """
         rows = pd.concat(self._files)
-        told: dict[str, list[int]] = {}
+        counted: dict[str, list[int]] = {}
         for number, (key, n, total) in enumerate(sorted(output)):
-            totals = told.setdefault(key, [0])
+            totals = counted.setdefault(key, [0])
             assert n == len(totals), (number, key, n, total)
             totals.append(total)
         values = {key: sorted(group) for key, group in rows.groupby("key")["value"]}
         added = {
             key: sorted(after - before for before, after in pairwise(totals))
-            for key, totals in told.items()
+            for key, totals in counted.items()
         }
         assert added == values
