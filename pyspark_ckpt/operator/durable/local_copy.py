@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,21 +150,30 @@ def _claim(directory: Path, held: ExitStack) -> Path:
     while True:
         private = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=directory))
         lock = held.enter_context((private / LOCK).open("ab"))
-        if _try_lock(lock):
+        if _try_lock(lock) and _is_at(lock, private / LOCK):
             held.callback(shutil.rmtree, private, ignore_errors=True)
             return private
-        # It is being swept already: for a moment it looked abandoned.
+        # It is being swept, or was swept: for a moment it looked abandoned.
 
 
 def _sweep(directory: Path) -> None:
     """Remove the private copies of attempts that were killed."""
-    for lock_file in directory.glob(f"{_PRIVATE}*/{LOCK}"):
-        with lock_file.open("wb") as lock:
+    for private in directory.glob(f"{_PRIVATE}*"):
+        # Its attempt may end, and remove it, in any moment of this.
+        with suppress(FileNotFoundError), (private / LOCK).open("r+b") as lock:
             if _try_lock(lock):
-                shutil.rmtree(lock_file.parent, ignore_errors=True)
+                shutil.rmtree(private, ignore_errors=True)
 
 
-def _try_lock(lock: io.BufferedWriter) -> bool:
+def _is_at(lock: io.BufferedWriter, path: Path) -> bool:
+    """Return whether a lock that was taken is still that of `path`, not of a file removed since."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _try_lock(lock: io.BufferedIOBase) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,6 +9,7 @@ only time, because the copy is a cache.
 from __future__ import annotations
 
 import fcntl
+import glob
 import logging
 import os
 import secrets
@@ -116,9 +117,12 @@ def _to_remove(root: Path, keeping: Keeping) -> list[_Copy]:
     """Return copies that are too old, and those that are too much, longest unused first."""
     now_s = time.time()
     unused = []
-    for lock in root.glob(f"*/*/*/{LOCK}"):
-        if lock.relative_to(root).parts[0].startswith(_REMOVED):
+    # `glob.glob` and `os.walk`, because those of pathlib fail where a directory goes meanwhile:
+    # private copies go with their attempts, and threads delete what was removed before.
+    for name in glob.glob(f"*/*/*/{LOCK}", root_dir=root):  # noqa: PTH207
+        if name.startswith(_REMOVED):
             continue
+        lock = root / name
         with suppress(FileNotFoundError):
             copy = _Copy(lock.parent, lock.stat().st_mtime)
             if now_s - copy.opened_s >= keeping.shortest_s:
@@ -136,9 +140,10 @@ def _to_remove(root: Path, keeping: Keeping) -> list[_Copy]:
 
 def _size_bytes(directory: Path) -> int:
     size = 0
-    for path in directory.rglob("*"):
-        with suppress(OSError):
-            size += path.lstat().st_blocks * 512  # the heap's files are sparse
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                size += Path(parent, name).lstat().st_blocks * 512  # the heap's are sparse
     return size
 
 
@@ -146,7 +151,8 @@ def _moved_away(root: Path, directory: Path) -> Path | None:
     """Move a copy out of the way at once, ``None`` if it is in use; the door is shut."""
     away = root / f"{_REMOVED}{secrets.token_hex(8)}"
     with ExitStack() as held:
-        if not all(_is_free(lock, held) for lock in directory.rglob(LOCK)):
+        locks = [Path(at, LOCK) for at, _, names in os.walk(directory) if LOCK in names]
+        if not all(_is_free(lock, held) for lock in locks):
             return None
         directory.rename(away)
     for parent in (directory.parent, directory.parent.parent):
