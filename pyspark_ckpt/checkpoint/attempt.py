@@ -50,6 +50,8 @@ class AttemptSteps:
         Gathers a committed epoch; may take its time.
     note
         Called with each completed checkpoint.
+    new_requests
+        Returns the requests to the storage since the last call.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class AttemptSteps:
         files: CheckpointFiles,
         gather: Callable[[int], EpochContents],
         note: Callable[[CompletedCheckpoint], None],
+        new_requests: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._machine = machine
         self._guard = guard
@@ -67,6 +70,7 @@ class AttemptSteps:
         self._files = files
         self._gather = gather
         self._note = note
+        self._new_requests = new_requests
 
     def run(self, attempt: Attempt) -> CompletedCheckpoint:
         """Take a checkpoint that was triggered; it is durable on return.
@@ -96,7 +100,8 @@ class AttemptSteps:
         self._acknowledge(attempt, metadata)
         self._store.add(checkpoint_id, metadata)
         # Made first: nothing may fail once the machine knows that the checkpoint is complete.
-        completed = CompletedCheckpoint.of(checkpoint_id, self._store.path(checkpoint_id), metadata)
+        path = self._store.path(checkpoint_id)
+        completed = CompletedCheckpoint.of(checkpoint_id, path, metadata, self._new_requests())
         with self._guard:
             if not self._machine.published(checkpoint_id):
                 raise _ended(attempt)  # the next start decides

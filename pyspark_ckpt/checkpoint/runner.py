@@ -29,7 +29,7 @@ from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
-from pyspark_ckpt.storage.request_counts import between
+from pyspark_ckpt.storage.request_counts import RequestMeter
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.stores.open import claim_store
 
@@ -80,8 +80,7 @@ class CheckpointRunner:
         self._cancel = cancel
         self._timeout_ms = settings.timeout_ms
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
-        self._storage = storage
-        self._requests = storage.requests()
+        self._requests: dict[int, dict[str, int]] = {}
         self._store = claim_store(storage, settings, query_id)
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
@@ -95,7 +94,13 @@ class CheckpointRunner:
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
         self._steps = AttemptSteps(
-            self._machine, self._guard, self._store, self._files, gather, self.listeners.note
+            self._machine,
+            self._guard,
+            self._store,
+            self._files,
+            gather,
+            self.listeners.note,
+            RequestMeter(storage.requests).new,
         )
         self._thread = CallThread(f"pyspark_ckpt checkpoints {query_id}")
 
@@ -145,7 +150,9 @@ class CheckpointRunner:
         metadata = None if newest is None else self._files.read(newest)
         if newest is None or not isinstance(metadata, CheckpointMetadata):
             return None
-        return CompletedCheckpoint.of(newest, self.path(newest), metadata)
+        return CompletedCheckpoint.of(
+            newest, self.path(newest), metadata, self._requests.get(newest)
+        )
 
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
@@ -153,6 +160,10 @@ class CheckpointRunner:
         A checkpoint that cannot be read is represented by the error.
         """
         return [(number, self._files.read(number)) for number in self._store.ids()]
+
+    def requests_of(self, checkpoint_id: int) -> dict[str, int] | None:
+        """Return the requests that a checkpoint sent, ``None`` if another driver took it."""
+        return self._requests.get(checkpoint_id)
 
     def last_id(self) -> int:
         """Return the highest id of any attempt so far."""
@@ -207,19 +218,22 @@ class CheckpointRunner:
         where = f"query {self.query_id}, chk-{attempt.checkpoint_id}, epoch {attempt.epoch}"
         if isinstance(outcome, AbortedCheckpoint):
             raise CheckpointAbortedError(f"{where}: {outcome.message}", outcome.reason)
+        sent = outcome.requests or {}
+        self._note_requests(attempt.checkpoint_id, sent)
         logger.info(
             "%s: completed, %s bytes; requests to the storage since the one before: %s",
             where,
             outcome.size_bytes,
-            self._new_requests(),
+            ", ".join(f"{number} {kind}" for kind, number in sent.items()) or "none",
         )
         return outcome
 
-    def _new_requests(self) -> str:
-        """Return the requests of this driver that were not returned before, for the log."""
-        before, self._requests = self._requests, self._storage.requests()
-        sent = between(before, self._requests)
-        return ", ".join(f"{number} {kind}" for kind, number in sent.items()) or "none"
+    def _note_requests(self, checkpoint_id: int, sent: dict[str, int]) -> None:
+        """Remember a checkpoint's requests for as long as the checkpoint is retained."""
+        with self._guard:
+            retained = self._machine.ids(CheckpointState.COMPLETED)
+        known = {**self._requests, checkpoint_id: sent}
+        self._requests = {number: known[number] for number in retained if number in known}
 
     def record_abort(self, aborted: AbortedCheckpoint) -> None:
         """Remember an aborted checkpoint or savepoint; listeners hear of a checkpoint only."""

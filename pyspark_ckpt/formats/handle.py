@@ -144,9 +144,10 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     segment. `expired` is the number of entries that were removed because their time to live was
     over or their state was deleted. `rebuilds` is 1 if the local copy was rebuilt.
     `lost_attributes` are attributes of the processor that it changed outside of state. `process_ms`
-    includes the wait for input and for Spark to take the output.
+    includes the wait for input and for Spark to take the output. `requests` is the number of
+    requests to a server's storage up to the end of the barrier.
 
-    Version 0.1.0 does not know `lost_attributes`; see :func:`without_later_fields`.
+    Version 0.1.0 does not know `lost_attributes` and `requests`; see :func:`without_later_fields`.
     """
 
     rows: int = 0
@@ -161,6 +162,7 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     process_ms: int = 0
     barrier_ms: int = 0
     lost_attributes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    requests: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class StateCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,7 +263,9 @@ def without_later_fields(handle: Handle) -> Handle:
     """
     metrics = handle.metrics
     if metrics is not None:
-        metrics = msgspec.structs.replace(metrics, lost_attributes=msgspec.UNSET)
+        metrics = msgspec.structs.replace(
+            metrics, lost_attributes=msgspec.UNSET, requests=msgspec.UNSET
+        )
     return msgspec.structs.replace(handle, metrics=metrics, counts=msgspec.UNSET)
 
 

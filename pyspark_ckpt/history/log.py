@@ -71,7 +71,8 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint or savepoint that exists, was begun, or was aborted.
 
     `run` names the start of the query, as in ``_in_progress``; only a begun savepoint has it.
-    `format` is the format of a savepoint.
+    `format` is the format of a savepoint. `requests` is known only to the driver that took the
+    checkpoint.
     """
 
     kind: CheckpointKind
@@ -86,6 +87,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     new_bytes: int | None = None
     phases_ms: dict[str, int] | None = None
+    requests: dict[str, int] | None = None
     run: str | None = None
     format: SavepointFormat | None = None
     last_id: int = 0

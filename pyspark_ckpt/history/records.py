@@ -28,6 +28,10 @@ class CompletedCheckpoint:
         How long it took, in milliseconds.
     size_bytes : int
         Bytes of all files that it refers to.
+    requests : dict of str to int, optional
+        Requests of the driver to the storage since its checkpoint before, by kind (``put``,
+        ``get``, ``head``, ``list``, ``delete``); empty on a disk, ``None`` if another driver took
+        the checkpoint.
 
     Examples
     --------
@@ -42,10 +46,17 @@ class CompletedCheckpoint:
     triggered_at_ms: int
     duration_ms: int
     size_bytes: int
+    requests: dict[str, int] | None = None
 
     @classmethod
-    def of(cls, checkpoint_id: int, path: str, metadata: CheckpointMetadata) -> CompletedCheckpoint:
-        """Describe a checkpoint by its metadata."""
+    def of(
+        cls,
+        checkpoint_id: int,
+        path: str,
+        metadata: CheckpointMetadata,
+        requests: dict[str, int] | None = None,
+    ) -> CompletedCheckpoint:
+        """Describe a checkpoint by its metadata, and by the requests that this driver counted."""
         return cls(
             checkpoint_id=checkpoint_id,
             path=path,
@@ -53,6 +64,7 @@ class CompletedCheckpoint:
             triggered_at_ms=metadata.triggered_at_ms,
             duration_ms=metadata.completed_at_ms - metadata.triggered_at_ms,
             size_bytes=metadata.size_bytes,
+            requests=requests,
         )
 
 

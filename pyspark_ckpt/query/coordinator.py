@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -46,7 +47,13 @@ from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.housekeeping import Housekeeping
 from pyspark_ckpt.query.recent_progress import RecentProgress
-from pyspark_ckpt.query.requests import POLL_MS, Actions, RequestHandler, WorkUnderWay
+from pyspark_ckpt.query.requests import (
+    POLL_MS,
+    REMOTE_POLL_MS,
+    Actions,
+    RequestHandler,
+    WorkUnderWay,
+)
 from pyspark_ckpt.query.stopping_failure import (
     checkpoints_stay,
     ended_without_epoch,
@@ -132,7 +139,11 @@ class CheckpointCoordinator:
             storage, settings.savepoints_directory, actions, self._stopping
         )
         self._housekeeping = Housekeeping(
-            self._requests, self._savepoints.remove_interrupted, settings, monotonic_ms
+            self._requests,
+            self._savepoints.remove_interrupted,
+            settings,
+            monotonic_ms,
+            REMOTE_POLL_MS if storage.is_remote else 0,
         )
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
@@ -165,10 +176,15 @@ class CheckpointCoordinator:
         """
         retained = ((n, self._runner.path(n), each) for n, each in self._runner.retained())
         return [
-            *checkpoint_entries(retained),
+            *map(self._with_requests, checkpoint_entries(retained)),
             *map(savepoint_entry, self._savepoints.taken()),
             *map(aborted_entry, self._runner.aborted()),
         ]
+
+    def _with_requests(self, entry: HistoryEntry) -> HistoryEntry:
+        assert entry.checkpoint_id is not None  # it is a checkpoint's
+        requests = self._runner.requests_of(entry.checkpoint_id)
+        return msgspec.structs.replace(entry, requests=requests)
 
     def trigger_checkpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch, and delete what is no longer retained.

@@ -27,6 +27,7 @@ _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
     "new_bytes": _NUMBER,
     "files": _NUMBER,
     "phases_ms": _NUMBERS,
+    "requests": _NUMBERS,
     "path": _TEXT,
     "reason": _TEXT,
 }
@@ -45,5 +46,13 @@ def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> Data
 def _row(entry: HistoryEntry) -> dict[str, Any]:
     row = msgspec.to_builtins(entry)
     triggered_at_us = None if entry.triggered_at_ms is None else 1000 * entry.triggered_at_ms
-    phases_ms = None if entry.phases_ms is None else list(entry.phases_ms.items())
-    return {**row, "triggered_at": triggered_at_us, "phases_ms": phases_ms}
+    return {
+        **row,
+        "triggered_at": triggered_at_us,
+        "phases_ms": _pairs(entry.phases_ms),
+        "requests": _pairs(entry.requests),
+    }
+
+
+def _pairs(numbers: dict[str, int] | None) -> list[tuple[str, int]] | None:
+    return None if numbers is None else list(numbers.items())

@@ -24,6 +24,8 @@ class Housekeeping:
         How long a step may take, and how long it may fail.
     clock
         Returns monotonic milliseconds.
+    poll_ms
+        The shortest time between two looks for requests, in milliseconds.
     """
 
     def __init__(
@@ -32,7 +34,11 @@ class Housekeeping:
         remove_interrupted: Callable[[], None],
         settings: Settings,
         clock: Callable[[], int],
+        poll_ms: int,
     ) -> None:
+        self._clock = clock
+        self._poll_ms = poll_ms
+        self._polled_ms: int | None = None
         self._timeout_ms = settings.timeout_ms
         limit_ms = patience_ms(settings)
         self._once = [
@@ -60,7 +66,10 @@ class Housekeeping:
         """
         if has_won:
             self._once = [step for step in self._once if not self._is_done(*step)]
-        self._is_done(*self._poll)
+        now_ms = self._clock()
+        if self._polled_ms is None or now_ms - self._polled_ms >= self._poll_ms:
+            self._polled_ms = now_ms
+            self._is_done(*self._poll)
 
     def _is_done(self, what: str, step: Callable[[], None]) -> bool:
         patience = self._patience[what]

@@ -50,6 +50,7 @@ def operator_progress(
             name: max((getattr(each, field) for each in metrics), default=0)
             for name, field in _TIMES.items()
         },
+        "numRequests": sum(each.requests or 0 for each in metrics),
         **_counted([handle.counts or None for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}

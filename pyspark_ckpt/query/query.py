@@ -133,8 +133,10 @@ class CheckpointedQuery(StreamingQuery):
             A row for each retained checkpoint, and for each savepoint and each aborted attempt of
             this run: kind, status (``completed``, ``corrupt`` or ``aborted``), checkpoint_id,
             epoch, triggered_at, duration_ms, size_bytes, new_bytes (not in the retained checkpoint
-            before it), files, phases_ms (of gathering: handles, sources, verification), path,
-            reason. :func:`pyspark_ckpt.subtask_history` has each subtask's part.
+            before it), files, phases_ms (of gathering: handles, sources, verification), requests
+            (of the driver to the storage since the checkpoint before; empty on a disk, null if
+            another driver took the checkpoint), path, reason.
+            :func:`pyspark_ckpt.subtask_history` has each subtask's part.
 
         Raises
         ------
@@ -158,6 +160,7 @@ class CheckpointedQuery(StreamingQuery):
         * counts of the epoch: rows, keys touched, state reads, cache hits and writes, timers fired,
           entries expired, and local copies rebuilt;
         * the milliseconds to open the state, to process rows and to make the epoch durable;
+        * the requests that its tasks sent to the storage, 0 on a disk;
         * the bytes of each subtask's state;
         * the number of keys and timers, and the entries and bytes of each state, exact or estimated
           (``isEstimated``);

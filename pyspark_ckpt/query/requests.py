@@ -92,7 +92,10 @@ class WorkUnderWay:
 logger = logging.getLogger(__name__)
 
 POLL_MS = 1000
-"""How often the coordinator looks for requests."""
+"""The longest time between two turns of the coordinator; it looks for requests in each turn."""
+
+REMOTE_POLL_MS = 5000
+"""The time between two looks at a server: each is a request, which object stores charge for."""
 
 AT_ONCE = 2
 """How many requests are carried out at the same time; others wait."""

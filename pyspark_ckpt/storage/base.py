@@ -319,6 +319,9 @@ class WorkerStorage(Protocol):
     def exists(self, relative: str) -> bool:
         """Return whether there is a file or directory."""
 
+    def requests(self) -> dict[str, int]:
+        """Return how many requests were sent, by kind."""
+
 
 class CoordinatorStorage(Protocol):
     """The part of a storage for the driver, which creates, publishes, lists and discards."""

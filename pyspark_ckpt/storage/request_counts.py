@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class RequestCounts:
@@ -27,6 +27,25 @@ class RequestCounts:
         """Return the number of requests of each kind that was sent."""
         with self._guard:
             return dict(self._counts)
+
+
+class RequestMeter:
+    """Says how many requests of this process were sent since it was last asked.
+
+    Parameters
+    ----------
+    so_far
+        Returns the number of requests of each kind that was sent, as :meth:`RequestCounts.so_far`.
+    """
+
+    def __init__(self, so_far: Callable[[], Mapping[str, int]]) -> None:
+        self._so_far = so_far
+        self._before = so_far()
+
+    def new(self) -> dict[str, int]:
+        """Return the requests, by kind, that were sent since the last call."""
+        before, self._before = self._before, self._so_far()
+        return between(before, self._before)
 
 
 def between(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

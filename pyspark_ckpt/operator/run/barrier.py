@@ -80,7 +80,7 @@ def end_epoch(
     Parameters
     ----------
     storage
-        The query's checkpoints directory.
+        The query's checkpoints directory, opened for this epoch.
     handle
         The handle that the epoch started from.
     states
@@ -111,6 +111,7 @@ def end_epoch(
         writes=0 if segment is None else segment.entries,
         expired=swept.removed,
         barrier_ms=_milliseconds(began),
+        requests=sum(storage.requests().values()) or msgspec.UNSET,
     )
     return msgspec.structs.replace(
         handle,

@@ -189,6 +189,7 @@ def test_checkpoints_table(job: Job) -> None:
         ("new_bytes", "bigint"),
         ("files", "bigint"),
         ("phases_ms", "map<string,bigint>"),
+        ("requests", "map<string,bigint>"),
         ("path", "string"),
         ("reason", "string"),
     ]
@@ -198,6 +199,7 @@ def test_checkpoints_table(job: Job) -> None:
     assert row.size_bytes > 0
     assert row.new_bytes is None, "there is none before it"
     assert set(row.phases_ms) == {"handles", "sources", "verification"}
+    assert row.requests == {}, "a disk gets none"
     assert Path(row.path) == job.checkpoint_path / f"chk-{row.checkpoint_id}"
     assert (Path(row.path) / "_metadata").is_file()
 

@@ -44,7 +44,10 @@ def tasks(job: Job, s3_environment: dict[str, str]) -> Iterator[Counting]:
 def requests(
     job: Job, driver: Counting, tasks: Counting, parallelism: int, inline: str
 ) -> tuple[Counts, Counts]:
-    """Return what driver and tasks ask for in one epoch and its checkpoint."""
+    """Return what driver and tasks ask for in one epoch and its checkpoint.
+
+    The query's own counts are those of the servers.
+    """
     name = f"{parallelism}-{inline}"
     job = job.but(location=f"loc-{name}", out=f"out-{name}").using(
         {PARALLELISM: str(parallelism), INLINE: inline, INTERVAL: "1h"}
@@ -54,12 +57,19 @@ def requests(
         with job.running() as query:
             query.processAllAvailable()
             query.triggerCheckpoint()
+            shown_before = query.triggerCheckpoint().requests  # the same one, so also its counts
             before = driver.so_far(), tasks.so_far()
             job.feed.add(events_of(job.feed.files))
             query.processAllAvailable()
-            query.triggerCheckpoint()
+            shown = query.triggerCheckpoint().requests
             sent = between(before[0], driver.so_far()), between(before[1], tasks.so_far())
             assert job.result() == expected(job.feed.rows)
+            *_, in_table, last = [row.requests for row in query.checkpoints().collect()]
+            assert (in_table, last) == (shown_before, shown)
+            assert shown is not None
+            assert shown["put"] == sent[0]["put"]
+            (progress,) = query.lastOperatorProgress
+            assert progress["numRequests"] == sum(sent[1].values())
     finally:
         job.spark.conf.unset(PARALLELISM)
     # The driver also looks for requests of users while it waits, so the number depends on time.
