@@ -9,12 +9,10 @@ from __future__ import annotations
 from functools import cache
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.rows.murmur import SEED, hash_integer, signed
 
 MAX_MAX_PARALLELISM = 32768
 """Flink's upper bound; it also keeps a key group's two bytes below the reserved keys."""
-
-_SPARK_HASH_SEED = 42
-_MASK = 0xFFFFFFFF
 
 
 def default_max_parallelism(parallelism: int) -> int:
@@ -61,21 +59,6 @@ def subtask_tokens(parallelism: int) -> tuple[int, ...]:
     tokens: dict[int, int] = {}
     token = 0
     while len(tokens) < parallelism:
-        tokens.setdefault(_spark_hash(token) % parallelism, token)
+        tokens.setdefault(signed(hash_integer(token, SEED)) % parallelism, token)
         token += 1
     return tuple(tokens[partition] for partition in range(parallelism))
-
-
-def _spark_hash(value: int) -> int:
-    """Return what Spark's ``hash`` gives for a 32-bit integer: Murmur3 x86_32, seed 42, signed."""
-    mixed = _rotate(value * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
-    state = (_rotate(_SPARK_HASH_SEED ^ mixed, 13) * 5 + 0xE6546B64) & _MASK
-    state ^= 4
-    state = (state ^ state >> 16) * 0x85EBCA6B & _MASK
-    state = (state ^ state >> 13) * 0xC2B2AE35 & _MASK
-    state ^= state >> 16
-    return state - (1 << 32) if state >> 31 else state
-
-
-def _rotate(value: int, bits: int) -> int:
-    return (value << bits | value >> 32 - bits) & _MASK

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.rows import key_groups
 from pyspark_ckpt.operator.rows.key_groups import (
     MAX_MAX_PARALLELISM,
     check_max_parallelism,
@@ -16,6 +15,7 @@ from pyspark_ckpt.operator.rows.key_groups import (
     subtask_of,
     subtask_tokens,
 )
+from pyspark_ckpt.operator.rows.murmur import SEED, hash_integer, signed
 
 PARALLELISMS = [1, 2, 3, 4, 5, 7, 8, 16, 127, 128]
 MAX_PARALLELISMS = [128, 129, 200, 1000, MAX_MAX_PARALLELISM]
@@ -70,7 +70,7 @@ def test_every_parallelism_up_to_the_maximum_is_a_partition(one: int, other: int
 
 @pytest.mark.parametrize(("value", "expected"), SPARK_HASHES.items())
 def test_the_hash_of_an_integer_is_sparks(value: int, expected: int) -> None:
-    assert key_groups._spark_hash(value) == expected
+    assert signed(hash_integer(value, SEED)) == expected
 
 
 @pytest.mark.parametrize(("parallelism", "expected"), SPARK_TOKENS.items())
@@ -84,7 +84,7 @@ def test_tokens_are_those_that_spark_puts_into_the_partitions(
 def test_every_subtask_has_a_token_of_its_own(parallelism: int) -> None:
     tokens = subtask_tokens(parallelism)
     assert len(set(tokens)) == len(tokens) == parallelism
-    partitions = [key_groups._spark_hash(token) % parallelism for token in tokens]
+    partitions = [signed(hash_integer(token, SEED)) % parallelism for token in tokens]
     assert partitions == list(range(parallelism))
     assert all(0 <= token < 2**31 for token in tokens), "a token is a Spark integer"
 
