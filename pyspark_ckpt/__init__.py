@@ -47,6 +47,7 @@ from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
 from pyspark_ckpt.api.stream import KeyedStream, key_by
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter, write_stream
+from pyspark_ckpt.editing.state_edit import StateEdit, edit_state
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CheckpointError,
@@ -130,6 +131,7 @@ __all__ = [
     "Rollback",
     "RolledBack",
     "Savepoint",
+    "StateEdit",
     "StateError",
     "StateTtlConfig",
     "StateUseError",
@@ -142,6 +144,7 @@ __all__ = [
     "attach",
     "current_epoch",
     "dispose_savepoint",
+    "edit_state",
     "history",
     "key_by",
     "lineage",

@@ -20,6 +20,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -133,7 +134,21 @@ _COLUMNS = pa.schema(
 )
 
 
-def encode_canonical(handle: Handle, parts: Iterable[Changes]) -> Generator[bytes, None, None]:
+@dataclass(frozen=True, slots=True)
+class ArrowEntries:
+    """Entries whose keys and values are in Arrow already: binary arrays of the same length."""
+
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+Part = Changes | ArrowEntries
+
+
+def encode_canonical(handle: Handle, parts: Iterable[Part]) -> Generator[bytes, None, None]:
     """Yield the bytes of a canonical file, in bounded memory.
 
     A task on an executor calls it.
@@ -269,15 +284,15 @@ class _Names:
     def __init__(self, handle: Handle) -> None:
         self._states = handle.states
 
-    def table(self, schema: pa.Schema, part: Changes) -> pa.Table:
-        stored_keys = pa.array(part.keys, pa.binary())
+    def table(self, schema: pa.Schema, part: Part) -> pa.Table:
+        stored_keys = _in_arrow(part.keys)
         group, state_id = _heads(stored_keys)
         keyed = group < _KEY_GROUP_END
         columns = [
             pa.array(group, pa.int32(), mask=~keyed),
             *self._kinds_and_names(group, state_id, keyed),
             stored_keys,
-            pa.array(part.values, pa.binary()),
+            _in_arrow(part.values),
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -300,10 +315,14 @@ class _Names:
         ]
 
 
+def _in_arrow(data: Any) -> pa.BinaryArray:
+    return data if isinstance(data, pa.Array) else pa.array(data, pa.binary())
+
+
 def _heads(keys: pa.Array) -> tuple[Any, Any]:
     """Return the first two bytes of each key as a number, and the third; 0xfe for missing bytes."""
     _, offsets_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[: len(keys) + 1]
+    offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1]
     data = np.frombuffer(data_buffer or b"", np.uint8)
     padded = np.concatenate([data, np.full(3, 0xFE, np.uint8)])
     lengths = np.diff(offsets)
@@ -319,9 +338,7 @@ def _looked_up(texts: list[str], places: Any, known: Any) -> pa.Array:
     return pa.array(texts, pa.string()).take(indices)
 
 
-def _groups(
-    parts: Iterable[Changes], to_table: Callable[[Changes], pa.Table]
-) -> Iterator[pa.Table]:
+def _groups(parts: Iterable[Part], to_table: Callable[[Part], pa.Table]) -> Iterator[pa.Table]:
     """Gather parts into tables of the length of a row group.
 
     Each part is converted to Arrow at once, so the next part reuses Python's memory. Gathering

@@ -14,7 +14,12 @@ import msgspec
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.metadata import SourceLog
-from pyspark_ckpt.restore.planned import PlannedSources, refused_part
+from pyspark_ckpt.restore.planned import (
+    PlannedSources,
+    StateOutcome,
+    planned_state,
+    refused_part,
+)
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import NO_OFFSET, SOURCE_EVOLUTION, Sources, entries_up_to
 from pyspark_ckpt.spark.source_kinds import fits, kind_of_offset
@@ -49,6 +54,8 @@ def plan_sources(
         If the offsets, times or entries of logs are not what Spark writes, or an entry is missing.
     """
     stored, times_ms = source.offsets, source.times_ms
+    if not stored:
+        return _started_anew(times_ms, source_ids or (), given_names)
     stored_ids, errors = _stored_ids(source, stored, given_names)
     offsets = {number: stored[stored_id] for number, stored_id in stored_ids.items()}
     errors = errors or _misfits(source.path, offsets, source_ids, source_names)
@@ -80,6 +87,22 @@ def plan_sources(
         other_logs=tuple(other_logs),
         times_ms=times_ms,
         sources=Sources(tuple(places), given_names),
+    )
+
+
+def _started_anew(
+    times_ms: dict[str, int], places: tuple[int, ...], given_names: tuple[str, ...]
+) -> PlannedSources:
+    """Let every source start as its options say.
+
+    Every query has a source. So only a savepoint that was made without a query has no offsets.
+    """
+    why = "no offsets are stored: every source starts as its options say"
+    return PlannedSources(
+        rows=(planned_state(_QUERY, _SOURCES, StateOutcome.NEW, why),),
+        offsets=(NO_OFFSET,) * len(places),
+        times_ms=times_ms,
+        sources=Sources(places, given_names),
     )
 
 

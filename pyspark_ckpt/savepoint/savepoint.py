@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -50,7 +50,8 @@ class NewSavepoint:
     run
         A name that no other start of the query has.
 
-    `path` is the directory.
+    `path` is the directory and `target` its storage. `token` is in the names of files that are
+    made for the savepoint.
 
     Raises
     ------
@@ -62,10 +63,10 @@ class NewSavepoint:
         self._parent = open_storage(savepoints_directory)
         self._name = savepoint_name(query_id)
         self._run = run
-        self._token = new_savepoint_token()
+        self.token = new_savepoint_token()
         self._parent.make_directory(self._name)
-        self._target = self._parent.child(self._name)
-        self.path = self._target.url
+        self.target = self._parent.child(self._name)
+        self.path = self.target.url
 
     def write(
         self,
@@ -103,16 +104,63 @@ class NewSavepoint:
         CheckpointAbortedError
             If it was disposed of meanwhile.
         """
+        is_native = savepoint_format is SavepointFormat.NATIVE
+        copied_files = {file.path for file in contents.files()} if is_native else set()
+
+        def copied(new: NewSavepoint) -> tuple[OperatorMetadata, ...]:
+            copies = [
+                new.copy_of(handle, source, savepoint_format)
+                for operator in contents.operators
+                for handle in operator.handles
+            ]
+            handles = iter(run_copies(copies) if copies else ())
+            return tuple(_with_handles(operator, handles) for operator in contents.operators)
+
+        return self.complete(
+            contents, copied, source, copied_files, check=check, triggered_at_ms=triggered_at_ms
+        )
+
+    def complete(
+        self,
+        contents: EpochContents,
+        write_operators: Callable[[NewSavepoint], tuple[OperatorMetadata, ...]],
+        source: Storage | None,
+        copied_files: Collection[str] = (),
+        *,
+        check: Callable[[], None] = lambda: None,
+        triggered_at_ms: int | None = None,
+    ) -> Savepoint:
+        """Write the savepoint with operators that the caller writes into the directory.
+
+        Parameters
+        ----------
+        contents
+            The contents of the epoch; its operators are replaced.
+        write_operators
+            Writes the state and returns the operators. The names of the files that it writes have
+            :attr:`token`, or are in `copied_files`.
+        source
+            Has Spark's files of the contents, which are copied; ``None`` if `write_operators`
+            writes them.
+        copied_files
+            The names of other files that are copied.
+        check, triggered_at_ms
+            As for :meth:`write`.
+
+        Raises
+        ------
+        CorruptFileError, CheckpointAbortedError
+            As for :meth:`write`.
+        """
         began_at_ms = now_ms()
-        in_progress = self._in_progress(contents, savepoint_format)
-        self._target.write(IN_PROGRESS_NAME, [encode_in_progress(in_progress)])
-        for path, file in _spark_files(contents).items():
-            self._target.copy_in(source, file, path)
-        copies = self._copies(contents, source, savepoint_format)
-        copied = iter(run_copies(copies) if copies else ())
-        operators = tuple(_with_handles(operator, copied) for operator in contents.operators)
+        files = (*_spark_files(contents), *copied_files)
+        in_progress = self._in_progress(contents, files)
+        self.target.write(IN_PROGRESS_NAME, [encode_in_progress(in_progress)])
+        if source is not None:
+            for path, file in _spark_files(contents).items():
+                self.target.copy_in(source, file, path)
         completed = metadata_of(
-            msgspec.structs.replace(contents, operators=operators),
+            msgspec.structs.replace(contents, operators=write_operators(self)),
             CheckpointKind.SAVEPOINT,
             checkpoint_id=None,
             triggered_at_ms=began_at_ms if triggered_at_ms is None else triggered_at_ms,
@@ -123,38 +171,31 @@ class NewSavepoint:
         published = self._publish(encode_metadata(completed))
         return Savepoint.of(self.path, completed, published.size_bytes)
 
-    def _copies(
-        self, contents: EpochContents, source: Storage, savepoint_format: SavepointFormat
-    ) -> list[SubtaskCopy]:
-        return [
-            SubtaskCopy(
-                handle=handle,
-                source=source.url,
-                target=self._target.url,
-                is_canonical=savepoint_format is SavepointFormat.CANONICAL,
-                token=self._token,
-            )
-            for operator in contents.operators
-            for handle in operator.handles
-        ]
+    def copy_of(
+        self, handle: Handle, source: Storage, savepoint_format: SavepointFormat
+    ) -> SubtaskCopy:
+        """Return the order to a task: copy a subtask's state into the directory."""
+        return SubtaskCopy(
+            handle=handle,
+            source=source.url,
+            target=self.target.url,
+            is_canonical=savepoint_format is SavepointFormat.CANONICAL,
+            token=self.token,
+        )
 
     def discard(self) -> None:
         """Remove the directory of a savepoint that was not completed."""
         self._parent.delete_directory(self._name)
 
-    def _in_progress(
-        self, contents: EpochContents, savepoint_format: SavepointFormat
-    ) -> InProgress:
+    def _in_progress(self, contents: EpochContents, files: Iterable[str]) -> InProgress:
         """Return what says which files belong to this savepoint, until it is complete."""
-        is_native = savepoint_format is SavepointFormat.NATIVE
-        copied = {file.path for file in contents.files()} if is_native else set()
         return InProgress(
             query_id=contents.query_id,
             run=self._run,
             epoch=contents.epoch,
             began_at_ms=now_ms(),
-            token=self._token,
-            files=tuple(sorted({*_spark_files(contents), *copied})),
+            token=self.token,
+            files=tuple(sorted(set(files))),
         )
 
     def _publish(self, metadata: bytes) -> FileReference:
@@ -163,22 +204,22 @@ class NewSavepoint:
             f"the savepoint {self.path} was disposed of before it was complete: take another one"
         )
         try:
-            written = self._target.write(METADATA_NAME, [metadata])
+            written = self.target.write(METADATA_NAME, [metadata])
         except FileExistsError as exc:
             raise disposed from exc
-        if not self._target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
-            self._target.delete([METADATA_NAME])
+        if not self.target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
+            self.target.delete([METADATA_NAME])
             raise disposed
-        self._target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
+        self.target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
         return written
 
     def _sweep(self, needed: set[str]) -> None:
         """Remove the files of task attempts whose result Spark did not take."""
-        self._target.delete(
+        self.target.delete(
             [
                 f"{directory}/{name}"
                 for directory in OWN_DIRECTORIES
-                for name in self._target.list(directory)
+                for name in self.target.list(directory)
                 if f"{directory}/{name}" not in needed
             ]
         )

@@ -134,7 +134,7 @@ class Redistribution:
         if move.rewrite is not None or not self._keeps_key_groups:
             end = end_of_value(stored_key, start)
         key, rest = stored_key[start:end], stored_key[end:]
-        rest, value = _rewritten(move, rest, value)
+        rest, value = rewritten(move, rest, value)
         head = stored_key[:KEY_GROUP_BYTES] + bytes([move.target_id])
         yield self._by_key_group(head + key + rest, 0, key, value)
 
@@ -156,7 +156,7 @@ class Redistribution:
         target = self._states[move.target_id]
         new_prefix = OPERATOR_STATE + bytes([move.target_id])
         rewritten = (
-            _rewritten(move, stored_key[len(prefix) :], value) for stored_key, value in entries
+            rewritten(move, stored_key[len(prefix) :], value) for stored_key, value in entries
         )
         if kind_of(target).movement is Movement.DEALT_OUT:
             yield from self._list(new_prefix, target, rewritten)
@@ -224,7 +224,8 @@ def earliest_timer_ms(stored_key: bytes) -> int | None:
     return decode_time(stored_key[start : start + TIME_BYTES])
 
 
-def _rewritten(move: StateMove, rest: bytes, value: bytes) -> Entry:
+def rewritten(move: StateMove, rest: bytes, value: bytes) -> Entry:
+    """Return the end of an entry's stored key and its value as they are after a move."""
     if move.rewrite is None and not move.stamp:
         return rest, value
     data = without_stamp(value)

@@ -1,0 +1,232 @@
+"""Tasks that turn the rows of typed tables into entries: subtask, stored key, stored value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyspark_ckpt.editing.message_pack_columns import (
+    Form,
+    big_endian,
+    encoded_tuples,
+    fixed_width,
+    joined,
+    repeated,
+)
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.stored_keys import TIME_INDEX, TIMERS_ID
+from pyspark_ckpt.operator.table.time_to_live import stamp_of
+from pyspark_ckpt.operator.task_failure import marks_errors
+
+SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
+ENTRIES_SCHEMA = T.StructType(
+    [
+        T.StructField(SUBTASK, T.IntegerType()),
+        T.StructField(STORED_KEY, T.BinaryType()),
+        T.StructField(VALUE, T.BinaryType()),
+    ]
+)
+POSITION_BYTES = 8
+_ARROW_ENTRIES = to_arrow_schema(ENTRIES_SCHEMA)
+_TIME_OFFSET = np.uint64(1 << 63)
+_VERSION_MARK = 0xCC
+_Numbers = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of an operator's keys lie.
+
+    Parameters
+    ----------
+    key_schema
+        The schema of the key columns.
+    parallelism, max_parallelism
+        The operator's.
+    """
+
+    key_schema: T.StructType
+    parallelism: int
+    max_parallelism: int
+
+    def heads(self, batch: pa.RecordBatch) -> tuple[_Numbers, pa.BinaryArray, pa.BinaryArray]:
+        """Return each row's subtask, encoded key group and encoded key.
+
+        The first column has the key group, the key's columns follow.
+        """
+        groups = batch.column(0).to_numpy()
+        subtasks = groups.astype(np.int64) * self.parallelism // self.max_parallelism
+        width = len(self.key_schema.fields)
+        keys = encoded_tuples(batch.columns[1 : 1 + width], self.key_schema, Form.KEY)
+        return subtasks, fixed_width(big_endian(groups.astype(np.uint16))), keys
+
+
+class EncodeState:
+    """The function given to ``mapInArrow`` over the rows of a keyed state: yields entries.
+
+    The rows have the key group, then the columns of the typed table, without those left out.
+
+    Parameters
+    ----------
+    place
+        Where the operator's keys lie.
+    state_id
+        The id of the state.
+    state
+        The state.
+    written_ms
+        When the entries count as written if the rows do not have their time, in the time that the
+        state ages in; ``None`` if they never expire.
+    has_times
+        Whether the last column has the times at which the entries expire.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        state_id: int,
+        state: StateDescriptor,
+        written_ms: int | None,
+        *,
+        has_times: bool,
+    ) -> None:
+        self._place = place
+        self._state_id = bytes([state_id])
+        self._state = state
+        self._written_ms = written_ms
+        self._has_times = has_times
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the rows."""
+        for batch in batches:
+            if batch.num_rows:
+                yield self._entries(batch)
+
+    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        subtasks, groups, keys = self._place.heads(batch)
+        rest = batch.columns[1 + len(self._place.key_schema.fields) :]
+        heads = [groups, repeated(self._state_id, batch.num_rows), keys]
+        entries = kind_of(self._state).entries
+        if entries is Entries.CHUNKS:
+            positions, *rest = rest
+            numbers = _not_null(positions, "position").to_numpy()
+            stored_keys = joined(*heads, fixed_width(_in_order(numbers)))
+        elif self._state.map_key_schema is not None:
+            schema = struct_type(self._state.map_key_schema)
+            width = len(schema.fields)
+            map_keys, rest = rest[:width], rest[width:]
+            stored_keys = encoded_tuples(map_keys, schema, Form.MAP_KEY, *heads)
+        else:
+            stored_keys = joined(*heads)
+        return _batch(subtasks, stored_keys, self._values(rest, batch.num_rows))
+
+    def _values(self, columns: list[pa.Array], rows: int) -> pa.BinaryArray:
+        schema = struct_type(self._state.value_schema)
+        heads = []
+        if self._has_times:
+            *columns, times = columns
+            if self._state.ttl is not None:
+                heads.append(_stamps(times, self._state.ttl))
+        elif self._state.ttl is not None and self._written_ms is not None:
+            heads.append(repeated(stamp_of(self._state.ttl.time, self._written_ms), rows))
+        if self._state.earlier_schemas:
+            version = bytes([_VERSION_MARK, len(self._state.earlier_schemas)])
+            heads.append(repeated(version, rows))
+        if not heads:
+            heads = [repeated(b"", rows)]
+        return encoded_tuples(columns, schema, Form.VALUE, *heads)
+
+
+class EncodeTimers:
+    """The function given to ``mapInArrow`` over timers: yields the two entries of each.
+
+    Parameters
+    ----------
+    place
+        Where the operator's keys lie.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the timers, by key and by time."""
+        for batch in batches:
+            rows = batch.num_rows
+            if not rows:
+                continue
+            subtasks, groups, keys = self._place.heads(batch)
+            fires_at = _not_null(batch.column(batch.num_columns - 1), "fires_at")
+            times = fixed_width(_in_order(_milliseconds(fires_at)))
+            nothing = pa.array([b""] * rows, pa.binary())
+            yield _batch(subtasks, joined(groups, repeated(TIMERS_ID, rows), keys, times), nothing)
+            yield _batch(subtasks, joined(repeated(TIME_INDEX, rows), times, groups, keys), nothing)
+
+
+class EncodeKeys:
+    """The function given to ``mapInArrow`` over keys: yields them as ``stored_key``.
+
+    Its key group's bytes come before the encoded key.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the encoded keys."""
+        for batch in batches:
+            if batch.num_rows:
+                subtasks, groups, keys = self._place.heads(batch)
+                yield _batch(subtasks, joined(groups, keys), keys)
+
+
+def _batch(subtasks: _Numbers, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
+    columns = [pa.array(subtasks, pa.int32()), keys, values]
+    return pa.RecordBatch.from_arrays(columns, schema=_ARROW_ENTRIES)
+
+
+def _not_null(column: pa.Array, name: str) -> pa.Array:
+    if column.null_count:
+        raise StateValueError(f"{name} is null in {column.null_count} rows: give a value")
+    return column
+
+
+def _in_order(numbers: _Numbers) -> _Numbers:
+    """Return 64-bit integers as bytes that sort as the numbers do."""
+    return big_endian(numbers.astype(np.int64).view(np.uint64) ^ _TIME_OFFSET)
+
+
+def _milliseconds(times: pa.Array) -> _Numbers:
+    micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+    milliseconds: _Numbers = micros.to_numpy(zero_copy_only=False) // 1000
+    return milliseconds
+
+
+def _stamps(times: pa.Array, ttl: TtlDescriptor) -> pa.BinaryArray:
+    """Return the stamps of entries that expire at given times; an entry without time has none."""
+    never = times.is_null().to_numpy(zero_copy_only=False)
+    expires_ms = _milliseconds(times.fill_null(0))
+    written_ms = np.maximum(expires_ms - ttl.duration_ms, 0)
+    marks = np.full((len(times), 1), stamp_of(ttl.time, 0)[0], np.uint8)
+    stamps = fixed_width(np.hstack([marks, big_endian(written_ms.astype(np.uint64))]))
+    if not never.any():
+        return stamps
+    return pa.array(
+        [
+            b"" if is_never else stamp
+            for is_never, stamp in zip(never, stamps.to_pylist(), strict=True)
+        ],
+        pa.binary(),
+    )

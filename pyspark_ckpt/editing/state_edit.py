@@ -1,0 +1,462 @@
+"""Make a new savepoint from tables: of an older one with changes, or the first of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.editing.contents import edited_contents, first_contents
+from pyspark_ckpt.editing.operator_edit import OperatorEdit
+from pyspark_ckpt.editing.operators import declared_operator, stored_operator
+from pyspark_ckpt.editing.position import Position, position_of
+from pyspark_ckpt.editing.saving import Saving
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, Origin, SourceLog
+from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.operator.descriptor import (
+    OperatorDescriptor,
+)
+from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
+
+
+class StateEdit:
+    """Changes that become a new savepoint; made by :func:`edit_state`.
+
+    Nothing is read or written before :meth:`save`, except the metadata of the source. The source
+    is never changed.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session whose executors do the work.
+    source : RestoreSource, optional
+        The checkpoint or savepoint that is edited.
+    query : DataFrame, optional
+        The query that will be restored from the savepoint.
+
+    Examples
+    --------
+    >>> edit = ckpt.edit_state(savepoint.path)
+    >>> edit.put("count", "count", spark.createDataFrame([("ada", 5)], "user string, n long"))
+    StateEdit(...)
+    >>> edited = edit.save(f"{directory}/edited")
+    >>> edited.epoch == savepoint.epoch
+    True
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: RestoreSource | None = None,
+        query: DataFrame | None = None,
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._query = query
+        self._wanted = None if query is None else operators_of(query)
+        self._operators: dict[str, OperatorEdit] = {}
+        self._position: Position | None = None
+        self._parent: Origin | None = None
+        if source is not None:
+            for stored in source.metadata.operators:
+                self._operators[stored.uid] = stored_operator(source, stored)
+        if self._wanted is not None:
+            for operator_id, operator in self._wanted.ours.items():
+                self._declare(operator_id, operator)
+
+    def add_operator(
+        self,
+        uid: str,
+        processor: StatefulProcessor,
+        keys: T.StructType | str,
+        *,
+        time_mode: str = "None",
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        has_watermark: bool | None = None,
+    ) -> StateEdit:
+        """Add an operator, without state at first.
+
+        Parameters
+        ----------
+        uid : str
+            The operator's uid.
+        processor : StatefulProcessor
+            The processor, whose ``init`` declares the states.
+        keys : StructType or str
+            The key columns in the order of ``key_by``; text is DDL.
+        time_mode : str
+            As in ``transformWithState``.
+        parallelism, max_parallelism : int, optional
+            The number of subtasks and of key groups; by default those that ``key_by`` would give.
+        has_watermark : bool, optional
+            Whether the stream has a watermark; by default if `time_mode` is ``EventTime``.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If an argument is not allowed, or there is an operator of the uid.
+        ProcessorError
+            If ``init`` raises.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state().add_operator("count", Count(), "user string")
+        """
+        if uid in self._operators:
+            raise PlanError(f"operator {uid!r} is there already: change it, or use another uid")
+        descriptor = declared_operator(
+            self._spark,
+            uid,
+            processor,
+            keys,
+            time_mode,
+            parallelism,
+            max_parallelism,
+            has_watermark,
+        )
+        ids = [each.operator_id for each in self._operators.values()]
+        self._declare(max(ids, default=-1) + 1, descriptor)
+        return self
+
+    def position(
+        self,
+        offsets: Sequence[str | Mapping[str, Any] | None] | None = None,
+        watermark_ms: int = 0,
+        epoch: int = 0,
+    ) -> StateEdit:
+        """Set where the sources of a restored query continue; only without a source to edit.
+
+        Parameters
+        ----------
+        offsets : sequence of str or Mapping, optional
+            For each source its offset, as Spark writes it: ``{"events": {"0": 42}}`` for Kafka.
+            ``None`` for a source that starts as its options say; by default all sources do.
+        watermark_ms : int
+            The watermark that the state has seen, in milliseconds since 1970.
+        epoch : int
+            The number of the last epoch; the restored query starts with the next.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If a value is not allowed, or an older savepoint is edited, which has its own position.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state().position(offsets=[{"events": {"0": 42}}])
+        """
+        if self._source is not None:
+            raise PlanError(
+                f"{self._source.path} has source offsets, which an edit keeps: call position only "
+                "without a source"
+            )
+        places = () if self._query is None else source_ids(self._query)
+        names = () if self._query is None else given_names(self._query)
+        self._position = position_of(offsets, watermark_ms, epoch, places, names)
+        return self
+
+    def put(self, uid: str, state: str, rows: DataFrame) -> StateEdit:
+        """Replace a keyed state by the rows of a DataFrame.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        state : str
+            The state.
+        rows : DataFrame
+            The state's table: the key columns, the columns of map keys, those of the values. A list
+            has ``position``; without it, the values have the order of the rows. A state with a time
+            to live may have ``expires_at``; without it, the entries count as written now.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state, or the rows have other columns.
+
+        Examples
+        --------
+        >>> rows = spark.createDataFrame([("ada", 5)], "user string, n long")
+        >>> edit = ckpt.edit_state(savepoint.path).put("count", "count", rows)
+        """
+        self._of(uid).put_state(state, rows)
+        return self
+
+    def set_timers(self, uid: str, rows: DataFrame) -> StateEdit:
+        """Replace all timers of an operator.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        rows : DataFrame
+            The key columns, and ``fires_at``, a timestamp. A timer that is there twice is one.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, it has no clock, or the rows have other columns.
+
+        Examples
+        --------
+        >>> none = spark.createDataFrame([], "user string, fires_at timestamp")
+        >>> ckpt.edit_state(savepoint.path).set_timers("count", none)
+        Traceback (most recent call last):
+        ...
+        pyspark_ckpt.errors.PlanError: ...
+        """
+        self._of(uid).put_timers(rows)
+        return self
+
+    def drop_state(self, uid: str, state: str) -> StateEdit:
+        """Remove a state with all its entries.
+
+        Parameters
+        ----------
+        uid, state : str
+            The operator and its state.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path).drop_state("count", "count")
+        """
+        self._of(uid).drop_state(state)
+        return self
+
+    def drop_operator(self, uid: str) -> StateEdit:
+        """Remove an operator with all its state.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path).drop_operator("count")
+        """
+        self._of(uid)
+        del self._operators[uid]
+        return self
+
+    def erase(self, uid: str, keys: DataFrame) -> StateEdit:
+        """Remove all that belongs to some keys: their state and their timers.
+
+        Operator state, broadcast state and raw state belong to no key, and stay as they are.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        keys : DataFrame
+            The key columns; few enough for the driver.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, or the rows have other columns.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path)
+        >>> erased = edit.erase("count", spark.createDataFrame([("ada",)], "user string"))
+        """
+        self._of(uid).erase(keys)
+        return self
+
+    def save(self, directory: str) -> Savepoint:
+        """Write the savepoint; it is complete and durable on return.
+
+        Parameters
+        ----------
+        directory : str
+            The parent of the new ``savepoint-...`` directory.
+
+        Returns
+        -------
+        Savepoint
+            A canonical savepoint, self-contained.
+
+        Raises
+        ------
+        PlanError
+            If there is no operator.
+        StateValueError
+            If a row does not fit its state, or a key has two rows.
+        RestoreError, IncompatibleStateError
+            If the query that was given could not be restored from it.
+        CorruptFileError
+            If a file of the source is missing or changed.
+        CheckpointAbortedError
+            If a Spark job failed; nothing remains of the savepoint.
+
+        Examples
+        --------
+        >>> edited = ckpt.edit_state(savepoint.path).save(f"{directory}/edited")
+        >>> edited.path == savepoint.path
+        False
+        """
+        if not self._operators:
+            raise PlanError("the savepoint would have no operator: add one with add_operator")
+        contents, logs = self._contents()
+        saving = Saving(
+            self._spark,
+            contents,
+            tuple(self._operators.values()),
+            None if self._source is None else self._source.storage,
+            logs,
+        )
+        return saving.save(qualified_path(self._spark, str(directory)), self._check)
+
+    def __repr__(self) -> str:
+        changed = [uid for uid, operator in self._operators.items() if operator.is_touched]
+        path = "no source" if self._source is None else self._source.path
+        return f"StateEdit({path}, changes {', '.join(changed) or 'nothing'})"
+
+    def _contents(self) -> tuple[EpochContents, list[tuple[SourceLog, bytes]]]:
+        """Return what the savepoint has besides operators, and the logs that have no source."""
+        if self._source is not None:
+            return edited_contents(self._source, tuple(self._operators), self._parent), []
+        if self._position is None:
+            self.position()
+        assert self._position is not None
+        return first_contents(self._position, self._spark.version, self._parent)
+
+    def _check(self, operators: tuple[OperatorMetadata, ...]) -> None:
+        """Check that the query that was given could be restored from the operators."""
+        if self._wanted is None:
+            return
+        terms = OperatorTerms("the edited savepoint", {}, None, allow_non_restored_state=False)
+        for planned in plan_operators(operators, self._wanted, terms):
+            if planned.errors:
+                raise planned.errors[0]
+
+    def _of(self, uid: str) -> OperatorEdit:
+        try:
+            return self._operators[uid]
+        except KeyError:
+            known = ", ".join(map(repr, self._operators)) or "none"
+            raise PlanError(f"there is no operator {uid!r}; the operators are {known}") from None
+
+    def _declare(self, operator_id: int, operator: OperatorDescriptor) -> None:
+        """Add an operator of the query, or the states that a stored operator does not have yet."""
+        found = self._operators.get(operator.uid)
+        if found is None:
+            self._operators[operator.uid] = OperatorEdit(
+                where=f"operator {operator.uid!r}",
+                operator_id=operator_id,
+                operator=operator,
+                states=list(operator.states),
+            )
+            return
+        names = {state.name for state in found.states}
+        for state in operator.states:
+            if state.name not in names:
+                found.add_state(state)
+
+
+def edit_state(
+    source: str | None = None,
+    *,
+    query: DataFrame | None = None,
+    spark: SparkSession | None = None,
+) -> StateEdit:
+    """Begin a new savepoint: an older one with changes, or the first of a query that never ran.
+
+    Call it on the driver. Nothing is written before :meth:`StateEdit.save`, and `source` is only
+    read.
+
+    Parameters
+    ----------
+    source : str, optional
+        A ``savepoint-...`` or ``chk-...`` directory; by default the savepoint starts empty.
+    query : DataFrame, optional
+        The query as a DataFrame. Its operators are those of the savepoint, or are added to those of
+        `source`. Before the savepoint is complete, it is checked that the query can be restored
+        from it.
+    spark : SparkSession, optional
+        The session whose executors do the work; by default that of `query`, or the active one.
+
+    Returns
+    -------
+    StateEdit
+        Its methods collect changes, and ``save`` writes the savepoint.
+
+    Raises
+    ------
+    CheckpointNotFoundError, CorruptFileError, UnsafePathError
+        If `source` holds no checkpoint or savepoint, or it is damaged.
+    PlanError
+        If there is no Spark session, or the query cannot be checkpointed.
+
+    Examples
+    --------
+    The state of a query that never ran, from its history:
+
+    >>> history = spark.createDataFrame([("ada", 7), ("bob", 2)], "user string, n long")
+    >>> edit = ckpt.edit_state(query=counts)
+    >>> first = edit.put("count", "count", history).save(f"{directory}/first")
+    >>> print(ckpt.plan_restore(first.path, counts))
+    restore from ..., epoch 0: can start
+    ...
+    """
+    session = spark or (
+        query.sparkSession if query is not None else SparkSession.getActiveSession()
+    )
+    if session is None:
+        raise PlanError("edit_state needs a Spark session: make one, or give spark=")
+    opened = None if source is None else RestoreSource(qualified_path(session, str(source)))
+    return StateEdit(session, opened, query)
