@@ -92,6 +92,8 @@ from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
+from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
+from pyspark_ckpt.snapshot.views import StateView, TableView
 from pyspark_ckpt.version import __version__
 
 __all__ = [
@@ -131,11 +133,14 @@ __all__ = [
     "Rollback",
     "RolledBack",
     "Savepoint",
+    "Snapshot",
     "StateEdit",
     "StateError",
     "StateTtlConfig",
     "StateUseError",
     "StateValueError",
+    "StateView",
+    "TableView",
     "TimeModeError",
     "UnknownEpochError",
     "UnsafePathError",
@@ -148,6 +153,7 @@ __all__ = [
     "history",
     "key_by",
     "lineage",
+    "open_state",
     "plan_restore",
     "read_conf_file",
     "rename_uid",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -135,6 +135,34 @@ _COLUMNS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """Some entries of a canonical file: of key groups, or those that belong to no key.
+
+    Parameters
+    ----------
+    first, last
+        The first key group and the last one.
+    without_key
+        Whether the entries without a key group are meant instead.
+    """
+
+    first: int = 0
+    last: int = _KEY_GROUP_END
+    without_key: bool = False
+
+    def may_be_in(self, group: Any) -> bool:
+        """Return whether a row group, by its statistics, may have such entries."""
+        statistics = group.column(_COLUMNS.get_field_index("key_group")).statistics
+        if statistics is None or not statistics.has_null_count:
+            return True
+        if self.without_key:
+            return bool(statistics.null_count)
+        if not statistics.has_min_max:
+            return bool(statistics.null_count != group.num_rows)
+        return bool(statistics.min <= self.last and statistics.max >= self.first)
+
+
+@dataclass(frozen=True, slots=True)
 class ArrowEntries:
     """Entries whose keys and values are in Arrow already: binary arrays of the same length."""
 
@@ -205,17 +233,47 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
     CorruptFileError
         If the file is not a canonical file, or it is damaged.
     """
+    for batch in canonical_batches(file, name, entries):
+        keys, values = (column.to_pylist() for column in batch.columns)
+        yield Changes(keys, values)
+
+
+def canonical_batches(
+    file: BinaryIO, name: str, entries: int, key_groups: KeyGroups | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield entries of a canonical file as batches of stored keys and values, without nulls.
+
+    Parameters
+    ----------
+    file
+        The file, which the caller has checked.
+    name
+        The name of the file in errors.
+    entries
+        The number of entries that it must have.
+    key_groups
+        Which entries are needed; more may come with them. By default all.
+
+    Raises
+    ------
+    CorruptFileError
+        If the file is not a canonical file, or it is damaged.
+    """
     try:
         parquet = pq.ParquetFile(file, buffer_size=1 << 20)
         _check(parquet, name, entries)
-        _check_pages(parquet, file)
-        missing = entries
-        for batch in _batches(parquet):
-            keys, values = (column.to_pylist() for column in batch.columns)
-            if None in keys or None in values:
+        groups = [
+            number
+            for number in range(parquet.metadata.num_row_groups)
+            if key_groups is None or key_groups.may_be_in(parquet.metadata.row_group(number))
+        ]
+        _check_pages(parquet, file, groups)
+        missing = sum(parquet.metadata.row_group(number).num_rows for number in groups)
+        for batch in _batches(parquet, groups):
+            if any(column.null_count for column in batch.columns):
                 raise corrupt_file(name, "an entry has no key or no value")
-            missing -= len(keys)
-            yield Changes(keys, values)
+            missing -= len(batch)
+            yield batch
         if missing:
             raise corrupt_file(name, f"{missing} of its {entries} entries are missing")
     except CorruptFileError:
@@ -224,9 +282,9 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
         raise corrupt_file(name, str(exc)) from exc
 
 
-def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+def _batches(parquet: pq.ParquetFile, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Yield the entries in batches with a limited number of entries and bytes."""
-    for number in range(parquet.metadata.num_row_groups):
+    for number in groups:
         group = parquet.metadata.row_group(number)
         entry_bytes = group.total_byte_size // max(group.num_rows, 1)
         entries = min(_READ_ENTRIES, max(_READ_BYTES // max(entry_bytes, 1), 1))
@@ -387,9 +445,9 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
             )
 
 
-def _check_pages(parquet: pq.ParquetFile, file: BinaryIO) -> None:
+def _check_pages(parquet: pq.ParquetFile, file: BinaryIO, groups: Sequence[int]) -> None:
     metadata = parquet.metadata
-    for number in range(metadata.num_row_groups):
+    for number in groups:
         group = metadata.row_group(number)
         chunks = [group.column(_COLUMNS.get_field_index(column)) for column in _READ_COLUMNS]
         if sum(chunk.total_uncompressed_size for chunk in chunks) > MAX_GROUP_BYTES:

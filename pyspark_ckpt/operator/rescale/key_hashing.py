@@ -57,7 +57,7 @@ class StoredKeyColumns:
 
     def arrays(self, keys: Sequence[bytes | None]) -> list[pa.Array]:
         """Return the columns of encoded keys; nulls for ``None``."""
-        decode = msgspec.msgpack.Decoder(_tuple_type(self._fields)).decode
+        decode = msgspec.msgpack.Decoder(stored_key_type(self._fields)).decode
         values = [None if key is None else decode(key) for key in keys]
         arrays = []
         for number, field in enumerate(self._fields):
@@ -68,7 +68,7 @@ class StoredKeyColumns:
         return arrays
 
 
-def _tuple_type(fields: Sequence[T.StructField]) -> Any:
+def stored_key_type(fields: Sequence[T.StructField]) -> Any:
     """Return the msgspec type of a stored key; decimals are stored as text."""
     types = [
         Decimal | None if isinstance(field.dataType, T.DecimalType) else Any for field in fields

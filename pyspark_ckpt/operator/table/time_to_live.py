@@ -77,7 +77,10 @@ class StateTtlConfig:
 
 _STAMP = struct.Struct(">BQ")
 _MARKS = {TtlTime.PROCESSING_TIME: 0xD3, TtlTime.EVENT_TIME: 0xCF}
-_STAMPED = frozenset(_MARKS.values())
+STAMP_MARKS = frozenset(_MARKS.values())
+"""First bytes of entries that carry a time."""
+
+STAMP_BYTES = _STAMP.size
 
 
 class TimeToLive:
@@ -198,6 +201,11 @@ def stamp_of(time: TtlTime, written_ms: int) -> bytes:
     return _STAMP.pack(_MARKS[time], max(written_ms, 0))
 
 
+def stamp_mark(time: TtlTime) -> int:
+    """Return the first byte of the stamps of a time."""
+    return _MARKS[time]
+
+
 def without_stamp(data: bytes) -> bytes:
     """Return an entry without the time it was written at, if it has one."""
-    return data[_STAMP.size :] if data[0] in _STAMPED else data
+    return data[_STAMP.size :] if data[0] in STAMP_MARKS else data

@@ -150,8 +150,10 @@ def _wire_type(data_type: T.DataType, what: str) -> Any:
 Value = tuple[Any, ...]
 """One value of a state, as users see it."""
 
-_VERSION_MARK = 0xCC
-_PREFIX_BYTES = 2
+VERSION_MARK = 0xCC
+"""First byte of an entry of a later schema; the second is the place of its schema."""
+
+VERSION_BYTES = 2
 MAX_VERSION = 255
 
 
@@ -183,7 +185,7 @@ class VersionedCodec:
     ) -> None:
         self._newest = newest
         self._readers = [*earlier, newest.decode]
-        self._prefix = bytes([_VERSION_MARK, len(earlier)]) if earlier else b""
+        self._prefix = bytes([VERSION_MARK, len(earlier)]) if earlier else b""
         self._what = what
 
     def encode(self, values: Any) -> bytes:
@@ -198,7 +200,7 @@ class VersionedCodec:
         CorruptFileError
             If the entry has a schema that the handle does not know.
         """
-        if data[0] != _VERSION_MARK:
+        if data[0] != VERSION_MARK:
             return self._readers[0](data)
         version = data[1]
         if version >= len(self._readers):
@@ -206,9 +208,9 @@ class VersionedCodec:
                 f"{self._what}: a stored entry has schema {version}, the handle knows "
                 f"{len(self._readers)}; restore from another checkpoint"
             )
-        return self._readers[version](data[_PREFIX_BYTES:])
+        return self._readers[version](data[VERSION_BYTES:])
 
 
 def version_of(data: bytes) -> int:
     """Return the place of an entry's schema in the state's history."""
-    return data[1] if data[0] == _VERSION_MARK else 0
+    return data[1] if data[0] == VERSION_MARK else 0

@@ -1,0 +1,253 @@
+"""The stored entries of one state as the rows of a typed table, a batch at a time.
+
+The columns are the key columns, the columns of map keys, ``position`` in a list, the columns of
+values, and ``expires_at`` if the state has or had a time to live. A name that stands twice becomes
+``map_key_<name>`` or ``value_<name>``, and a column of this library becomes ``_<name>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import CorruptFileError, StateValueError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import TtlTime, TtlVisibility
+from pyspark_ckpt.operator.rescale.key_hashing import stored_key_type
+from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
+from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS, stamp_mark
+from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
+from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
+from pyspark_ckpt.operator.values.transport import travels_as_json
+from pyspark_ckpt.operator.values.wire_form import fields_writer, wire_type
+from pyspark_ckpt.snapshot.arrow_values import arrow_array, arrow_type
+from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
+
+TIME = pa.timestamp("ms", "UTC")
+_ARRAY = b"\xdd"
+"""The first byte of a MessagePack array with a length of four bytes."""
+
+
+class ColumnNames:
+    """Gives each column of a table a name of its own; case does not count, as in Spark."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def name(self, name: str, otherwise: str) -> str:
+        """Return `name` for a column, or `otherwise` if another column has it."""
+        while name.lower() in self._taken:
+            name, otherwise = otherwise, f"_{otherwise}"
+        self._taken.add(name.lower())
+        return name
+
+    def fields(self, schema: T.StructType, prefix: str) -> list[pa.Field]:
+        """Return the Arrow fields of some columns of a user."""
+        return [
+            pa.field(self.name(field.name, f"{prefix}_{field.name}"), arrow_type(field.dataType))
+            for field in schema.fields
+        ]
+
+    def own(self, name: str, data_type: pa.DataType) -> pa.Field:
+        """Return the Arrow field of a column of this library."""
+        return pa.field(self.name(name, f"_{name}"), data_type)
+
+
+class Tuples:
+    """Decodes many tuples of one schema at once.
+
+    Parameters
+    ----------
+    schema
+        Their schema.
+    what
+        What they are, for errors.
+    """
+
+    def __init__(self, schema: T.StructType, what: str) -> None:
+        self.types = tuple(wire_type(MESSAGE_PACK, field.dataType) for field in schema.fields)
+        self._fields = schema.fields
+        self._decoder = decoder_of(tuple.__class_getitem__(self.types))
+        self._what = what
+
+    def plain(self, column: BinaryColumn) -> list[tuple[Any, ...]]:
+        """Return tuples in plain form."""
+        return decoded(self._decoder, column, self._what)
+
+    def arrays(self, plain: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        """Return tuples in plain form as Arrow columns."""
+        return [
+            arrow_array(field.dataType, [row[place] for row in plain])
+            for place, field in enumerate(self._fields)
+        ]
+
+
+class StoredKeys:
+    """Decodes many stored keys at once, which have the form that keys have in the shuffle.
+
+    Parameters
+    ----------
+    schema
+        The schema of the key columns.
+    what
+        The operator, for errors.
+    """
+
+    def __init__(self, schema: T.StructType, what: str) -> None:
+        self.type = stored_key_type(schema.fields)
+        self._decoder = decoder_of(self.type)
+        self._columns = [_KeyColumn(field) for field in schema.fields]
+        self._what = what
+
+    def plain(self, column: BinaryColumn) -> list[tuple[Any, ...]]:
+        """Return keys in the form that they are stored in."""
+        return decoded(self._decoder, column, self._what)
+
+    def arrays(self, keys: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+        """Return decoded keys as Arrow columns."""
+        return [
+            column.array([key[place] for key in keys]) for place, column in enumerate(self._columns)
+        ]
+
+
+class _KeyColumn:
+    def __init__(self, field: T.StructField) -> None:
+        self._type = field.dataType
+        self._decode = None
+        if travels_as_json(field.dataType):
+            wire = wire_type(MESSAGE_PACK, field.dataType)
+            self._decode = msgspec.msgpack.Decoder(tuple.__class_getitem__((wire,))).decode
+
+    def array(self, stored: list[Any]) -> pa.Array:
+        if self._decode is not None:
+            return arrow_array(self._type, [self._decode(data)[0] for data in stored])
+        if isinstance(self._type, T.TimestampNTZType):  # stored as text
+            return pa.array(stored, pa.string()).cast(arrow_type(self._type))
+        return arrow_array(self._type, stored)
+
+
+def decoder_of(value_type: Any) -> Any:
+    """Return a decoder of many values of a type; see :func:`decoded`."""
+    return msgspec.msgpack.Decoder(list.__class_getitem__(value_type))
+
+
+def decoded(decoder: Any, column: BinaryColumn, what: str) -> list[Any]:
+    """Return all values of a column: MessagePack values in a row are an array without its head.
+
+    Raises
+    ------
+    CorruptFileError
+        If the bytes are not values of the decoder's type.
+    """
+    try:
+        values: list[Any] = decoder.decode(
+            b"".join((_ARRAY, len(column).to_bytes(4, "big"), column.joined))
+        )
+    except msgspec.MsgspecError as exc:
+        raise not_decoded(what, exc) from exc
+    return values
+
+
+def not_decoded(what: str, exc: Exception) -> CorruptFileError:
+    """Return the error for stored bytes that are not what the handle says."""
+    return CorruptFileError(
+        f"{what}: stored bytes do not fit their schema ({exc}); read another snapshot"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aged:
+    """Values without their times, and when each expires in milliseconds, -1 if never."""
+
+    values: BinaryColumn
+    expires_ms: Numbers | None
+
+
+class StateValues:
+    """Decodes the values of one state: with or without a time, of any schema of its history.
+
+    Parameters
+    ----------
+    state
+        The state, with its whole history.
+    what
+        The operator and state, for errors.
+    """
+
+    def __init__(self, state: StateDescriptor, what: str) -> None:
+        self._state = state
+        self._what = what
+        self._newest = len(state.earlier_schemas)
+        self.schema = struct_type(state.value_schema)
+        self.tuples = Tuples(self.schema, what)
+        self._codec = codec_of(state, what)
+        self._write = fields_writer(MESSAGE_PACK, self.schema)
+
+    def aged(self, column: BinaryColumn) -> Aged:
+        """Take the times off entries."""
+        if not self._state.is_stamped:
+            return Aged(column, None)
+        ttl = self._state.ttl
+        first = column.bytes_at(0)
+        is_stamped = np.isin(first, list(STAMP_MARKS))
+        expires_ms = np.full(len(column), -1, np.int64)
+        if ttl is not None:
+            if ttl.since_ms is not None:
+                expires_ms[:] = ttl.since_ms + ttl.duration_ms
+            counts = first == stamp_mark(ttl.time)  # a time of the other kind does not count
+            written_ms = column.take(counts).numbers(8, from_start=1).astype(np.int64)
+            expires_ms[counts] = written_ms + ttl.duration_ms
+        try:
+            return Aged(column.cut(is_stamped * STAMP_BYTES), expires_ms)
+        except ValueError as exc:
+            raise not_decoded(self._what, exc) from exc
+
+    def plain(self, column: BinaryColumn) -> list[tuple[Any, ...]]:
+        """Return values without times as tuples of the newest schema, in plain form."""
+        if not self._newest:
+            return self.tuples.plain(column)
+        is_later = column.bytes_at(0) == VERSION_MARK
+        is_newest = is_later & (column.bytes_at(1) == self._newest)
+        if is_newest.all():
+            return self.tuples.plain(column.cut(VERSION_BYTES))
+        newest = iter(self.tuples.plain(column.take(is_newest).cut(VERSION_BYTES)))
+        return [
+            next(newest) if new else self._converted(column.value(row))
+            for row, new in enumerate(is_newest.tolist())
+        ]
+
+    def _converted(self, data: bytes) -> tuple[Any, ...]:
+        """Return an entry of an earlier schema."""
+        try:
+            values = self._codec.decode(data)
+        except StateValueError as exc:
+            raise not_decoded(self._what, exc) from exc
+        return values if self._write is None else tuple(self._write(values))
+
+    def hidden(self, aged: Aged, now_ms: int | None) -> Numbers | None:
+        """Return which entries a processor would not see at a time; ``None`` if it sees all."""
+        ttl = self._state.ttl
+        if aged.expires_ms is None or ttl is None or now_ms is None:
+            return None
+        if ttl.visibility is not TtlVisibility.NEVER_RETURN_EXPIRED:
+            return None
+        hidden: Numbers = (aged.expires_ms >= 0) & (aged.expires_ms <= now_ms)
+        return hidden if hidden.any() else None
+
+    def now_ms(self, processing_time_ms: int, watermark_ms: int) -> int | None:
+        """Return the time in which entries age, ``None`` if they do not."""
+        if self._state.ttl is None:
+            return None
+        is_event_time = self._state.ttl.time is TtlTime.EVENT_TIME
+        return watermark_ms if is_event_time else processing_time_ms
+
+
+def expiry_array(expires_ms: Numbers) -> pa.Array:
+    """Return times of expiry as an Arrow column; nulls for entries that never expire."""
+    return pa.array(expires_ms, pa.int64(), mask=expires_ms < 0).cast(TIME)

@@ -1,0 +1,134 @@
+"""The stored entries of a subtask between two stored keys, as columns of bytes, in key order."""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from pyspark_ckpt.formats.canonical_file import KeyGroups, canonical_batches
+from pyspark_ckpt.formats.handle import CANONICAL_FORMAT, Handle
+from pyspark_ckpt.operator.durable.merged_state import merged_state
+from pyspark_ckpt.operator.table.stored_keys import (
+    MAX_STATES,
+    OPERATOR_STATE,
+    RAW_STATE,
+    TIME_INDEX,
+)
+from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
+from pyspark_ckpt.storage.open import Storage
+
+END = b"\xff\xff"
+"""Above all stored keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRange:
+    """The stored keys from `start` up to `end`, without `end`.
+
+    `state_id` is the third byte that keyed entries must have, ``None`` for entries of all states.
+    """
+
+    start: bytes
+    end: bytes
+    state_id: int | None = None
+
+    @classmethod
+    def of_keyed_state(cls, state_id: int) -> StoredRange:
+        """Return where a keyed state's entries are, among those of other states."""
+        return cls(b"", TIME_INDEX, state_id)
+
+    @classmethod
+    def of_timers(cls) -> StoredRange:
+        """Return where the timers of keys are."""
+        return cls(b"", TIME_INDEX, MAX_STATES)
+
+    @classmethod
+    def of_operator_state(cls, state_id: int) -> StoredRange:
+        """Return where the entries of an operator's list or broadcast state are."""
+        prefix = OPERATOR_STATE + bytes([state_id])
+        return cls(prefix, OPERATOR_STATE + bytes([state_id + 1]))
+
+    @classmethod
+    def of_raw_state(cls) -> StoredRange:
+        """Return where raw state is."""
+        return cls(RAW_STATE, END)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntries:
+    """Entries in key order."""
+
+    keys: BinaryColumn
+    values: BinaryColumn
+
+
+def stored_entries(
+    storage: Storage, handle: Handle, wanted: StoredRange
+) -> Iterator[StoredEntries]:
+    """Yield the entries of a subtask in a range, in batches of bounded size.
+
+    Parameters
+    ----------
+    storage
+        The directory of the handle's files.
+    handle
+        The subtask's.
+    wanted
+        The range.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed.
+    """
+    for keys, values in _batches(storage, handle, wanted):
+        all_keys = BinaryColumn.of(keys)
+        start = bisect_left(range(len(keys)), wanted.start, key=all_keys.value)
+        end = bisect_left(range(len(keys)), wanted.end, start, key=all_keys.value)
+        part = StoredEntries(
+            all_keys.between(start, end), BinaryColumn.of(values).between(start, end)
+        )
+        rows = part.keys.bytes_at(2) == wanted.state_id
+        if wanted.state_id is None or rows.all():
+            if len(part.keys):
+                yield part
+        elif rows.any():
+            yield StoredEntries(part.keys.take(rows), part.values.take(rows))
+
+
+def _batches(
+    storage: Storage, handle: Handle, wanted: StoredRange
+) -> Iterator[tuple[pa.Array, pa.Array]]:
+    base = handle.base
+    if base is not None and base.format == CANONICAL_FORMAT and not handle.segments:
+        for each in base.files:
+            with storage.open_verified(each.file) as file:
+                for batch in canonical_batches(
+                    file, each.file.path, base.entries or 0, _key_groups(wanted)
+                ):
+                    yield batch.column(0), batch.column(1)
+        return
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-") as scratch:
+        for part in merged_state(storage, handle, Path(scratch)):
+            start = bisect_left(part.keys, wanted.start)
+            end = bisect_left(part.keys, wanted.end, start)
+            if start < end:
+                keys, values = part.keys[start:end], part.values[start:end]
+                yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+
+
+def _key_groups(wanted: StoredRange) -> KeyGroups | None:
+    """Return the key groups of a range, ``None`` if it has entries with and without a key."""
+    if wanted.start >= TIME_INDEX:
+        return KeyGroups(without_key=True)
+    if wanted.end > TIME_INDEX:
+        return None
+    first, last = (
+        int.from_bytes(key[:2].ljust(2, b"\0"), "big") for key in (wanted.start, wanted.end)
+    )
+    return KeyGroups(first, last)

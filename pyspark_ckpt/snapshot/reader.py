@@ -1,0 +1,113 @@
+"""What views of an open snapshot read from: its operators, and the entries of their subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata import OperatorMetadata
+from pyspark_ckpt.formats.modes import TtlTime
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
+
+
+class SnapshotReader:
+    """Reads the stored entries of a checkpoint or savepoint until it is closed.
+
+    Parameters
+    ----------
+    source
+        The checkpoint or savepoint, whose metadata was checked.
+    """
+
+    def __init__(self, source: RestoreSource) -> None:
+        self.source = source
+        self._is_open = True
+
+    def close(self) -> None:
+        """Read no more."""
+        self._is_open = False
+
+    def entries(self, handle: Handle, stored: StoredRange) -> Iterator[StoredEntries]:
+        """Yield the stored entries of a subtask in a range.
+
+        Raises
+        ------
+        StateUseError
+            If the snapshot was closed.
+        CorruptFileError
+            If a file is missing or changed.
+        """
+        if not self._is_open:
+            raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
+        with self.source.reading():
+            yield from stored_entries(self.source.storage, handle, stored)
+
+    def now_ms(self, time: TtlTime) -> int:
+        """Return the time of the snapshot's epoch in which entries age."""
+        if time is TtlTime.EVENT_TIME:
+            return self.source.metadata.watermark_ms
+        return self.source.times_ms["batchTimestampMs"]
+
+    def operator(self, uid: str) -> StoredOperator:
+        """Return one operator.
+
+        Raises
+        ------
+        StateUseError
+            If there is no such operator.
+        """
+        operators = {each.uid: each for each in self.source.metadata.operators}
+        if uid not in operators:
+            raise StateUseError(
+                f"{self.source.path} has no operator {uid!r}: it has "
+                f"{', '.join(map(repr, operators)) or 'none'}"
+            )
+        return StoredOperator(operators[uid], f"{self.source.path}, operator {uid!r}")
+
+
+@dataclass(frozen=True)
+class StoredOperator:
+    """One operator of a snapshot.
+
+    Parameters
+    ----------
+    metadata
+        What the snapshot has of it.
+    what
+        The snapshot and operator, for errors.
+    """
+
+    metadata: OperatorMetadata
+    what: str
+
+    @cached_property
+    def key_schema(self) -> T.StructType:
+        """The schema of its key columns."""
+        return struct_type(self.metadata.key_schema)
+
+    @cached_property
+    def handles(self) -> Sequence[Handle]:
+        """The handles of its subtasks, in their order."""
+        return sorted(self.metadata.handles, key=lambda handle: handle.subtask)
+
+    @cached_property
+    def states(self) -> UnifiedStates:
+        """Its states as the newest subtask has them."""
+        return UnifiedStates(self.metadata.uid, self.handles)
+
+    def ids_of(self, name: str) -> Mapping[int, int]:
+        """Return the id that a state has in each subtask that has it."""
+        return {
+            handle.subtask: state_id
+            for handle in self.handles
+            for state_id, state in enumerate(handle.states)
+            if state.name == name and state.sweeps is None
+        }

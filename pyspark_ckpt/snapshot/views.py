@@ -1,0 +1,317 @@
+"""The tables of a snapshot as users read them: streams, frames, and the state of one key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import CorruptFileError, StateUseError
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.operator.rows.key_groups import subtask_of
+from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.table.catalog import evolved
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.snapshot.entries import StoredRange
+from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
+from pyspark_ckpt.snapshot.tables import Table, state_table
+
+if TYPE_CHECKING:
+    import polars
+
+
+class TableView:
+    """A typed table of a snapshot, read when it is asked for.
+
+    Parameters
+    ----------
+    reader : SnapshotReader
+        Reads the snapshot.
+    operator : StoredOperator
+        The operator.
+    schema : pyarrow.Schema
+        The columns.
+    table_of : callable
+        Returns the table over one subtask's entries.
+
+    Examples
+    --------
+    >>> timers = ckpt.open_state(savepoint.path).timers("count")
+    >>> timers.schema.names
+    ['user', 'fires_at']
+    """
+
+    def __init__(
+        self,
+        reader: SnapshotReader,
+        operator: StoredOperator,
+        schema: pa.Schema,
+        table_of: Callable[[Handle], Table | None],
+    ) -> None:
+        self.schema = schema
+        self._reader = reader
+        self._operator = operator
+        self._table_of = table_of
+
+    def to_arrow(self, *, include_expired: bool = False) -> pa.RecordBatchReader:
+        """Return the table as a stream of Arrow batches.
+
+        Parameters
+        ----------
+        include_expired : bool
+            Whether entries are included whose time to live was over when the snapshot was taken.
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            Reads as it is consumed, in bounded memory. DuckDB and Polars take it as it is.
+
+        Raises
+        ------
+        CorruptFileError
+            While it is read: if a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view.to_arrow().read_all().num_rows
+        2
+        """
+        batches = self._batches(include_expired=include_expired)
+        return pa.RecordBatchReader.from_batches(self.schema, batches)
+
+    def to_pandas(self, *, include_expired: bool = False) -> pd.DataFrame:
+        """Return the table as a pandas frame.
+
+        Parameters
+        ----------
+        include_expired : bool
+            As for :meth:`to_arrow`.
+
+        Returns
+        -------
+        pandas.DataFrame
+            All of it, in memory.
+
+        Raises
+        ------
+        CorruptFileError
+            If a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view.to_pandas().sort_values("user").values.tolist()
+        [['ada', 2], ['bob', 1]]
+        """
+        frame: pd.DataFrame = self.to_arrow(include_expired=include_expired).read_pandas()
+        return frame
+
+    def to_polars(self, *, include_expired: bool = False) -> polars.DataFrame:
+        """Return the table as a Polars frame; needs the extra ``polars``.
+
+        Parameters
+        ----------
+        include_expired : bool
+            As for :meth:`to_arrow`.
+
+        Returns
+        -------
+        polars.DataFrame
+            All of it, in memory.
+
+        Raises
+        ------
+        ImportError
+            If Polars is not installed.
+        CorruptFileError
+            If a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view.to_polars().height
+        2
+        """
+        import polars  # not every user has it
+
+        frame = polars.from_arrow(self.to_arrow(include_expired=include_expired).read_all())
+        assert isinstance(frame, polars.DataFrame)  # a table has several columns
+        return frame
+
+    def _batches(self, *, include_expired: bool) -> Iterator[pa.RecordBatch]:
+        for handle in self._operator.handles:
+            table = self._table_of(handle)
+            if table is not None:
+                parts = self._reader.entries(handle, table.stored)
+                yield from table.batches(parts, self._now_ms(include_expired=include_expired))
+
+    def _now_ms(self, *, include_expired: bool) -> int | None:  # noqa: ARG002  # timers stay
+        return None
+
+
+class StateView(TableView):
+    """One state of a snapshot as a typed table; ``snapshot.state(...)`` returns it.
+
+    The columns are the key columns, the columns of map keys, ``position`` in a list, the columns of
+    values, and ``expires_at`` if the state has or had a time to live. The state of an operator,
+    not of a key, has ``subtask`` instead of key columns, and broadcast state has neither.
+
+    Parameters
+    ----------
+    reader : SnapshotReader
+        Reads the snapshot.
+    operator : StoredOperator
+        The operator.
+    name : str
+        The name of the state.
+
+    Examples
+    --------
+    >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+    >>> view.kind, view.schema.names
+    ('value', ['user', 'n'])
+    """
+
+    def __init__(self, reader: SnapshotReader, operator: StoredOperator, name: str) -> None:
+        names = [state.name for state in operator.states.states]
+        if name not in names:
+            raise StateUseError(
+                f"{operator.what} has no state {name!r}: it has {', '.join(map(repr, names))}"
+            )
+        self._state = operator.states.states[names.index(name)]
+        self._what = f"{operator.what}, state {name!r}"
+        self._ids = operator.ids_of(name)
+        self._is_keyed = kind_of(self._state).movement is Movement.WITH_KEY
+        empty = state_table(operator.key_schema, self._state, 0, 0, self._what)
+        super().__init__(reader, operator, empty.schema, self._table)
+        self._columns = _columns_of(empty.schema, operator.key_schema, self._state)
+
+    @property
+    def name(self) -> str:
+        """The name of the state."""
+        return self._state.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of the state, as in ``Snapshot.states``."""
+        return self._state.kind
+
+    def get(self, *key: Any, include_expired: bool = False) -> Any:
+        """Return what the state holds for one key.
+
+        Parameters
+        ----------
+        *key : object
+            A value per key column, as a processor gets them.
+        include_expired : bool
+            As for :meth:`to_arrow`.
+
+        Returns
+        -------
+        dict, list of dict, or None
+            The values by their columns: one dict of a value, reducing or aggregating state, a list
+            of dicts of a list or map state in its order. ``None`` if the key has no state.
+
+        Raises
+        ------
+        StateUseError
+            If the state is not keyed.
+        StateValueError
+            If `key` does not fit the key columns.
+        CorruptFileError
+            If a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view.get("ada")
+        {'n': 2}
+        >>> print(view.get("nobody"))
+        None
+        """
+        rows = self._rows_of(key, include_expired=include_expired)
+        if kind_of(self._state).entries is not Entries.ONE:
+            return rows or None
+        return rows[0] if rows else None
+
+    def _rows_of(self, key: Sequence[Any], *, include_expired: bool) -> list[dict[str, Any]]:
+        if not self._is_keyed:
+            raise StateUseError(f"{self._what} belongs to no key: read it with to_arrow")
+        metadata = self._operator.metadata
+        places = KeyPlaces(self._operator.key_schema, metadata.max_parallelism)
+        key_group, encoded = places.place(key)
+        subtask = subtask_of(key_group, metadata.parallelism, metadata.max_parallelism)
+        state_id = self._ids.get(subtask)
+        if state_id is None:
+            return []
+        (handle,) = [each for each in self._operator.handles if each.subtask == subtask]
+        start = encode_key_group(key_group) + bytes([state_id]) + encoded
+        # No other key begins with a whole key, because MessagePack says where a value ends.
+        parts = self._reader.entries(handle, StoredRange(start, _after(start)))
+        table = self._table(handle)
+        assert table is not None  # the subtask has the state
+        batches = table.batches(parts, self._now_ms(include_expired=include_expired))
+        rows = pa.Table.from_batches(batches, self.schema).select(self._columns).to_pylist()
+        return [dict(row) for row in rows]
+
+    def _table(self, handle: Handle) -> Table | None:
+        state_id = self._ids.get(handle.subtask)
+        if state_id is None:
+            return None
+        state = evolved(handle.states[state_id], self._state, self._what)
+        return state_table(self._operator.key_schema, state, state_id, handle.subtask, self._what)
+
+    def _batches(self, *, include_expired: bool) -> Iterator[pa.RecordBatch]:
+        if kind_of(self._state).movement is not Movement.COPIED:
+            yield from super()._batches(include_expired=include_expired)
+            return
+        copies = {
+            handle.subtask: pa.Table.from_batches(
+                table.batches(
+                    self._reader.entries(handle, table.stored),
+                    self._now_ms(include_expired=include_expired),
+                ),
+                self.schema,
+            )
+            for handle in self._operator.handles
+            if (table := self._table(handle)) is not None
+        }
+        yield from self._one_of(copies).to_batches()
+
+    def _one_of(self, copies: Mapping[int, pa.Table]) -> pa.Table:
+        """Return the newest copy of a state that is the same in all subtasks that are as new."""
+        newest = max(handle.epoch for handle in self._operator.handles)
+        current = [
+            copies[handle.subtask]
+            for handle in self._operator.handles
+            if handle.epoch == newest and handle.subtask in copies
+        ] or list(copies.values())
+        if any(not copy.equals(current[0]) for copy in current):
+            raise CorruptFileError(
+                f"{self._what} is not the same in all subtasks: the processor must write the same "
+                "broadcast state in each of them"
+            )
+        return current[0]
+
+    def _now_ms(self, *, include_expired: bool) -> int | None:
+        if include_expired or self._state.ttl is None:
+            return None
+        return self._reader.now_ms(self._state.ttl.time)
+
+
+def _columns_of(schema: pa.Schema, key_schema: T.StructType, state: StateDescriptor) -> list[str]:
+    """Return the columns of a state's table without those of the key."""
+    is_keyed = kind_of(state).movement is Movement.WITH_KEY
+    names: list[str] = schema.names
+    return names[len(key_schema.fields) if is_keyed else 0 :]
+
+
+def _after(start: bytes) -> bytes:
+    """Return the first stored key that does not begin with `start`."""
+    number = int.from_bytes(start, "big") + 1
+    return number.to_bytes(len(start), "big")
