@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pyspark_ckpt.cli import file_commands, query_commands, spark_commands
+from pyspark_ckpt.cli import file_commands, query_commands, spark_commands, state_commands
 from pyspark_ckpt.version import __version__
 
 LOCATION = "a query's checkpointLocation or checkpoints directory"
@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_query_commands(commands)
     _add_file_commands(commands)
+    _add_state(commands)
     _add_rename_uid(commands)
     _add_spark_commands(commands)
     return top
@@ -75,7 +76,8 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             default=DEFAULT_PICK_UP_S,
             metavar="SECONDS",
             help="how long to wait until the query takes the request; a query looks for requests "
-            f"every second, but not during a checkpoint (default {DEFAULT_PICK_UP_S:.0f})",
+            "every second, at a server every five, but not during a checkpoint "
+            f"(default {DEFAULT_PICK_UP_S:.0f})",
         )
 
 
@@ -98,6 +100,41 @@ def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         command = _command(commands, name, what, examples)
         command.add_argument("path", metavar="PATH", help=argument)
         command.set_defaults(run=run)
+
+
+def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "state",
+        "show the states of a checkpoint or savepoint, the rows of a state, or one key",
+        "pyspark-ckpt state /data/flights/checkpoint\n"
+        "pyspark-ckpt state /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f --state total\n"
+        "pyspark-ckpt state /data/flights/checkpoint --state total --key ada\n"
+        "pyspark-ckpt state /data/flights/checkpoint --state total --format parquet \\\n"
+        "    --output total.parquet",
+    )
+    command.add_argument("path", metavar="PATH", help=f"{SNAPSHOT}, or {LOCATION}")
+    command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
+    command.add_argument("--state", metavar="NAME", help="the state whose rows are shown")
+    command.add_argument("--timers", action="store_true", help="show the operator's timers")
+    command.add_argument(
+        "--key",
+        metavar="VALUE",
+        action="append",
+        default=[],
+        help="show one key; give the option once for each key column, bytes in hex",
+    )
+    command.add_argument(
+        "--limit",
+        type=_count,
+        metavar="ROWS",
+        help=f"how many rows to show (default {state_commands.TABLE_LIMIT} as a table, else all)",
+    )
+    command.add_argument("--format", choices=state_commands.FORMATS, default="table")
+    command.add_argument(
+        "--output", metavar="FILE", help="where the rows go, instead of the screen"
+    )
+    command.set_defaults(run=state_commands.state)
 
 
 def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -189,6 +226,13 @@ def _renaming(text: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(text)
     return old, new
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise ValueError(text)
+    return count
 
 
 def _seconds(text: str) -> float:

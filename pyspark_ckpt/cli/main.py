@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = chosen.run(chosen)
         sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
+        for part in result.parts:
+            sys.stdout.write(printable(part))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ class Result:
     """The result of a command, as fields and as text.
 
     `is_done` is false if the command ran and its result is negative. The exit code is then 1.
+    `parts` is the text of a long result, which is made while it is printed.
     """
 
     fields: dict[str, Any]
     text: str
     is_done: bool = True
+    parts: Iterable[str] = ()
 
 
 def as_json(fields: dict[str, Any]) -> str:

@@ -197,6 +197,11 @@ class StateView(TableView):
         return self._state.name
 
     @property
+    def key_fields(self) -> list[pa.Field]:
+        """The key columns; none if the state belongs to no key."""
+        return [self.schema.field(place) for place in range(len(self.schema) - len(self._columns))]
+
+    @property
     def kind(self) -> str:
         """The kind of the state, as in ``Snapshot.states``."""
         return self._state.kind

@@ -28,7 +28,7 @@ from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.conftest import snapshot  # noqa: F401  # a fixture
 
-COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history")
+COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history", "state")
 WITH_MORE_ARGUMENTS = ("rename-uid", "plan", "rollback")
 
 

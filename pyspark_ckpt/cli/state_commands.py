@@ -1,0 +1,210 @@
+"""The command that reads states of a checkpoint or savepoint: ``state``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_ckpt.cli.output import Result, facts, records, table
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
+from pyspark_ckpt.snapshot.views import StateView, TableView
+
+FORMATS = ("table", "json", "csv", "parquet")
+TABLE_LIMIT = 20
+"""Rows that are shown as text unless the user says how many."""
+
+Row = dict[str, Any]
+
+
+def state(arguments: Namespace) -> Result:
+    """Show the states of a checkpoint or savepoint, or the rows of one of them."""
+    if arguments.format == "parquet" and arguments.output is None:
+        raise ConfigurationError("parquet goes into a file: give --output FILE")
+    with ExitStack() as opened:
+        snapshot = opened.enter_context(open_state(arguments.path))
+        if arguments.state is None and not arguments.timers:
+            return _listed(snapshot)
+        view = _view(snapshot, arguments)
+        if arguments.key:
+            return _shown(view.schema, iter(_of_one_key(view, arguments.key)), arguments)
+        if arguments.format == "parquet":
+            return _as_parquet(view, arguments)
+        result = _shown(view.schema, _rows(view.to_arrow()), arguments)
+        # The parts are read while they are printed.
+        return replace(result, parts=_followed_by(result.parts, opened.pop_all().close))
+
+
+def _followed_by(parts: Iterable[str], close: Callable[[], None]) -> Iterator[str]:
+    try:
+        yield from parts
+    finally:
+        close()
+
+
+def _listed(snapshot: Snapshot) -> Result:
+    frame = snapshot.states()
+    fields = {
+        "path": snapshot.path,
+        "kind": snapshot.kind,
+        "query_id": snapshot.query_id,
+        "query_name": snapshot.query_name,
+        "epoch": snapshot.epoch,
+        "watermark_ms": snapshot.watermark_ms,
+        "offsets": {str(number): offset for number, offset in snapshot.offsets.items()},
+    }
+    text = facts(fields) + table(frame, "no states")
+    return Result({**fields, "states": records(frame)}, text)
+
+
+def _view(snapshot: Snapshot, arguments: Namespace) -> TableView:
+    operator = arguments.operator
+    if operator is None:
+        operator = _only_operator(snapshot, arguments.state)
+    return (
+        snapshot.timers(operator) if arguments.timers else snapshot.state(operator, arguments.state)
+    )
+
+
+def _only_operator(snapshot: Snapshot, name: str | None) -> str:
+    frame = snapshot.states()
+    found = list(snapshot.operators)
+    if name is not None:
+        found = frame.loc[frame["state"] == name, "operator"].tolist() or found
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{snapshot.path} has the operators {', '.join(map(repr, snapshot.operators))}: say "
+            "which one with --operator"
+        )
+    return str(found[0])
+
+
+def _of_one_key(view: TableView, texts: list[str]) -> list[Row]:
+    if not isinstance(view, StateView):
+        raise ConfigurationError("--key is for a state: give --state, not --timers")
+    fields = view.key_fields
+    if len(texts) != len(fields):
+        raise ConfigurationError(
+            f"the key has {len(fields)} columns ({', '.join(field.name for field in fields)}): "
+            "give --key once for each, in this order"
+        )
+    key = [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
+    found = view.get(*key)
+    rows = [] if found is None else found if isinstance(found, list) else [found]
+    names = [field.name for field in fields]
+    return [{**dict(zip(names, key, strict=True)), **row} for row in rows]
+
+
+def _key_value(field: pa.Field, text: str) -> Any:
+    if field.type == pa.binary():
+        return bytes.fromhex(text)
+    try:
+        return pa.array([text], pa.string()).cast(field.type)[0].as_py()
+    except pa.ArrowException as exc:
+        raise ConfigurationError(
+            f"--key {text!r} is no {field.type} for the key column {field.name!r} ({exc}); keys of "
+            "nested types are read in Python, with open_state"
+        ) from exc
+
+
+def _rows(reader: pa.RecordBatchReader) -> Iterator[Row]:
+    for batch in reader:
+        yield from batch.to_pylist()
+
+
+def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Result:
+    limit = arguments.limit
+    if limit is None and arguments.format == "table":
+        limit = TABLE_LIMIT
+    if limit is not None:
+        rows = _first(rows, limit)
+    if arguments.json:
+        return Result({"schema": _schema(schema), "rows": list(map(_plain, rows))}, "")
+    if arguments.format == "parquet":
+        batch = pa.Table.from_pylist(list(rows), schema)
+        pq.write_table(batch, arguments.output)
+        return _written(arguments.output, len(batch))
+    parts = {"table": _as_text, "json": _as_json, "csv": _as_csv}[arguments.format](schema, rows)
+    if arguments.output is None:
+        return Result({}, "", parts=parts)
+    with Path(arguments.output).open("w", encoding="utf-8") as file:
+        file.writelines(parts)
+    return Result({}, f"{arguments.output}\n")
+
+
+def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:
+    for _, row in zip(range(limit), rows, strict=False):
+        yield row
+
+
+def _as_text(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
+    texts = [{name: _text(value) for name, value in _plain(row).items()} for row in rows]
+    frame = pa.Table.from_pylist(texts, pa.schema([(name, pa.string()) for name in schema.names]))
+    yield table(frame.to_pandas(), "no rows")
+
+
+def _as_json(_: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        yield json.dumps(_plain(row)) + "\n"
+
+
+def _as_csv(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
+    yield _csv_line(schema.names)
+    for row in rows:
+        yield _csv_line([_text(value) for value in _plain(row).values()])
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _as_parquet(view: TableView, arguments: Namespace) -> Result:
+    left = arguments.limit
+    rows = 0
+    with pq.ParquetWriter(arguments.output, view.schema) as writer:
+        for batch in view.to_arrow():
+            part = batch if left is None else batch.slice(0, left - rows)
+            writer.write_batch(part)
+            rows += len(part)
+            if left is not None and rows >= left:
+                break
+    return _written(arguments.output, rows)
+
+
+def _written(path: str, rows: int) -> Result:
+    return Result({"output": path, "rows": rows}, f"{path}: {rows} rows\n")
+
+
+def _schema(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a table as JSON has it: times in ISO form, bytes in hex."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

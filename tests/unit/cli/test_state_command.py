@@ -1,0 +1,116 @@
+"""``pyspark-ckpt state``: what it prints of golden data, and that all formats say the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_ckpt.cli.main import main
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
+SAVEPOINT = str(GOLDEN / "heap-canonical" / "savepoint")
+LOCATION = str(GOLDEN / "whole-heap" / "location")
+STORED = json.loads((GOLDEN / "heap-canonical" / "state.json").read_text())["n"]
+COUNTS = {
+    # 2 bytes of key group, 1 of state, 2 of MessagePack; the value is one MessagePack number
+    bytes.fromhex(stored)[5:].decode(): bytes.fromhex(value)[1]
+    for stored, value in STORED.items()
+}
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str, code: int = 0) -> str:
+        assert main(["state", *arguments]) == code
+        printed = capsys.readouterr()
+        return printed.err if code else printed.out
+
+    return call
+
+
+def test_all_states_are_listed(run: Run) -> None:
+    fields = json.loads(run(SAVEPOINT, "--json"))
+    assert fields["epoch"] == 5
+    assert [(row["operator"], row["state"], row["kind"]) for row in fields["states"]] == [
+        ("op", "n", "value"),
+        ("op", "recent", "list"),
+        ("op", "due", "map"),
+    ]
+    text = run(SAVEPOINT)
+    assert "watermark_ms  1704067240000" in text
+    assert "chk-" in run(LOCATION), "the newest checkpoint of a location"
+
+
+def test_rows_in_every_format(run: Run, tmp_path: Path) -> None:
+    """The stored counts, decoded from the bytes of the golden data, in each format."""
+    of_state = (SAVEPOINT, "--state", "n")
+
+    def as_counts(rows: Any) -> dict[str, int]:
+        return {row["k"]: int(row["n"]) for row in rows}
+
+    lines = run(*of_state, "--format", "json").splitlines()
+    assert as_counts(map(json.loads, lines)) == COUNTS
+    assert as_counts(csv.DictReader(io.StringIO(run(*of_state, "--format", "csv")))) == COUNTS
+    assert as_counts(json.loads(run(*of_state, "--json"))["rows"]) == COUNTS
+    table = [line.split() for line in run(*of_state).splitlines()[2:]]
+    assert {key: int(count) for key, count in table} == COUNTS
+    file = tmp_path / "n.parquet"
+    assert f"{len(COUNTS)} rows" in run(*of_state, "--format", "parquet", "--output", str(file))
+    assert as_counts(pq.read_table(file).to_pylist()) == COUNTS
+    run(*of_state, "--format", "json", "--output", str(tmp_path / "n.json"))
+    assert (tmp_path / "n.json").read_text().splitlines() == lines
+
+
+def test_one_key_and_a_limit(run: Run, tmp_path: Path) -> None:
+    key, count = next(iter(COUNTS.items()))
+    of_key = (SAVEPOINT, "--state", "n", "--key", key, "--format", "json")
+    assert json.loads(run(*of_key)) == {"k": key, "n": count}
+    assert run(SAVEPOINT, "--state", "n", "--key", "nobody", "--format", "json") == ""
+    assert len(run(SAVEPOINT, "--state", "n", "--limit", "2").splitlines()) == 2 + 2
+    file = tmp_path / "n.parquet"
+    run(SAVEPOINT, "--state", "n", "--limit", "2", "--format", "parquet", "--output", str(file))
+    assert pq.read_table(file).num_rows == 2
+    assert len(run(SAVEPOINT, "--timers", "--limit", "3").splitlines()) == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((LOCATION, "--timers"), "say which one with --operator"),
+        ((SAVEPOINT, "--state", "x"), "no state 'x'"),
+        ((SAVEPOINT, "--state", "n", "--operator", "x"), "no operator 'x'"),
+        ((SAVEPOINT, "--state", "n", "--key", "a", "--key", "b"), "the key has 1 columns (k)"),
+        ((SAVEPOINT, "--timers", "--key", "a"), "--key is for a state"),
+        ((SAVEPOINT, "--state", "n", "--format", "parquet"), "give --output FILE"),
+        (("/nowhere",), "holds no complete checkpoint or savepoint"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(run: Run, arguments: Any, message: str) -> None:
+    assert message in run(*arguments, code=1)
+
+
+def test_a_wrong_limit_ends_with_2() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["state", SAVEPOINT, "--limit", "-1"])
+    assert ended.value.code == 2
+
+
+def test_it_starts_no_jvm() -> None:
+    program = (
+        "import sys; from pyspark_ckpt.cli.main import main\n"
+        "from pyspark import SparkContext\n"
+        f"code = main(['state', {SAVEPOINT!r}, '--state', 'n'])\n"
+        "assert SparkContext._gateway is None\n"
+        "sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
