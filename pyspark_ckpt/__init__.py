@@ -81,6 +81,7 @@ from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import Verification, verify
+from pyspark_ckpt.live.states import LiveState, LiveValue
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
@@ -122,6 +123,8 @@ __all__ = [
     "IncompatibleStateError",
     "InputRowsError",
     "KeyedStream",
+    "LiveState",
+    "LiveValue",
     "Migration",
     "NotBuiltYetError",
     "PlanError",

@@ -43,6 +43,7 @@ from pyspark_ckpt.history.log import (
     savepoint_entry,
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
+from pyspark_ckpt.live.states import LiveStates
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.housekeeping import Housekeeping
@@ -74,7 +75,8 @@ logger = logging.getLogger(__name__)
 class CheckpointCoordinator:
     """Checkpoints one running query.
 
-    `listeners` are called on the driver. `progress` has the operators' progress.
+    `listeners` are called on the driver. `progress` has the operators' progress. `live` reads the
+    states at the newest committed epoch.
 
     Parameters
     ----------
@@ -125,6 +127,7 @@ class CheckpointCoordinator:
         self.listeners.add(history)
         self.progress = RecentProgress(self._spark, streaming_query, files)
         self.listeners.add(self.progress)
+        self.live = LiveStates(self._spark, files)
         self._savepoints = SavepointTaker(
             self._spark,
             files,
@@ -308,6 +311,7 @@ class CheckpointCoordinator:
         )
         if retains and not has_failed:
             self._take_last()
+        self._try("closing the live states", self.live.close)
         self._try("closing the checkpoints", self._runner.close)
         self._try("refusing requests", self._requests.close)
         if not retains:

@@ -13,6 +13,7 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
+from pyspark_ckpt.live.states import LiveState
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
 from pyspark_ckpt.query.failure import library_error, library_errors
@@ -179,6 +180,33 @@ class CheckpointedQuery(StreamingQuery):
         epochs since the call before. Call it at least every 100 epochs to miss none.
         """
         return self._coordinator.progress.recent()
+
+    def state(self, operator: str, name: str) -> LiveState:
+        """Return one state of the running query, to read it at the newest committed epoch.
+
+        Parameters
+        ----------
+        operator : str
+            The operator's uid.
+        name : str
+            The name of the state.
+
+        Returns
+        -------
+        LiveState
+            Has ``get``, ``to_pandas`` and ``to_arrow``. The query is neither stopped nor waits.
+
+        Raises
+        ------
+        StateUseError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> query.state("count", "count").get("ada").value
+        {'n': 2}
+        """
+        return self._coordinator.live.state(operator, name)
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch now, whatever interval and pause are configured.

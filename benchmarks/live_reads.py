@@ -1,0 +1,237 @@
+"""How long a live read takes, and how much it slows down the query.
+
+``python -m benchmarks.live_reads`` runs a running count over 1,000,000 keys on RocksDB, epoch after
+epoch without a pause. In every second group of epochs, a thread of the driver reads the state of
+random keys, so many a second. Each value is compared with what pandas computes for its epoch, and
+must be of the newest epoch that was committed when the read began, or of a newer one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+
+import pyspark_ckpt as ckpt
+from benchmarks.input_files import write_files
+from benchmarks.machine import describe_machine
+from benchmarks.run import Epoch, WrongResultError
+from benchmarks.session import Sessions, use_this_python
+from benchmarks.spark_run import report_epochs
+from benchmarks.workloads import counting
+
+_NAME = "live_reads"
+_GROUP = 5
+"""So many epochs are with reads, then so many without."""
+
+_WARM_UP = 5
+
+
+@dataclass
+class _Reads:
+    """What the reading thread saw: the milliseconds and result of each read."""
+
+    ms: list[float] = field(default_factory=list)
+    found: list[tuple[int, int, Any]] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+    failure: BaseException | None = None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the query and return the exit status."""
+    options = _parse(arguments)
+    use_this_python()
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-bench-") as directory:
+        sessions = Sessions(Path(directory))
+        try:
+            report = _measure(sessions.new(), options, Path(directory))
+        except WrongResultError as exc:
+            print(f"WRONG RESULT, no figures: {exc}", file=sys.stderr)
+            return 1
+        finally:
+            sessions.stop()
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / _NAME
+    path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    path.with_suffix(".md").write_text(_markdown(report))
+    print(_markdown(report))
+    return 0
+
+
+def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    frames = [counting.one_row_per_key(options.keys)] + [
+        counting.random_rows(options.keys, options.rows, epoch)
+        for epoch in range(1, _WARM_UP + options.epochs + 1)
+    ]
+    files = write_files(directory / "source", frames)
+    query, reads, is_read = _run(spark, options, directory)
+    if reads.failure is not None:
+        raise WrongResultError(f"a read failed: {reads.failure!r}")
+    epochs = report_epochs(query)
+    if len(epochs) != len(files):
+        raise WrongResultError(f"{len(epochs)} epochs for {len(files)} files")
+    _check(frames, reads)
+    counted = epochs[_WARM_UP + 1 :]
+    return {
+        "settings": {"keys": options.keys, "rows per epoch": options.rows, "reads": len(reads.ms)},
+        "reads_a_second": options.reads_a_second,
+        "machine": describe_machine(spark),
+        "first_read_of_a_subtask_ms": reads.first_ms,
+        "read_ms": {
+            name: float(np.percentile(reads.ms, percent))
+            for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
+        },
+        "epoch_ms_with_reads": _median([each for each in counted if each.number in is_read]),
+        "epoch_ms_without": _median([each for each in counted if each.number not in is_read]),
+        "epochs_with_reads": sum(each.number in is_read for each in counted),
+        "epochs": len(counted),
+    }
+
+
+def _median(epochs: Sequence[Epoch]) -> float:
+    return float(np.median([each.ms for each in epochs]))
+
+
+def _run(
+    spark: SparkSession, options: argparse.Namespace, directory: Path
+) -> tuple[ckpt.CheckpointedQuery, _Reads, set[int]]:
+    stream = spark.readStream.schema(counting.INPUT).option("maxFilesPerTrigger", 1)
+    counts = ckpt.key_by(stream.parquet(str(directory / "source")), "key").transformWithState(
+        counting.RowsCount(), counting.OUTPUT, "Append", "None", uid="count"
+    )
+    may_read = threading.Event()
+    is_read: set[int] = set()
+
+    def write(batch: DataFrame, epoch: int) -> None:
+        if epoch > _WARM_UP and (epoch // _GROUP) % 2 == 0:
+            is_read.add(epoch)
+            may_read.set()
+        elif epoch > 0 and epoch != _WARM_UP:
+            may_read.clear()
+        batch.write.format("noop").mode("overwrite").save()
+
+    query = (
+        ckpt.write_stream(counts)
+        .foreachBatch(write)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(directory / "location"))
+        .option("spark.ckpt.state.backend.type", options.backend)
+        .start()
+    )
+    reads = _Reads()
+    end = threading.Event()
+    reader = threading.Thread(target=_read, args=(query, options, may_read, end, reads))
+    reader.start()
+    query.awaitTermination()
+    end.set()
+    reader.join()
+    return query, reads, is_read
+
+
+def _read(
+    query: ckpt.CheckpointedQuery,
+    options: argparse.Namespace,
+    may_read: threading.Event,
+    end: threading.Event,
+    reads: _Reads,
+) -> None:
+    chance = np.random.default_rng(1)
+    state = query.state("count", "count")
+    try:
+        while not may_read.wait(0.05):
+            if end.is_set():
+                return
+        for key in range(64):  # some keys of each subtask: their copies are made here
+            began = time.perf_counter()
+            state.get(key)
+            reads.first_ms.append(1000 * (time.perf_counter() - began))
+        reads.first_ms = sorted(reads.first_ms, reverse=True)[:2]
+        while not end.wait(1 / options.reads_a_second):
+            if not may_read.is_set():
+                continue
+            key = int(chance.integers(options.keys))
+            began = time.perf_counter()
+            found = state.get(key)
+            reads.ms.append(1000 * (time.perf_counter() - began))
+            reads.found.append((key, found.epoch, found.value))
+    except ckpt.StateUseError:
+        return  # the query has ended
+    except BaseException as exc:
+        reads.failure = exc
+
+
+def _check(frames: Sequence[pd.DataFrame], reads: _Reads) -> None:
+    """Compare each value with the count and sum of its key up to its epoch."""
+    if not reads.found:
+        raise WrongResultError("nothing was read")
+    rows = pd.concat(frame.assign(epoch=epoch) for epoch, frame in enumerate(frames))
+    wanted_keys = {key for key, _, _ in reads.found}
+    of_key = dict(iter(rows[rows["key"].isin(wanted_keys)].groupby("key")))
+    for key, epoch, value in reads.found:
+        until = of_key[key][of_key[key]["epoch"] <= epoch]
+        expected = {"n": len(until), "total": int(until["value"].sum())}
+        if value != expected:
+            raise WrongResultError(f"key {key}, epoch {epoch}: {value} instead of {expected}")
+
+
+def _markdown(report: dict[str, Any]) -> str:
+    ms, settings = report["read_ms"], report["settings"]
+    slower = report["epoch_ms_with_reads"] / report["epoch_ms_without"] - 1
+    first = ", ".join(f"{each:.0f}" for each in report["first_read_of_a_subtask_ms"])
+    what = (
+        f"{settings['keys']:,} keys, {settings['rows per epoch']:,} rows an epoch, "
+        f"{settings['reads']:,} reads of random keys, {report['reads_a_second']} a second. "
+        "Every value was compared with what pandas computes."
+    )
+    with_reads = report["epochs_with_reads"]
+    rows = [
+        ("`get`, median", f"{ms['p50']:.1f} ms", ""),
+        ("`get`, p99", f"{ms['p99']:.1f} ms", "20 ms"),
+        ("`get`, slowest", f"{ms['max']:.1f} ms", ""),
+        ("first `get` of each subtask, which copies its state", f"{first} ms", ""),
+        (
+            f"median of {with_reads} epochs with reads",
+            f"{report['epoch_ms_with_reads']:.0f} ms",
+            "",
+        ),
+        (
+            f"median of {report['epochs'] - with_reads} epochs without reads",
+            f"{report['epoch_ms_without']:.0f} ms",
+            "",
+        ),
+        ("slower with reads", f"{100 * slower:+.1f} %", "2 %"),
+    ]
+    table = [f"| {name} | {measured} | {target} |" for name, measured, target in rows]
+    machine = [f"* {name}: {value}" for name, value in report["machine"].items()]
+    head = ["# Live reads", "", what, "", "| figure | measured | target |", "|---|---|---|"]
+    return "\n".join([*head, *table, "", *machine, ""])
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.live_reads",
+        description="Measure live reads beside a busy query.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=20_000, help="in an epoch")
+    parser.add_argument("--epochs", type=int, default=60, help="epochs that are counted")
+    parser.add_argument("--reads-a-second", type=int, default=100)
+    parser.add_argument("--backend", default="rocksdb")
+    parser.add_argument("--results", type=Path, default=Path("bench-output"))
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

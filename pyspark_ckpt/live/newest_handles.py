@@ -1,0 +1,166 @@
+"""The newest committed epoch of a running query, and the handles that Spark committed with it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.checkpoint.handles import checked_handles, committed_handles
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, UnknownEpochError
+from pyspark_ckpt.formats.handle import Handle, decode_handle
+from pyspark_ckpt.live.state_changes import handles_in_changes
+from pyspark_ckpt.spark.log import Sources
+from pyspark_ckpt.spark.state_reader import STORES_WITH_CHANGES
+
+_MOST_FILES = 20
+"""So many small files of Spark's state store are read rather than all of it by Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEpoch:
+    """One committed epoch.
+
+    `watermark_ms` is the watermark that follows it. `offsets` has where each source continues, as
+    Spark writes it. `began_ms` is its processing time. `has_changes` says whether Spark's state
+    store has a file of the epoch's changes.
+    """
+
+    epoch: int
+    watermark_ms: int
+    offsets: dict[int, str]
+    began_ms: int
+    has_changes: bool
+
+
+class CommittedEpochs:
+    """Finds the newest committed epoch of a query.
+
+    Parameters
+    ----------
+    files
+        The query's directories and operators.
+    """
+
+    def __init__(self, files: QueryFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._newest: CommittedEpoch | None = None
+
+    def newest(self) -> CommittedEpoch:
+        """Return the newest epoch that was committed before the call, or a newer one.
+
+        Raises
+        ------
+        UnknownEpochError
+            If no epoch is committed yet.
+        CorruptFileError
+            If Spark's offsets of the epoch cannot be read.
+        """
+        epoch = self._files.spark_log.committed_epoch()
+        if epoch is None:
+            raise UnknownEpochError(
+                f"query {self._files.query_id} has committed no epoch yet: read its state after "
+                "the first epoch, for example after processAllAvailable"
+            )
+        with self._lock:
+            if self._newest is None or self._newest.epoch < epoch:
+                self._newest = self._read(epoch)
+            return self._newest
+
+    def _read(self, epoch: int) -> CommittedEpoch:
+        log = self._files.spark_log
+        entry = log.offsets_entry(epoch)
+        names = self._files.given_names if entry.is_named else ()
+        sources = Sources(self._files.source_ids, names)
+        offsets = entry.in_order(sources).source_offsets
+        return CommittedEpoch(
+            epoch,
+            log.watermark_ms(epoch),
+            dict(zip(sources.ids, offsets, strict=False)),
+            int(entry.metadata.get("batchTimestampMs", 0)),
+            entry.state_store in STORES_WITH_CHANGES,
+        )
+
+
+class NewestHandles:
+    """The handles of one operator at committed epochs, each epoch as new as the one before.
+
+    Parameters
+    ----------
+    spark
+        A session of :func:`reading_session`.
+    files
+        The query's directories and operators.
+    operator_id
+        Spark's id of the operator.
+    """
+
+    def __init__(self, spark: SparkSession, files: QueryFiles, operator_id: int) -> None:
+        self._spark = spark
+        self._files = files
+        self._operator_id = operator_id
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[int, Handle | None]] = {}
+
+    def of_subtask(self, committed: CommittedEpoch, subtask: int) -> Handle | None:
+        """Return the handle of a subtask at an epoch, ``None`` if it has no state yet.
+
+        It reads a small file if the subtask wrote a handle in the epoch. Else Spark may have to
+        read its state store, once.
+
+        Raises
+        ------
+        CheckpointAbortedError, CorruptFileError
+            If Spark's state store has handles of another query, or bytes that are not a handle.
+        """
+        with self._lock:
+            since, handle = self._known.get(subtask, (None, None))
+            if since is None or since < committed.epoch:
+                written = self._written(committed, subtask, since)
+                if written is None:
+                    self._read_all(committed.epoch)
+                else:
+                    self._known[subtask] = committed.epoch, written[0] if written else handle
+                handle = self._known[subtask][1]
+            return handle
+
+    def of_all(self, committed: CommittedEpoch) -> list[Handle]:
+        """Return the handles of all subtasks that have state, as :meth:`of_subtask`."""
+        parallelism = self._files.operators.ours[self._operator_id].parallelism
+        handles = (self.of_subtask(committed, subtask) for subtask in range(parallelism))
+        return [handle for handle in handles if handle is not None]
+
+    def _written(
+        self, committed: CommittedEpoch, subtask: int, since: int | None
+    ) -> list[Handle] | None:
+        """Return the last handle that a subtask wrote after an epoch; ``None`` if unknown."""
+        first = committed.epoch if since is None else since + 1
+        epochs = range(committed.epoch, first - 1, -1)
+        if not committed.has_changes or len(epochs) > _MOST_FILES:
+            return None
+        for epoch in epochs:
+            location = self._files.spark_log.storage
+            encoded = handles_in_changes(location, self._operator_id, subtask, epoch)
+            if encoded is None or len(encoded) > 1:
+                return None
+            if encoded:
+                return self._checked(encoded[0], epoch, subtask)
+        return None if since is None else []
+
+    def _checked(self, encoded: bytes, epoch: int, subtask: int) -> list[Handle] | None:
+        try:
+            handle = decode_handle(encoded)
+            checked_handles(self._files, epoch, self._operator_id, [handle])
+        except (CorruptFileError, CheckpointAbortedError):
+            return None  # Spark's own reader decides
+        return [handle] if (handle.subtask, handle.epoch) == (subtask, epoch) else None
+
+    def _read_all(self, epoch: int) -> None:
+        handles = committed_handles(self._spark, self._files, epoch, self._operator_id)
+        found = {handle.subtask: handle for handle in handles}
+        for subtask in range(self._files.operators.ours[self._operator_id].parallelism):
+            if self._known.get(subtask, (-1, None))[0] <= epoch:
+                self._known[subtask] = epoch, found.get(subtask)
