@@ -313,7 +313,10 @@ class OperatorEdit:
 
     def _mapped(self, rows: DataFrame, columns: TableColumns, encode: Any) -> DataFrame:
         """Return encoded rows; the first column that `encode` gets is the key group."""
-        keys = [canonical_column(quoted(each.name), each.dataType) for each in columns.keys]
+        # In the type of the column, whose parts may all be null.
+        types = [_in_spark(each.dataType, self.where) for each in columns.keys]
+        named_keys = zip(columns.keys, types, strict=True)
+        keys = [canonical_column(quoted(each.name), kind) for each, kind in named_keys]
         group = F.pmod(F.hash(*keys), F.lit(self.operator.max_parallelism))
         named = [quoted(name) for name, _ in columns.all_of()]
         return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, ENTRIES_SCHEMA)

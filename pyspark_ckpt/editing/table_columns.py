@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark.sql import types as T
@@ -42,36 +41,45 @@ class TableColumns:
 
 def columns_of(key_schema: T.StructType, state: StateDescriptor) -> TableColumns:
     """Return the columns of a keyed state's table."""
-    taken = set(key_schema.names)
+    names = _Names()
+    keys = names.fields(key_schema, "key")
     map_key = None if state.map_key_schema is None else struct_type(state.map_key_schema)
-    map_keys = tuple(_named(map_key, "map_key_", taken)) if map_key is not None else ()
+    map_keys = () if map_key is None else names.fields(map_key, "map_key")
+    values = names.fields(struct_type(state.value_schema), "value")
     has_position = kind_of(state).entries is Entries.CHUNKS
-    position = _own(POSITION, taken) if has_position else None
-    values = tuple(_named(struct_type(state.value_schema), "value_", taken))
     has_time = state.ttl is not None or state.is_stamped
     return TableColumns(
-        keys=tuple(key_schema.fields),
+        keys=keys,
         map_keys=map_keys,
         values=values,
-        position=position,
-        expires_at=_own(EXPIRES_AT, taken) if has_time else None,
+        position=names.own(POSITION) if has_position else None,
+        expires_at=names.own(EXPIRES_AT) if has_time else None,
     )
 
 
 def timer_columns(key_schema: T.StructType) -> TableColumns:
     """Return the columns of an operator's timers."""
-    fires_at = _own(FIRES_AT, set(key_schema.names))
-    return TableColumns(keys=tuple(key_schema.fields), fires_at=fires_at)
+    names = _Names()
+    return TableColumns(keys=names.fields(key_schema, "key"), fires_at=names.own(FIRES_AT))
 
 
-def _named(schema: T.StructType, prefix: str, taken: set[str]) -> Iterator[T.StructField]:
-    for field in schema.fields:
-        name = prefix + field.name if field.name in taken else field.name
-        taken.add(name)
-        yield T.StructField(name, field.dataType)
+class _Names:
+    """Gives each column a name of its own, as the tables that are read; case does not count."""
 
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
 
-def _own(name: str, taken: set[str]) -> str:
-    own = f"_{name}" if name in taken else name
-    taken.add(own)
-    return own
+    def fields(self, schema: T.StructType, prefix: str) -> tuple[T.StructField, ...]:
+        return tuple(
+            T.StructField(self._name(each.name, f"{prefix}_{each.name}"), each.dataType)
+            for each in schema.fields
+        )
+
+    def own(self, name: str) -> str:
+        return self._name(name, f"_{name}")
+
+    def _name(self, name: str, otherwise: str) -> str:
+        while name.lower() in self._taken:
+            name, otherwise = otherwise, f"_{otherwise}"
+        self._taken.add(name.lower())
+        return name

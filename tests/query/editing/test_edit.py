@@ -1,0 +1,268 @@
+"""A savepoint that is edited differs from its source in what was changed, and in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import (
+    OFTEN,
+    Feed,
+    Job,
+    await_checkpoint,
+    digests,
+    files_below,
+    flip_bit,
+    gist,
+)
+from tests.query.model import events_of, expected_after
+
+Entries = dict[bytes, bytes]
+
+
+def stored(savepoint: str | Path) -> Entries:
+    """Return all entries of a canonical savepoint, by their stored keys."""
+    found: Entries = {}
+    for path in Path(savepoint).glob("shared/canonical-*.parquet"):
+        table = pq.read_table(path)
+        found.update(
+            zip(table["stored_key"].to_pylist(), table["stored_value"].to_pylist(), strict=True)
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A query of two epochs with a savepoint of each format and a checkpoint."""
+
+    job: Job
+    canonical: str
+    sources: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    base = tmp_path_factory.mktemp("saved")
+    job = Job(spark, base, Feed(base / "in"), options=OFTEN)
+    with job.running() as query:
+        job.feed.add(events_of(0), events_of(1))
+        query.processAllAvailable()
+        canonical = query.triggerSavepoint(str(base / "sp")).path
+        native = query.triggerSavepoint(str(base / "sp"), format="NATIVE").path
+        checkpoint = await_checkpoint(query, 1).path
+    job.feed.add(events_of(2))
+    return Saved(job, canonical, {"CANONICAL": canonical, "NATIVE": native, "chk": checkpoint})
+
+
+def later(job: Job, savepoint: str, base: Path) -> list[Any]:
+    """Return what a query emits that is restored from a savepoint."""
+    fork = job.but(base=base, location="fork", out="fork-out")
+    fork.run(savepoint)
+    return fork.result()
+
+
+@pytest.mark.parametrize("kind", ["CANONICAL", "NATIVE", "chk"])
+def test_an_edit_without_changes_changes_nothing(
+    saved: Saved, tmp_path: Path, spark: SparkSession, kind: str
+) -> None:
+    source = saved.sources[kind]
+    before = digests(Path(source))
+    edited = ckpt.edit_state(source).save(str(tmp_path / "edited"))
+
+    assert digests(Path(source)) == before
+    assert stored(edited.path) == stored(saved.canonical)
+    assert ckpt.verify(edited.path).epoch == 1
+    assert later(saved.job, edited.path, tmp_path) == expected_after(
+        [event for epoch in range(3) for event in events_of(epoch)], 40
+    )
+
+
+def test_one_changed_entry_changes_its_key_only(
+    saved: Saved, tmp_path: Path, spark: SparkSession
+) -> None:
+    counts = {k: (n, total) for k, n, total in counts_of(events_of(0) + events_of(1))}
+    counts["k0"] = (100, 1000)
+    rows = spark.createDataFrame(
+        [(k, *v) for k, v in counts.items()], "k string, n long, total long"
+    )
+    before = digests(Path(saved.canonical))
+    edited = (
+        ckpt.edit_state(saved.canonical).put("op", "count", rows).save(str(tmp_path / "edited"))
+    )
+
+    assert digests(Path(saved.canonical)) == before
+    now, was = stored(edited.path), stored(saved.canonical)
+    assert now.keys() == was.keys()
+    assert [key[4:] for key in now if now[key] != was[key]] == [b"\xa2k0"]
+    rows_of_fork = later(saved.job, edited.path, tmp_path)
+    others = expected_after([e for epoch in range(3) for e in events_of(epoch)], 40)
+    assert [row for row in rows_of_fork if row[0] != "k0"] == [r for r in others if r[0] != "k0"]
+    assert min(row[1] for row in rows_of_fork if row[0] == "k0") == 101
+
+
+def counts_of(events: list[Any]) -> list[tuple[str, int, int]]:
+    keys = sorted({k for k, _ in events})
+    of = {k: [v for each, v in events if each == k] for k in keys}
+    return [(k, len(values), sum(values)) for k, values in of.items()]
+
+
+def test_erased_keys_are_in_no_byte(saved: Saved, tmp_path: Path, spark: SparkSession) -> None:
+    keys = spark.createDataFrame([("k0",), ("k4",), ("never",)], "k string")
+    edited = ckpt.edit_state(saved.canonical).erase("op", keys).save(str(tmp_path / "edited"))
+
+    left, was = stored(edited.path), stored(saved.canonical)
+    assert any(b"k0" in key for key in was)
+    assert left == {key: v for key, v in was.items() if b"k0" not in key and b"k4" not in key}
+    rows = later(saved.job, edited.path, tmp_path)
+    assert min(n for k, n, _ in rows if k == "k0") == 1
+    others = expected_after([e for epoch in range(3) for e in events_of(epoch)], 40)
+    assert [r for r in rows if r[0] not in ("k0", "k4")] == [
+        r for r in others if r[0] not in ("k0", "k4")
+    ]
+
+
+def test_a_dropped_state_starts_empty(saved: Saved, tmp_path: Path) -> None:
+    edited = ckpt.edit_state(saved.canonical).drop_state("op", "recent").save(str(tmp_path / "e"))
+    was = stored(saved.canonical)
+    assert stored(edited.path) == {key: value for key, value in was.items() if key[2] != 1}
+    plan = ckpt.plan_restore(edited.path, saved.job.df())
+    assert {row.state: row.outcome for row in plan.states}["recent"] == "new"
+    rows = later(saved.job, edited.path, tmp_path)
+    assert {row[1] for row in rows} == {
+        row[1] for row in expected_after([e for n in range(3) for e in events_of(n)], 40)
+    }
+
+
+def test_a_dropped_operator_is_gone(saved: Saved, tmp_path: Path) -> None:
+    edit = ckpt.edit_state(saved.canonical).drop_operator("op")
+    with pytest.raises(ckpt.PlanError, match="no operator"):
+        edit.save(str(tmp_path / "edited"))
+
+
+def test_lineage_shows_the_source(saved: Saved, tmp_path: Path) -> None:
+    edited = ckpt.edit_state(saved.canonical).save(str(saved.job.base / "lineage"))
+    rows = ckpt.lineage(str(saved.job.base)).drop_duplicates("path").set_index("path")
+    assert rows.loc[edited.path, "parent"] == saved.canonical
+    assert rows.loc[edited.path, "generation"] == rows.loc[saved.canonical, "generation"] + 1
+
+
+def test_damaged_and_hostile_sources_are_refused(saved: Saved, tmp_path: Path) -> None:
+    with pytest.raises(ckpt.CheckpointNotFoundError):
+        ckpt.edit_state(str(tmp_path))
+    for name in ("_metadata", "state"):
+        copy = tmp_path / name
+        edited = ckpt.edit_state(saved.canonical).save(str(copy))
+        victim = Path(edited.path) / "_metadata"
+        if name == "state":
+            victim = files_below(Path(edited.path) / "shared")[0]
+        flip_bit(victim)
+        with pytest.raises(ckpt.CorruptFileError) as caught:
+            ckpt.edit_state(edited.path).save(str(tmp_path / "out"))
+        print(gist(caught.value))
+        assert not files_below(tmp_path / "out")
+
+
+class Alarm(StatefulProcessor):
+    """Fires timers, and has a time to live in processing time."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.seen = handle.getValueState("seen", "v long", ttlDurationMs=10**12)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.seen.update((row.v,))
+        yield Row(k=key[0], n=-1, state=str(self.seen.get()))
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        seen = self.seen.get()
+        yield Row(k=key[0], n=expiredTimerInfo.getExpiryTimeInMs(), state=str(seen))
+
+    def close(self) -> None:
+        pass
+
+
+def test_timers_fire_and_entries_expire(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, Feed(tmp_path / "in"), processor=Alarm, time_mode="ProcessingTime")
+    timers = spark.sql("select 'a' k, timestamp_millis(1500) fires_at")
+    timers = timers.union(spark.sql("select 'b' k, timestamp_millis(-7) fires_at"))
+    seen = spark.sql(
+        "select 'a' k, 5L v, timestamp '2200-01-01' expires_at "
+        "union all select 'b', 6L, timestamp '2001-01-01' union all select 'c', 7L, null"
+    )
+    edit = ckpt.edit_state(query=job.df()).put("op", "seen", seen)
+    first = edit.set_timers("op", timers.union(timers)).save(str(tmp_path / "first"))
+    job.feed.add([("c", 8)])
+    job.run(first.path)
+    shown = {(k, n): state for k, n, state in job.result()}
+    assert shown[("a", 1500)] == "(5,)"
+    assert shown[("b", -7)] == "None"
+
+
+KEYS_OF_ALL_TYPES = (
+    "v % 3 = 0 as b",
+    "cast(v as tinyint) - 10 as i",
+    "if(v % 4 = 0, null, v * 10000000000) as l",
+    "case v % 5 when 0 then double('NaN') when 1 then -0.0D when 2 then null else v / 3 end as d",
+    "cast(v / 7 as float) as f",
+    "concat(k, repeat('\u00e9', cast(v as int) * 9)) as s",
+    "cast(k as binary) as y",
+    "cast(v / 8 as decimal(30, 18)) as m",
+    "date_add(date'1960-01-01', cast(v as int) * 999) as t",
+    "timestamp_micros(v * 1234567891) as u",
+    "timestamp_ntz'2020-01-01 00:00:00' + make_dt_interval(0, 0, 0, v / 10) as n",
+    "make_dt_interval(0, cast(v as int)) as w",
+    "array(v, null, v + 1) as a",
+    "if(v % 2 = 0, null, struct(v as x, array(struct(k as z, -0.0D as w)) as c)) as r",
+)
+
+
+def test_keys_of_every_type_are_found_as_the_query_stores_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def plan(job: Job) -> DataFrame:
+        rows = job.feed.stream(job.spark).selectExpr("v", *KEYS_OF_ALL_TYPES)
+        keyed = ckpt.key_by(rows, *NAMES)
+        return keyed.transformWithState(Last(), "v long", "Append", "None", uid="op")
+
+    job = Job(spark, tmp_path, Feed(tmp_path / "in"), plan=plan)
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(tmp_path / "sp")).path
+    events = spark.createDataFrame(events_of(0), "k string, v long")
+    rows = events.selectExpr("v", *KEYS_OF_ALL_TYPES)
+
+    put = ckpt.edit_state(savepoint).put("op", "last", rows.select(*NAMES, "v"))
+    assert stored(put.save(str(tmp_path / "put")).path) == stored(savepoint)
+    erased = ckpt.edit_state(savepoint).erase("op", rows.select(*NAMES)).save(str(tmp_path / "e"))
+    assert stored(erased.path) == {}
+    assert len(stored(savepoint)) == 20
+
+
+NAMES = tuple(each.rpartition(" ")[2] for each in KEYS_OF_ALL_TYPES)
+
+
+class Last(StatefulProcessor):
+    """Keeps the last value of a key."""
+
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", "v long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.last.update((row.v,))
+            yield Row(v=row.v)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,90 @@
+"""A driver that edits savepoints dies by ``kill -9`` at random moments.
+
+Oracle: every directory is a complete savepoint with all that was put in, or it is refused by name.
+The source has the same bytes as before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_ckpt import CheckpointNotFoundError, dispose_savepoint, verify
+from tests.recovery.edit_program import KEYS
+
+PROGRAM = Path(__file__).with_name("edit_program.py")
+DEADLINE_SECONDS = 240
+
+
+@pytest.mark.own_jvm
+def test_two_kills(tmp_path: Path) -> None:
+    kill_and_check(tmp_path, kills=2)
+
+
+@pytest.mark.own_jvm
+@pytest.mark.soak
+def test_fifteen_kills(tmp_path: Path) -> None:
+    kill_and_check(tmp_path, kills=15)
+
+
+def kill_and_check(work: Path, kills: int) -> None:
+    seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
+    print(f"CKPT_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    source: dict[str, str] = {}
+    for _ in range(kills):
+        _run_and_kill(work, chance)
+        now = _digests(work / "source")
+        assert now == (source or now)
+        source = now
+        for path in (work / "edited").iterdir():
+            _check(path)
+
+
+def _check(path: Path) -> None:
+    try:
+        verify(str(path))
+    except CheckpointNotFoundError as exc:
+        assert str(path) in str(exc)  # noqa: PT017  # one of two outcomes
+        assert not (path / "_metadata").exists()
+        if (path / "_in_progress").exists():
+            dispose_savepoint(str(path))
+            assert not path.exists()
+        return
+    files = path.glob("shared/*.parquet")
+    assert sum(pq.read_metadata(file).num_rows for file in files) == KEYS - 1
+
+
+def _run_and_kill(work: Path, chance: random.Random) -> None:
+    """Start the program and kill it some time after it has begun another savepoint."""
+    known = set(work.glob("edited/*"))
+    process = subprocess.Popen([sys.executable, str(PROGRAM), str(work)], start_new_session=True)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not set(work.glob("edited/*")) - known:
+            assert process.poll() is None, "the program ended by itself"
+            assert time.monotonic() < deadline, "no savepoint began in time"
+            time.sleep(0.005)
+        time.sleep(chance.choice((0.0, chance.uniform(0, 0.2), chance.uniform(0, 4))))
+        assert process.poll() is None, "the program ended by itself"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
