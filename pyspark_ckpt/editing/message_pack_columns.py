@@ -258,9 +258,10 @@ def _by_codec(field: T.StructField, form: Form) -> Callable[[Any], bytes]:
     return lambda value: encode((None if value is None else restored(value),))[1:]
 
 
-def _nested_key(field: T.StructField) -> Callable[[Any], bytes | None]:
-    encode, restored = _codec(field, is_key=True).encode, _of_arrow(field.dataType)
-    return lambda value: None if value is None else encode((restored(value),))
+def _nested_key(field: T.StructField) -> Callable[[Any], bytes]:
+    """Return a function that encodes a key of a type that travels as text; a null has bytes too."""
+    encode, restored = _codec(field, is_key=True).encode, _or_none(_of_arrow(field.dataType))
+    return lambda value: encode((restored(value),))
 
 
 def _codec(field: T.StructField, *, is_key: bool) -> TupleCodec:

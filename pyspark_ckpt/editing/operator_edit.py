@@ -23,6 +23,13 @@ from pyspark_ckpt.editing.encoding import (
 )
 from pyspark_ckpt.editing.stored_entries import KeptEntries, ReadEntries
 from pyspark_ckpt.editing.table_columns import TableColumns, columns_of, timer_columns
+from pyspark_ckpt.editing.typed_frames import (
+    ReadState,
+    ReadTimers,
+    RekeyRows,
+    RowsFunction,
+    stored_table,
+)
 from pyspark_ckpt.editing.writing import HANDLES_SCHEMA, WriteEntries
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
@@ -182,6 +189,32 @@ class OperatorEdit:
         columns = timer_columns(self.key_schema)
         self.timers = _selected(rows, columns, f"{self.where}, timers")
 
+    def table(self, spark: SparkSession, name: str) -> DataFrame:
+        """Return a state as it is now, with the changes so far, as a DataFrame.
+
+        Raises
+        ------
+        PlanError
+            If there is no such state.
+        """
+        state_id = self.state_id(name)
+        if state_id in self.put:
+            return self._without_erased(self.put[state_id])
+        schema = in_spark(self.columns(state_id), self.where)
+        read = ReadState(self.source, self.states[state_id], schema, self.where)
+        return self._without_erased(stored_table(spark, self._stored_handles(), read))
+
+    def timers_table(self, spark: SparkSession) -> DataFrame:
+        """Return the timers as they are now, with the changes so far, as a DataFrame."""
+        if self.timers is not None:
+            return self._without_erased(self.timers)
+        schema = in_spark(timer_columns(self.key_schema), self.where)
+        read = ReadTimers(self.source, schema, self.where)
+        return self._without_erased(stored_table(spark, self._stored_handles(), read))
+
+    def _stored_handles(self) -> tuple[Handle, ...]:
+        return () if self.stored is None else self.stored.handles
+
     def drop_state(self, name: str) -> None:
         """Remove a state.
 
@@ -261,12 +294,41 @@ class OperatorEdit:
             schema_sha256=schema_fingerprint(operator.key_schema, states),
         )
 
-    def rekeyed(self, key_schema: T.StructType) -> None:
-        """Give the operator other key columns; its stored keyed entries are not kept."""
+    def rekey(self, spark: SparkSession, function: RowsFunction, key_schema: T.StructType) -> None:
+        """Give all that belongs to keys the keys that a function makes of theirs.
+
+        Raises
+        ------
+        PlanError
+            If a column cannot be a key.
+        """
         for each in key_schema.fields:
             check_key(each)
+        keyed = [
+            (state_id, state.name)
+            for state_id, state in enumerate(self.states)
+            if state.kind != FREE and kind_of(state).movement is Movement.WITH_KEY
+        ]
+        tables = {state_id: self.table(spark, name) for state_id, name in keyed}
+        timers = self.timers_table(spark)
+        width = len(self.key_schema.fields)
         self.operator = msgspec.structs.replace(self.operator, key_schema=key_schema.json())
-        self.keyed = False
+        self.keyed, self.erased = False, []
+        for state_id, rows in tables.items():
+            state = self.states[state_id]
+            self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
+            self.put[state_id] = self._rekeyed(rows, self.columns(state_id), width, function)
+        self.timers = None
+        if self.operator.time_mode is not TimeMode.NONE:
+            self.timers = self._rekeyed(timers, timer_columns(key_schema), width, function)
+
+    def _rekeyed(
+        self, rows: DataFrame, columns: TableColumns, width: int, function: RowsFunction
+    ) -> DataFrame:
+        schema = in_spark(columns, self.where)
+        old, new = rows.schema.fields[:width], schema.fields[: len(columns.keys)]
+        change = RekeyRows(function, T.StructType(old), T.StructType(new), schema, self.where)
+        return rows.mapInArrow(change, schema)
 
     def _frames(self, spark: SparkSession, times: Times) -> list[DataFrame]:
         """Return the entries of the operator, in several frames."""
@@ -323,8 +385,12 @@ class OperatorEdit:
 
     def _without_erased(self, rows: DataFrame) -> DataFrame:
         for keys in self.erased:
-            same = [rows[each.name].eqNullSafe(keys[each.name]) for each in self.key_schema.fields]
-            rows = rows.join(F.broadcast(keys), on=reduce(Column.__and__, same), how="left_anti")
+            # Names of their own: the keys may come from the same frame as the rows.
+            names = [f"__ckpt_erased_{number}" for number in range(len(keys.columns))]
+            named = zip(self.key_schema.names, names, strict=True)
+            same = [quoted(name).eqNullSafe(F.col(erased)) for name, erased in named]
+            erased = F.broadcast(keys.toDF(*names))
+            rows = rows.join(erased, on=reduce(Column.__and__, same), how="left_anti")
         return rows
 
 
@@ -359,6 +425,12 @@ def _selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
         )
     except AnalysisException as exc:
         raise PlanError(f"{where}: a column cannot have the type of its table: {exc}") from exc
+
+
+def in_spark(columns: TableColumns, where: str) -> T.StructType:
+    """Return the columns of a table in the types in which they come to Python."""
+    fields = [(name, _in_spark(kind, where)) for name, kind in columns.all_of()]
+    return T.StructType([T.StructField(name, kind) for name, kind in fields])
 
 
 def _in_spark(data_type: T.DataType, where: str) -> T.DataType:

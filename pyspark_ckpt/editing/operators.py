@@ -70,11 +70,6 @@ def declared_operator(
             f"operator {uid!r}: time_mode is {time_mode!r}, allowed are None, ProcessingTime "
             "and EventTime"
         )
-    key_schema = keys if isinstance(keys, T.StructType) else parse_schema(keys)
-    if not key_schema.fields:
-        raise PlanError(f"operator {uid!r}: give at least one key column")
-    for field in key_schema.fields:
-        check_key(field)
     watermarked = mode is TimeMode.EVENT_TIME if has_watermark is None else has_watermark
     declared = declare_states(processor, uid, mode, has_watermark=watermarked)
     subtasks = parallelism_of(spark) if parallelism is None else parallelism
@@ -83,7 +78,7 @@ def declared_operator(
         uid=uid,
         parallelism=subtasks,
         max_parallelism=check_max_parallelism(groups, subtasks),
-        key_schema=_nullable(key_schema).json(),
+        key_schema=key_columns(keys, uid).json(),
         time_mode=mode,
         states=declared.descriptors,
         processor=processor_name(processor),
@@ -91,6 +86,17 @@ def declared_operator(
     )
 
 
-def _nullable(schema: T.StructType) -> T.StructType:
-    """Return key columns as a stream has them, which may be null."""
+def key_columns(keys: T.StructType | str, uid: str) -> T.StructType:
+    """Return key columns as a stream has them, which may be null.
+
+    Raises
+    ------
+    PlanError
+        If there is none, or one cannot be a key.
+    """
+    schema = keys if isinstance(keys, T.StructType) else parse_schema(keys)
+    if not schema.fields:
+        raise PlanError(f"operator {uid!r}: give at least one key column")
+    for field in schema.fields:
+        check_key(field)
     return T.StructType([T.StructField(each.name, each.dataType) for each in schema.fields])

@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.editing.contents import edited_contents, first_contents
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
+from pyspark_ckpt.editing.operator_edits import OperatorEdits
 from pyspark_ckpt.editing.operators import declared_operator, stored_operator
 from pyspark_ckpt.editing.position import Position, position_of
 from pyspark_ckpt.editing.saving import Saving
@@ -26,7 +27,7 @@ from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
 
 
-class StateEdit:
+class StateEdit(OperatorEdits):
     """Changes that become a new savepoint; made by :func:`edit_state`.
 
     Nothing is read or written before :meth:`save`, except the metadata of the source. The source
@@ -57,11 +58,10 @@ class StateEdit:
         source: RestoreSource | None = None,
         query: DataFrame | None = None,
     ) -> None:
-        self._spark = spark
+        super().__init__(spark)
         self._source = source
         self._query = query
         self._wanted = None if query is None else operators_of(query)
-        self._operators: dict[str, OperatorEdit] = {}
         self._position: Position | None = None
         self._parent: Origin | None = None
         if source is not None:
@@ -173,150 +173,6 @@ class StateEdit:
         self._position = position_of(offsets, watermark_ms, epoch, places, names)
         return self
 
-    def put(self, uid: str, state: str, rows: DataFrame) -> StateEdit:
-        """Replace a keyed state by the rows of a DataFrame.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        state : str
-            The state.
-        rows : DataFrame
-            The state's table: the key columns, the columns of map keys, those of the values. A list
-            has ``position``; without it, the values have the order of the rows. A state with a time
-            to live may have ``expires_at``; without it, the entries count as written now.
-
-        Returns
-        -------
-        StateEdit
-            This edit.
-
-        Raises
-        ------
-        PlanError
-            If there is no such operator or state, or the rows have other columns.
-
-        Examples
-        --------
-        >>> rows = spark.createDataFrame([("ada", 5)], "user string, n long")
-        >>> edit = ckpt.edit_state(savepoint.path).put("count", "count", rows)
-        """
-        self._of(uid).put_state(state, rows)
-        return self
-
-    def set_timers(self, uid: str, rows: DataFrame) -> StateEdit:
-        """Replace all timers of an operator.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        rows : DataFrame
-            The key columns, and ``fires_at``, a timestamp. A timer that is there twice is one.
-
-        Returns
-        -------
-        StateEdit
-            This edit.
-
-        Raises
-        ------
-        PlanError
-            If there is no such operator, it has no clock, or the rows have other columns.
-
-        Examples
-        --------
-        >>> none = spark.createDataFrame([], "user string, fires_at timestamp")
-        >>> ckpt.edit_state(savepoint.path).set_timers("count", none)
-        Traceback (most recent call last):
-        ...
-        pyspark_ckpt.errors.PlanError: ...
-        """
-        self._of(uid).put_timers(rows)
-        return self
-
-    def drop_state(self, uid: str, state: str) -> StateEdit:
-        """Remove a state with all its entries.
-
-        Parameters
-        ----------
-        uid, state : str
-            The operator and its state.
-
-        Returns
-        -------
-        StateEdit
-            This edit.
-
-        Raises
-        ------
-        PlanError
-            If there is no such operator or state.
-
-        Examples
-        --------
-        >>> edit = ckpt.edit_state(savepoint.path).drop_state("count", "count")
-        """
-        self._of(uid).drop_state(state)
-        return self
-
-    def drop_operator(self, uid: str) -> StateEdit:
-        """Remove an operator with all its state.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-
-        Returns
-        -------
-        StateEdit
-            This edit.
-
-        Raises
-        ------
-        PlanError
-            If there is no such operator.
-
-        Examples
-        --------
-        >>> edit = ckpt.edit_state(savepoint.path).drop_operator("count")
-        """
-        self._of(uid)
-        del self._operators[uid]
-        return self
-
-    def erase(self, uid: str, keys: DataFrame) -> StateEdit:
-        """Remove all that belongs to some keys: their state and their timers.
-
-        Operator state, broadcast state and raw state belong to no key, and stay as they are.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        keys : DataFrame
-            The key columns; few enough for the driver.
-
-        Returns
-        -------
-        StateEdit
-            This edit.
-
-        Raises
-        ------
-        PlanError
-            If there is no such operator, or the rows have other columns.
-
-        Examples
-        --------
-        >>> edit = ckpt.edit_state(savepoint.path)
-        >>> erased = edit.erase("count", spark.createDataFrame([("ada",)], "user string"))
-        """
-        self._of(uid).erase(keys)
-        return self
-
     def save(self, directory: str) -> Savepoint:
         """Write the savepoint; it is complete and durable on return.
 
@@ -383,13 +239,6 @@ class StateEdit:
         for planned in plan_operators(operators, self._wanted, terms):
             if planned.errors:
                 raise planned.errors[0]
-
-    def _of(self, uid: str) -> OperatorEdit:
-        try:
-            return self._operators[uid]
-        except KeyError:
-            known = ", ".join(map(repr, self._operators)) or "none"
-            raise PlanError(f"there is no operator {uid!r}; the operators are {known}") from None
 
     def _declare(self, operator_id: int, operator: OperatorDescriptor) -> None:
         """Add an operator of the query, or the states that a stored operator does not have yet."""

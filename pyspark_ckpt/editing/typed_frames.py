@@ -1,0 +1,255 @@
+"""The typed tables of stored state as DataFrames, and functions over their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyspark_ckpt.errors import CkptError, ProcessorError
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.operator.table.catalog import evolved, struct_type
+from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.operator.user_frames import shortened, user_frames
+from pyspark_ckpt.snapshot.entries import stored_entries
+from pyspark_ckpt.snapshot.tables import Table, TimersTable, state_table
+from pyspark_ckpt.storage.open import open_storage
+
+
+def stored_table(
+    spark: SparkSession, handles: tuple[Handle, ...], read: ReadState | ReadTimers
+) -> DataFrame:
+    """Return a table of an operator as a DataFrame, a partition for each subtask."""
+    encoded = tuple(map(encode_handle, handles))
+    places = spark.range(len(encoded), numPartitions=max(len(encoded), 1))
+    return places.mapInArrow(_ReadTable(encoded, read), read.schema)
+
+
+class ReadState:
+    """Reads a keyed state of one subtask; shipped to executors.
+
+    Parameters
+    ----------
+    source
+        The directory that the files' paths start from.
+    state
+        The state as all subtasks together have it.
+    schema
+        The columns of the table in Spark's types.
+    where
+        The operator, for errors.
+    """
+
+    def __init__(
+        self, source: str, state: StateDescriptor, schema: T.StructType, where: str
+    ) -> None:
+        self.source = source
+        self.schema = schema
+        self._state = state
+        self._where = where
+
+    def table(self, handle: Handle) -> Table | None:
+        """Return the table of a subtask, ``None`` if it has no such state."""
+        where = f"{self._where}, state {self._state.name!r}, subtask {handle.subtask}"
+        for state_id, state in enumerate(handle.states):
+            if state.name == self._state.name and state.sweeps is None:
+                newest = evolved(state, self._state, where)
+                key_schema = struct_type(handle.key_schema)
+                return state_table(key_schema, newest, state_id, handle.subtask, where)
+        return None
+
+
+class ReadTimers:
+    """Reads the timers of one subtask; shipped to executors.
+
+    Parameters
+    ----------
+    source, schema, where
+        As for :class:`ReadState`.
+    """
+
+    def __init__(self, source: str, schema: T.StructType, where: str) -> None:
+        self.source = source
+        self.schema = schema
+        self._where = where
+
+    def table(self, handle: Handle) -> Table | None:
+        """Return the table of a subtask."""
+        where = f"{self._where}, timers, subtask {handle.subtask}"
+        return TimersTable(struct_type(handle.key_schema), handle.time_mode.value, where)
+
+
+class _ReadTable:
+    """The function given to ``mapInArrow`` over the places of handles: yields rows of a table."""
+
+    def __init__(self, handles: tuple[bytes, ...], read: ReadState | ReadTimers) -> None:
+        self._handles = handles
+        self._read = read
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = to_arrow_schema(self._read.schema, timezone="UTC")
+        storage = open_storage(self._read.source)
+        for batch in batches:
+            for place in batch.column(0).to_pylist():
+                handle = decode_handle(self._handles[place])
+                table = self._read.table(handle)
+                if table is None:
+                    continue
+                entries = stored_entries(storage, handle, table.stored)
+                for rows in table.batches(entries, None):
+                    yield _in_schema(rows, schema, self._read.schema)
+
+
+def _in_schema(
+    rows: pa.RecordBatch, schema: pa.Schema, spark_schema: T.StructType
+) -> pa.RecordBatch:
+    """Return rows in the Arrow types that Spark wants; the columns are in the order of the table.
+
+    The table that is read may have its own columns at other places than the table of an edit.
+    """
+    columns = [rows.column(name) for name in spark_schema.names]
+    cast = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(cast, schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFunction:
+    """A user's function over parts of a table.
+
+    Parameters
+    ----------
+    function
+        From a table of rows to a table of rows.
+    as_pandas
+        Whether it takes and returns pandas frames rather than Arrow tables.
+    where
+        The operator and state, for errors.
+    """
+
+    function: Callable[[Any], Any]
+    as_pandas: bool
+    where: str
+
+    def __call__(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return what the function makes of rows, with the columns of a schema.
+
+        Raises
+        ------
+        ProcessorError
+            If the function raises, or returns something else.
+        """
+        given = rows.to_pandas() if self.as_pandas else rows
+        try:
+            changed = self.function(given)
+        except CkptError:
+            raise
+        except Exception as exc:
+            raise ProcessorError(
+                f"{self.where}: the function raised {type(exc).__name__}: "
+                f"{shortened(str(exc))}{user_frames(exc)}"
+            ) from exc
+        try:
+            return _as_table(changed, schema)
+        except (pa.ArrowException, TypeError, KeyError, ValueError) as exc:
+            raise ProcessorError(
+                f"{self.where}: the function returned {type(changed).__name__}, which is no table "
+                f"of {', '.join(schema.names)} ({type(exc).__name__}: {exc}): return a "
+                f"{'pandas frame' if self.as_pandas else 'pyarrow table'} with these columns"
+            ) from exc
+
+
+class ChangeRows:
+    """The function given to ``mapInArrow``: the user's function over the rows of a table.
+
+    Parameters
+    ----------
+    function
+        The user's function.
+    schema
+        The columns that it must return.
+    """
+
+    def __init__(self, function: RowsFunction, schema: T.StructType) -> None:
+        self._function = function
+        self._schema = schema
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what the function returns for each batch."""
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        for batch in batches:
+            if batch.num_rows:
+                rows = pa.Table.from_batches([batch])
+                yield from self._function(rows, schema).to_batches()
+
+
+class RekeyRows:
+    """The function given to ``mapInArrow``: gives rows of a table other key columns.
+
+    Parameters
+    ----------
+    function
+        The user's function, from key columns to key columns.
+    old, new
+        The key columns before and afterwards.
+    schema
+        The columns of the table afterwards.
+    where
+        The operator, for errors.
+    """
+
+    def __init__(
+        self,
+        function: RowsFunction,
+        old: T.StructType,
+        new: T.StructType,
+        schema: T.StructType,
+        where: str,
+    ) -> None:
+        self._function = function
+        self._old = old
+        self._new = new
+        self._schema = schema
+        self._where = where
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows under their new keys."""
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        keys_schema = to_arrow_schema(self._new, timezone="UTC")
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            rows = pa.Table.from_batches([batch])
+            keys = self._function(rows.select(self._old.names), keys_schema)
+            if len(keys) != len(rows):
+                raise ProcessorError(
+                    f"{self._where}: the function returned {len(keys)} keys for {len(rows)}: "
+                    "return one for each, in their order"
+                )
+            rest = rows.columns[len(self._old.fields) :]
+            moved = [
+                column.cast(field.type)
+                for column, field in zip([*keys.columns, *rest], schema, strict=True)
+            ]
+            yield from pa.Table.from_arrays(moved, schema=schema).to_batches()
+
+
+def _as_table(changed: Any, schema: pa.Schema) -> pa.Table:
+    if isinstance(changed, pd.DataFrame):
+        return pa.Table.from_pandas(changed[schema.names], schema=schema, preserve_index=False)
+    if isinstance(changed, pa.RecordBatch):
+        changed = pa.Table.from_batches([changed])
+    if not isinstance(changed, pa.Table):
+        raise TypeError("it is neither an Arrow table nor a pandas frame")
+    return changed.select(schema.names).cast(schema)

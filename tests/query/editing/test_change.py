@@ -1,0 +1,142 @@
+"""Functions over the tables of a savepoint change what they return, and its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, await_checkpoint, files_below
+from tests.query.model import events_of, expected_after
+
+STATES = ("count", "recent", "tally")
+EVERYTHING = [event for epoch in range(4) for event in events_of(epoch)]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def checkpoint(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Job, str]:
+    """A checkpoint of a stopped query after three epochs, and input for a fourth."""
+    base = tmp_path_factory.mktemp("changed")
+    job = Job(spark, base, Feed(base / "in"), options={**OFTEN, BACKEND: request.param})
+    with job.running() as query:
+        for epoch in range(3):
+            job.feed.add(events_of(epoch))
+            query.processAllAvailable()
+        path = await_checkpoint(query, 2).path
+    job.feed.add(events_of(3))
+    return job, path
+
+
+def later(job: Job, savepoint: str, base: Path) -> list[Any]:
+    fork = job.but(base=base, location="fork", out="fork-out")
+    fork.run(savepoint)
+    return fork.result()
+
+
+def test_functions_that_return_what_they_get_change_nothing(
+    checkpoint: tuple[Job, str], tmp_path: Path
+) -> None:
+    job, path = checkpoint
+    edit = ckpt.edit_state(path)
+    for number, state in enumerate(STATES):
+        edit.change("op", state, lambda rows: rows, as_pandas=number == 0)
+    assert later(job, edit.save(str(tmp_path / "e")).path, tmp_path) == expected_after(
+        EVERYTHING, 60
+    )
+
+
+def test_one_entry_is_changed_in_each_kind_of_state(
+    checkpoint: tuple[Job, str], tmp_path: Path
+) -> None:
+    job, path = checkpoint
+
+    def count(rows: pd.DataFrame) -> pd.DataFrame:
+        rows.loc[rows.k == "k1", "n"] = 500
+        return rows
+
+    def recent(rows: pa.Table) -> pa.Table:
+        return rows.filter(pc.invert(pc.equal(rows["k"], "k1")))
+
+    edit = ckpt.edit_state(path).change("op", "count", count, as_pandas=True)
+    edit.change("op", "recent", recent)
+    tally = edit.table("op", "tally").where("k <> 'k1' or bucket = 1")
+    edited = edit.put("op", "tally", tally).save(str(tmp_path / "e"))
+
+    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+        for state in STATES:
+            tables = [each.state("op", state).to_pandas() for each in (now, before)]
+            others = [each[each.k != "k1"].reset_index(drop=True) for each in tables]
+            assert others[0].equals(others[1])
+        assert now.state("op", "count").get("k1")["n"] == 500
+    rows = later(job, edited.path, tmp_path)
+    everything = expected_after(EVERYTHING, 60)
+    assert [r for r in rows if r[0] != "k1"] == [r for r in everything if r[0] != "k1"]
+    assert min(row[1] for row in rows if row[0] == "k1") == 501
+
+
+def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
+    job, path = checkpoint
+
+    def swap(keys: pa.Table) -> pa.Table:
+        places = {"k0": "k1", "k1": "k0"}
+        swapped = [places.get(key, key) for key in keys["k"].to_pylist()]
+        return pa.table({"k": pa.array(swapped, pa.string())})
+
+    edited = ckpt.edit_state(path, query=job.df()).rekey("op", swap).save(str(tmp_path / "e"))
+    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+        for state in STATES:
+            tables = [each.state("op", state).to_pandas() for each in (now, before)]
+            tables[0]["k"] = tables[0].k.replace({"k0": "k1", "k1": "k0"})
+            columns = [name for name in tables[0] if name in ("k", "bucket", "position")]
+            found = [each.sort_values(columns).reset_index(drop=True) for each in tables]
+            assert found[0].equals(found[1])
+    swapped = [({"k0": "k1", "k1": "k0"}.get(k, k), v) for k, v in EVERYTHING[:60]]
+    assert later(job, edited.path, tmp_path) == expected_after([*swapped, *EVERYTHING[60:]], 60)
+
+
+def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
+    _, path = checkpoint
+
+    def numbered(keys: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"a": keys.k.str[1:].astype(int), "n": 1})
+
+    edit = ckpt.edit_state(path).rekey("op", numbered, "a long, n int", as_pandas=True)
+    person = edit.table("op", "count").where("a = 2").select("a", "n")
+    edited = edit.erase("op", person).save(str(tmp_path / "e"))
+    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+        view = now.state("op", "count")
+        assert view.schema.names == ["a", "n", "value_n", "total"]
+        was = before.state("op", "count").get("k3")
+        assert list(view.get(3, 1).values()) == list(was.values())
+        assert view.get(2, 1) is None
+
+
+def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
+    _, path = checkpoint
+
+    def fails(rows: pa.Table) -> pa.Table:
+        raise KeyError("my mistake")
+
+    for function, says in (
+        (fails, "state 'count': the function raised KeyError"),
+        (lambda rows: rows.select(["k"]), "no table of k, n, total"),
+        (lambda _: None, "NoneType, which is no table"),
+    ):
+        with pytest.raises(ckpt.ProcessorError, match=says):
+            ckpt.edit_state(path).change("op", "count", function).save(str(tmp_path / "e"))
+    same = pa.array(["k0"])
+    with pytest.raises(ckpt.ProcessorError, match="returned 1 keys for"):
+        ckpt.edit_state(path).rekey("op", lambda _: pa.table({"k": same})).save(str(tmp_path / "e"))
+    with pytest.raises(ckpt.StateValueError, match="two values at one place"):
+        ckpt.edit_state(path).rekey(
+            "op", lambda keys: pa.table({"k": pa.array(["k0"] * len(keys))})
+        ).save(str(tmp_path / "e"))
+    assert not files_below(tmp_path / "e")
