@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from pyspark_ckpt.editing.message_pack_columns import Form, encoded_tuples, repeated
+from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
 from pyspark_ckpt.operator.values.codec import TupleCodec, holds
 from tests.unit.operator.spark_values import TYPES, struct
 
@@ -69,3 +70,24 @@ def test_a_wide_tuple_and_slices_of_columns() -> None:
     heads = repeated(b"\x00\x01", 3)
     wanted = [b"\x00\x01" + msgspec.msgpack.encode(row) for row in rows[1:4]]
     assert encoded_tuples(sliced, schema, Form.KEY, heads).to_pylist() == wanted
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables())
+def test_keys_are_those_that_the_plan_sends(
+    table: tuple[T.StructType, list[tuple[Any, ...]]],
+) -> None:
+    """Nulls too: a null in a nested column travels in the form of the column."""
+    schema, rows = table
+    if holds(schema, (T.MapType, T.VariantType)):
+        return
+    place = KeyPlaces(schema, 128).place
+    wanted = [place(row)[1] for row in rows]
+    assert encoded_tuples(in_arrow(schema, rows), schema, Form.KEY).to_pylist() == wanted
+
+
+def test_a_null_in_a_nested_key_column() -> None:
+    schema = struct(T.StructType([T.StructField("x", T.IntegerType())]))
+    rows: list[tuple[Any, ...]] = [(None,), ((None,),), ((1,),)]
+    wanted = [KeyPlaces(schema, 128).place(row)[1] for row in rows]
+    assert encoded_tuples(in_arrow(schema, rows), schema, Form.KEY).to_pylist() == wanted
