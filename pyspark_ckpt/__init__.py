@@ -81,6 +81,8 @@ from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import Verification, verify
+from pyspark_ckpt.importing.group_state import KeyState
+from pyspark_ckpt.importing.import_checkpoint import import_checkpoint
 from pyspark_ckpt.live.states import LiveState, LiveValue
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
@@ -122,6 +124,7 @@ __all__ = [
     "HarnessUseError",
     "IncompatibleStateError",
     "InputRowsError",
+    "KeyState",
     "KeyedStream",
     "LiveState",
     "LiveValue",
@@ -154,6 +157,7 @@ __all__ = [
     "dispose_savepoint",
     "edit_state",
     "history",
+    "import_checkpoint",
     "key_by",
     "lineage",
     "open_state",

@@ -1,0 +1,1 @@
+"""Make savepoints of stopped queries of Spark's own stateful operators."""

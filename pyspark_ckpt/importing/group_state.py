@@ -1,0 +1,196 @@
+"""The state of ``applyInPandasWithState`` as states of a processor, by a function of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.editing.table_columns import TableColumns
+from pyspark_ckpt.errors import PlanError, StateValueError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, struct_of
+from pyspark_ckpt.importing.state_rows import fields_of
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.task_failure import marked_errors
+
+_GROUP_STATE, _TIMEOUT = "groupState", "timeoutTimestamp"
+_ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What one key has in the states of a processor; returned to :func:`import_checkpoint`.
+
+    Parameters
+    ----------
+    states : Mapping of str to object
+        The content of each state by its name: for value, reducing and aggregating state a tuple
+        (the schema's value, or the accumulator), for list state a list of tuples, for map state a
+        dict of tuples by tuples. A state that is left out, or ``None``, is empty.
+    timers : sequence of int
+        When the key's timers fire, in milliseconds since 1970.
+
+    Examples
+    --------
+    >>> ckpt.KeyState({"count": (3,)}, timers=[60_000]).timers
+    [60000]
+    """
+
+    states: Mapping[str, Any]
+    timers: Sequence[int] = field(default=())
+
+
+Mapper = Callable[[tuple[Any, ...], tuple[Any, ...] | None, int | None], KeyState]
+"""Makes a key's states of its key, its state and its timeout; runs on executors."""
+
+
+class GroupStateRows:
+    """The rows of ``applyInPandasWithState``, mapped to the states of a processor.
+
+    Parameters
+    ----------
+    operator
+        Spark's operator.
+    mapper
+        The user's function. It is called once per key and state, so it must have no effects.
+    states
+        The names of the processor's states.
+    uid
+        The operator's uid, for errors.
+    """
+
+    def __init__(
+        self,
+        operator: SparkStatefulOperator,
+        mapper: Mapper,
+        states: tuple[str, ...],
+        uid: str,
+    ) -> None:
+        self._operator = operator
+        self._mapped = _Mapped(mapper, states, f"operator {uid!r}")
+
+    def state(self, state: StateDescriptor, columns: TableColumns) -> DataFrame:
+        """Return the rows of a state's table."""
+        fields = [*columns.map_keys, *columns.values]
+        entries = _EntriesOf(self._mapped, state.name, kind_of(state).entries)
+        rows = self._with_entries(entries, fields, columns)
+        if columns.position is None:
+            return rows.drop(_PLACE)
+        return rows.withColumnRenamed(_PLACE, columns.position)
+
+    def timers(self, columns: TableColumns) -> DataFrame:
+        """Return the rows of the timers' table."""
+        assert columns.fires_at is not None
+        fires_at = T.StructField(columns.fires_at, T.LongType())
+        rows = self._with_entries(_TimersOf(self._mapped), [fires_at], columns).drop(_PLACE)
+        times = F.timestamp_millis(_quoted(columns.fires_at))
+        return rows.withColumn(columns.fires_at, times)
+
+    def _with_entries(
+        self, entries: Callable[..., Any], fields: list[T.StructField], columns: TableColumns
+    ) -> DataFrame:
+        """Return the keys, each beside its entries, with the place of the entry."""
+        rows = self._operator.rows()
+        value = struct_of(rows.schema["value"])
+        state, timeout = F.col("value"), F.lit(None).cast("long")
+        if _GROUP_STATE in value.names:  # else Spark keeps no timeouts
+            state = F.col("value").getField(_GROUP_STATE)
+            if _TIMEOUT in value.names:
+                timeout = F.col("value").getField(_TIMEOUT)
+        nullable = [T.StructField(each.name, each.dataType) for each in fields]
+        made = F.udf(entries, T.ArrayType(T.StructType(nullable)), useArrow=False)
+        keys = fields_of(F.col("key"), struct_of(rows.schema["key"]), columns.keys)
+        exploded = rows.select(
+            *keys, F.posexplode(made("key", state, timeout)).alias(_PLACE, _ENTRY)
+        )
+        names = [_quoted(each.name) for each in columns.keys]
+        entry = F.col(_ENTRY)
+        return exploded.select(
+            *names,
+            F.col(_PLACE).cast("long"),
+            *[entry.getField(each.name).alias(each.name) for each in fields],
+        )
+
+
+class _Mapped:
+    """Calls the user's function and checks what it returns."""
+
+    def __init__(self, mapper: Mapper, states: tuple[str, ...], where: str) -> None:
+        self._mapper, self._states, self._where = mapper, states, where
+
+    def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> KeyState:
+        timeout = None if timeout_ms is None or timeout_ms < 0 else timeout_ms
+        found = self._mapper(tuple(key), None if state is None else tuple(state), timeout)
+        if not isinstance(found, KeyState):
+            raise PlanError(
+                f"{self._where}: the function for key {tuple(key)!r} returned "
+                f"{type(found).__name__}: return a pyspark_ckpt.KeyState"
+            )
+        unknown = sorted(set(found.states) - set(self._states))
+        if unknown:
+            raise PlanError(
+                f"{self._where}: the function for key {tuple(key)!r} returned the states "
+                f"{', '.join(map(repr, unknown))}, the processor declares "
+                f"{', '.join(map(repr, self._states))}: use these names"
+            )
+        return found
+
+    def refuse(self, name: str, content: Any, wanted: str) -> NoReturn:
+        raise StateValueError(
+            f"{self._where}, state {name!r}: the function returned {content!r:.120}: return "
+            f"{wanted}"
+        )
+
+
+class _EntriesOf:
+    """Returns the entries of one state of a key, each as one flat tuple."""
+
+    def __init__(self, mapped: _Mapped, name: str, entries: Entries) -> None:
+        self._mapped, self._name, self._entries = mapped, name, entries
+
+    def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> list[tuple[Any, ...]]:
+        with marked_errors():
+            return list(self._of(self._mapped(key, state, timeout_ms).states.get(self._name)))
+
+    def _of(self, content: Any) -> Iterator[tuple[Any, ...]]:
+        if content is None:
+            return
+        if self._entries is Entries.BY_MAP_KEY:
+            if not isinstance(content, Mapping):
+                self._mapped.refuse(self._name, content, "a dict of tuples by tuples")
+            yield from (
+                (*self._checked(map_key), *self._checked(value))
+                for map_key, value in content.items()
+            )
+        elif self._entries is Entries.CHUNKS:
+            if not isinstance(content, list):
+                self._mapped.refuse(self._name, content, "a list of tuples")
+            yield from map(self._checked, content)
+        else:
+            yield self._checked(content)
+
+    def _checked(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, tuple):
+            self._mapped.refuse(self._name, value, "tuples with a value per column")
+        return value
+
+
+class _TimersOf:
+    """Returns the timers of a key."""
+
+    def __init__(self, mapped: _Mapped) -> None:
+        self._mapped = mapped
+
+    def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> list[tuple[int]]:
+        with marked_errors():
+            timers = self._mapped(key, state, timeout_ms).timers
+            return [(int(time_ms),) for time_ms in timers]
+
+
+def _quoted(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")

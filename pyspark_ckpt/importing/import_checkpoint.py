@@ -1,0 +1,200 @@
+"""Import: a stopped query of Spark's own operator becomes a savepoint of this library."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.editing.state_edit import StateEdit
+from pyspark_ckpt.editing.table_columns import columns_of, timer_columns
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.importing.group_state import GroupStateRows, Mapper
+from pyspark_ckpt.importing.matching import check_states
+from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, spark_operator
+from pyspark_ckpt.importing.state_rows import state_rows, timer_rows
+from pyspark_ckpt.importing.stopped_query import stopped_query
+from pyspark_ckpt.operator.plan.declared import declare_states
+from pyspark_ckpt.operator.state.kinds import Movement, kind_of
+from pyspark_ckpt.settings import read_settings
+from pyspark_ckpt.spark.state_reader import quiet_reading
+
+_SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
+
+
+def import_checkpoint(
+    location: str,
+    directory: str | None = None,
+    *,
+    processor: StatefulProcessor,
+    uid: str,
+    mapper: Mapper | None = None,
+    time_mode: str | None = None,
+    query: DataFrame | None = None,
+    discard_uncommitted: bool = False,
+    spark: SparkSession | None = None,
+) -> Savepoint:
+    """Make a savepoint of a stopped query of Spark's own stateful operator.
+
+    Call it on the driver. Restore the same program over :func:`key_by` from the savepoint: it has
+    the state, the timers, the watermark and the source offsets, and reads no input again.
+    `location` is only read.
+
+    The operator may be ``transformWithState``, ``transformWithStateInPandas`` or
+    ``applyInPandasWithState``, with any state store and encoding that Spark can read.
+
+    Parameters
+    ----------
+    location : str
+        The ``checkpointLocation`` of the query of Spark.
+    directory : str, optional
+        The parent of the new ``savepoint-...`` directory; by default
+        ``spark.ckpt.execution.checkpointing.savepoint-dir``.
+    processor : StatefulProcessor
+        The processor that the query of Spark ran. For ``applyInPandasWithState``, the processor
+        that replaces its function.
+    uid : str
+        The operator's uid in the restored query.
+    mapper : callable, optional
+        Only for ``applyInPandasWithState``, which requires it: gets key, state and timeout in
+        milliseconds (``None`` if there is none), and returns the key's :class:`KeyState`. It runs
+        on executors, once per key and state, and must have no effects.
+    time_mode : str, optional
+        Only for ``applyInPandasWithState``: the `timeMode` of the processor, by default ``None``.
+    query : DataFrame, optional
+        The query that will be restored. Required only if it reads one source at several places.
+    discard_uncommitted : bool
+        Whether an unfinished epoch of the query of Spark may be left out. Its rows are read again.
+    spark : SparkSession, optional
+        The session whose executors do the work; by default the active session.
+
+    Returns
+    -------
+    Savepoint
+        Self-contained and durable.
+
+    Raises
+    ------
+    PlanError
+        If an argument is missing or does not fit the operator of Spark.
+    ConfigurationError
+        If there is no directory.
+    CheckpointNotFoundError
+        If no epoch of a query was committed at `location`.
+    RestoreError
+        If the query runs, was stopped in the middle of an epoch, or is one of this library.
+    IncompatibleStateError
+        If the processor declares other states than Spark has.
+    NotBuiltYetError
+        If the query has several stateful operators, or one that cannot be imported.
+    ProcessorError
+        If ``init`` or ``close`` raises an error; they are called once on the driver.
+
+    Examples
+    --------
+    >>> native = spark.readStream.schema("user string").parquet(f"{directory}/events")
+    >>> native = native.groupBy("user").transformWithState(
+    ...     Count(), "user string, n long", "Update", "None"
+    ... )
+    >>> rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    >>> spark.conf.set("spark.sql.streaming.stateStore.providerClass", rocksdb)
+    >>> running = (
+    ...     native.writeStream.format("noop")
+    ...     .outputMode("update")
+    ...     .trigger(availableNow=True)
+    ...     .start(checkpointLocation=f"{directory}/native")
+    ... )
+    >>> running.awaitTermination()
+    True
+    >>> imported = ckpt.import_checkpoint(
+    ...     f"{directory}/native", f"{directory}/imported", processor=Count(), uid="count"
+    ... )
+    >>> print(ckpt.plan_restore(imported.path, counts))
+    restore from ..., epoch 0: can start
+    ...
+    """
+    session = _session(spark, query)
+    directory = _directory(session, directory)
+    if not isinstance(uid, str) or not uid.strip():
+        raise PlanError(f"uid is {uid!r}: give the operator a stable name")
+    with quiet_reading(session):
+        stopped = stopped_query(session, str(location), discard_uncommitted=discard_uncommitted)
+        operator = spark_operator(session, stopped)
+        mode = _time_mode(operator, mapper, time_mode)
+        key_schema = operator.key_schema()
+        states = _declared(processor, uid, mode)
+        edit = StateEdit(session).add_operator(uid, processor, key_schema, time_mode=mode.value)
+        if mapper is None:
+            check_states(operator, states, uid)
+            for variable in operator.variables:
+                columns = columns_of(key_schema, states[variable.name])
+                edit.put(uid, variable.name, state_rows(operator, variable, columns))
+            if mode is not TimeMode.NONE:
+                edit.set_timers(uid, timer_rows(operator, timer_columns(key_schema)))
+        else:
+            rows = GroupStateRows(operator, mapper, tuple(states), uid)
+            for name, state in states.items():
+                edit.put(uid, name, rows.state(state, columns_of(key_schema, state)))
+            if mode is not TimeMode.NONE:
+                edit.set_timers(uid, rows.timers(timer_columns(key_schema)))
+        edit._position = stopped.position(query)  # noqa: SLF001  # no user has them in this form
+        edit._parent = stopped.origin(uid)  # noqa: SLF001
+        return edit.save(directory)
+
+
+def _session(spark: SparkSession | None, query: DataFrame | None) -> SparkSession:
+    if spark is None:
+        spark = query.sparkSession if query is not None else SparkSession.getActiveSession()
+    if spark is None:
+        raise PlanError("there is no active Spark session: make one, or give spark=")
+    return spark
+
+
+def _directory(spark: SparkSession, directory: str | None) -> str:
+    if directory is not None:
+        return str(directory)
+    configured = spark.conf.get(_SAVEPOINTS, None)
+    found = configured and read_settings({_SAVEPOINTS: configured}, {}).savepoints_directory
+    if not found:
+        raise PlanError(f"there is no directory for the savepoint: give one, or set {_SAVEPOINTS}")
+    return found
+
+
+def _time_mode(
+    operator: SparkStatefulOperator, mapper: Mapper | None, time_mode: str | None
+) -> TimeMode:
+    """Return the operator's time mode; refuse arguments that its kind does not have."""
+    if operator.is_group_state:
+        if mapper is None:
+            raise PlanError(
+                f"{operator.where} has one state per key: give a mapper, which makes the "
+                "processor's states of it"
+            )
+        allowed = {mode.value.lower(): mode for mode in TimeMode}
+        found = allowed.get(str(time_mode).lower())
+        if found is None:
+            raise PlanError(
+                f"time_mode is {time_mode!r}, allowed are None, ProcessingTime and EventTime"
+            )
+        return found
+    if mapper is not None or time_mode is not None:
+        raise PlanError(
+            f"{operator.where} has the states and the time mode of its processor: leave mapper and "
+            "time_mode out, which are for applyInPandasWithState"
+        )
+    return operator.time_mode
+
+
+def _declared(processor: StatefulProcessor, uid: str, mode: TimeMode) -> dict[str, StateDescriptor]:
+    """Return the states that a processor declares, by name; all belong to keys."""
+    event_time = mode is TimeMode.EVENT_TIME
+    declared = declare_states(processor, uid, mode, has_watermark=event_time).descriptors
+    for state in declared:
+        if kind_of(state).movement is not Movement.WITH_KEY:
+            raise PlanError(
+                f"operator {uid!r}, state {state.name!r}: {state.kind} state does not exist in "
+                "Spark's operators: import with the processor as the query of Spark ran it"
+            )
+    return {state.name: state for state in declared}

@@ -1,0 +1,204 @@
+"""The stateful operator of a stopped query of Spark: its kind, its keys and its state variables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, RestoreError
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.importing.stopped_query import StoppedQuery
+from pyspark_ckpt.operator.state.kinds import StateKind
+
+GROUP_STATE = "applyInPandasWithState"
+"""Spark's name of an operator with one state per key and a timeout."""
+
+_WITH_VARIABLES = (
+    "transformWithStateInPandasExec",
+    "transformWithStateInPySparkExec",
+    "transformWithStateExec",
+)
+_KINDS = {
+    "ValueState": StateKind.VALUE,
+    "ListState": StateKind.LIST,
+    "MapState": StateKind.MAP,
+}
+_TIME_MODES = {
+    "NoTime": TimeMode.NONE,
+    "ProcessingTime": TimeMode.PROCESSING_TIME,
+    "EventTime": TimeMode.EVENT_TIME,
+}
+_TIMERS = "TimerState"
+_HANDLES = ["handle"]
+"""The state's columns if the operator is one of this library."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateVariable:
+    """A state variable of Spark's operator."""
+
+    name: str
+    kind: StateKind
+    has_ttl: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SparkStatefulOperator:
+    """A stateful operator of Spark, read with Spark's own data source for state.
+
+    Parameters
+    ----------
+    spark
+        The session that reads.
+    query
+        The query.
+    operator_id
+        Spark's id of the operator.
+    name
+        Spark's name of its kind.
+    time_mode
+        The clock of its timers; ``None`` for a group state, whose kind of timeout Spark does not
+        keep.
+    variables
+        Its state variables, empty for a group state.
+    """
+
+    spark: SparkSession
+    query: StoppedQuery
+    operator_id: int
+    name: str
+    time_mode: TimeMode = TimeMode.NONE
+    variables: tuple[StateVariable, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The operator, for errors."""
+        return f"{self.query.path}, operator {self.operator_id} ({self.name})"
+
+    @property
+    def is_group_state(self) -> bool:
+        """Whether the operator has one state per key and a timeout."""
+        return self.name == GROUP_STATE
+
+    def rows(self, **options: str) -> DataFrame:
+        """Return what Spark's data source reads with some options, at the last committed epoch.
+
+        Raises
+        ------
+        RestoreError
+            If Spark cannot read it.
+        """
+        wanted = {
+            "operatorId": str(self.operator_id),
+            "batchId": str(self.query.epoch),
+            **options,
+        }
+        try:
+            return self.spark.read.format("statestore").options(**wanted).load(self.query.path)
+        except PySparkException as exc:
+            raise RestoreError(f"{self.where}: Spark cannot read its state: {exc}") from exc
+
+    def variable(self, variable: StateVariable) -> DataFrame:
+        """Return a row per value, list element or map entry of a state variable."""
+        return self.rows(stateVarName=variable.name, flattenCollectionTypes="true")
+
+    def timers(self) -> DataFrame:
+        """Return a row per timer."""
+        return self.rows(readRegisteredTimers="true")
+
+    def key_schema(self) -> T.StructType:
+        """Return the schema of the key columns.
+
+        Raises
+        ------
+        RestoreError
+            If the operator has no state from which Spark tells it.
+        """
+        if self.is_group_state:
+            rows = self.rows()
+        elif self.variables:
+            rows = self.variable(self.variables[0])
+        else:
+            raise RestoreError(f"{self.where} has no state: start the query without a savepoint")
+        return struct_of(rows.schema["key"])
+
+
+def spark_operator(spark: SparkSession, query: StoppedQuery) -> SparkStatefulOperator:
+    """Return the only stateful operator of a stopped query.
+
+    Raises
+    ------
+    RestoreError
+        If the query has no stateful operator, or its operator is one of this library.
+    NotBuiltYetError
+        If the query has several stateful operators, or one that cannot be imported.
+    """
+    try:
+        rows = spark.read.format("state-metadata").load(query.path).collect()
+    except PySparkException as exc:
+        raise RestoreError(f"{query.path}: Spark cannot read which state it has: {exc}") from exc
+    found: dict[int, Any] = {int(row["operatorId"]): row for row in rows}
+    if not found:
+        raise RestoreError(
+            f"{query.path}: the query has no stateful operator, so there is nothing to import"
+        )
+    names = ", ".join(str(row["operatorName"]) for row in found.values())
+    if len(found) > 1:
+        raise NotBuiltYetError(
+            f"{query.path}: the query has the stateful operators {names}; only a query with one "
+            "can be imported yet: compute the others in a query of their own"
+        )
+    ((operator_id, row),) = found.items()
+    name = str(row["operatorName"])
+    if name == GROUP_STATE:
+        operator = SparkStatefulOperator(spark, query, operator_id, name)
+        state = operator.rows().schema["value"].dataType
+        if isinstance(state, T.StructType) and _group_state(state).names == _HANDLES:
+            raise RestoreError(
+                f"{query.path} is the location of a query of this library: restart the query "
+                "there, or restore it from a checkpoint or savepoint"
+            )
+        return operator
+    if name not in _WITH_VARIABLES:
+        raise NotBuiltYetError(
+            f"{query.path}: the state of {name} cannot be imported; only the state of "
+            "transformWithState, transformWithStateInPandas and applyInPandasWithState can"
+        )
+    time_mode, variables = _variables(query, row)
+    return SparkStatefulOperator(spark, query, operator_id, name, time_mode, variables)
+
+
+def struct_of(field: T.StructField) -> T.StructType:
+    """Return the columns of a field, which is a struct in all that the data source reads."""
+    assert isinstance(field.dataType, T.StructType)
+    return field.dataType
+
+
+def _group_state(value: T.StructType) -> T.StructType:
+    return struct_of(value["groupState"]) if "groupState" in value.names else value
+
+
+def _variables(query: StoppedQuery, row: Any) -> tuple[TimeMode, tuple[StateVariable, ...]]:
+    """Return time mode and state variables, which Spark keeps as JSON."""
+    try:
+        properties = json.loads(row["operatorProperties"])
+        stored = properties["stateVariables"]
+        variables = tuple(
+            StateVariable(
+                str(each["stateName"]), _KINDS[each["stateVariableType"]], bool(each["ttlEnabled"])
+            )
+            for each in stored
+            if each["stateVariableType"] != _TIMERS
+        )
+        return _TIME_MODES[properties["timeMode"]], variables
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CorruptFileError(
+            f"{query.path}: Spark's description of the operator's state is not one that this "
+            f"version knows ({type(exc).__name__}: {exc}): use a version of PySpark that this "
+            "library supports"
+        ) from exc

@@ -1,0 +1,148 @@
+"""Where a stopped query of Spark stands: its last epoch, its source offsets and its sources' logs.
+
+The location is only read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_ckpt.editing.position import Position
+from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.spark.log import OffsetsEntry, Sources, SparkLog
+from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import given_names, is_active, source_ids
+from pyspark_ckpt.storage.open import open_storage
+
+_STATE_STORE = "spark.sql.streaming.stateStore."
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedQuery:
+    """A query of Spark at the end of its last committed epoch.
+
+    Parameters
+    ----------
+    path
+        The ``checkpointLocation`` as Spark and :func:`open_storage` both understand it.
+    query_id
+        Spark's id of the query.
+    epoch
+        The last committed epoch.
+    log
+        Spark's files in the location.
+    """
+
+    path: str
+    query_id: str
+    epoch: int
+    log: SparkLog
+
+    def position(self, query: DataFrame | None = None) -> Position:
+        """Return where a query continues that is restored from here.
+
+        Parameters
+        ----------
+        query
+            The query, which shows if it reads one source at several places; without it each place
+            counts as a source of its own.
+
+        Raises
+        ------
+        CorruptFileError, CheckpointAbortedError
+            If Spark's files are damaged, or lack an entry of a source's log.
+        """
+        entry = self.log.offsets_entry(self.epoch)
+        sources = _sources_of(entry) if query is None else _sources_in(query, entry)
+        offsets = entry.in_order(sources)
+        watermark_ms = self.log.watermark_ms(self.epoch)
+        files = self.log.source_log_files(offsets, sources)
+        return Position(
+            offsets_entry=_without_state_store(offsets).text(),
+            epoch=self.epoch,
+            watermark_ms=watermark_ms,
+            commits_entry=self.log.commits_entry(self.epoch),
+            source_ids=sources.ids,
+            source_names=sources.names or msgspec.UNSET,
+            source_files={
+                (file.source_index, file.log_name): (self.log.storage, file.path) for file in files
+            },
+        )
+
+    def origin(self, uid: str) -> Origin:
+        """Return the query as the origin of a savepoint that has an operator."""
+        return Origin(
+            path=self.path,
+            kind=CheckpointKind.CHECKPOINT,
+            checkpoint_id=None,
+            query_id=self.query_id,
+            epoch=self.epoch,
+            operators=(uid,),
+        )
+
+
+def stopped_query(
+    spark: SparkSession, location: str, *, discard_uncommitted: bool = False
+) -> StoppedQuery:
+    """Open the location of a query that was stopped after an epoch, not in the middle of one.
+
+    Parameters
+    ----------
+    spark
+        A session of the application.
+    location
+        The ``checkpointLocation``.
+    discard_uncommitted
+        Whether an epoch that began and was not committed may be left out.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If no epoch of a query was committed there.
+    RestoreError
+        If the query runs, was stopped in the middle of an epoch, or is one of this library.
+    """
+    path = qualified_path(spark, location)
+    log = SparkLog(open_storage(path, "location"))
+    query_id, epoch, begun = log.query_id(), log.committed_epoch(), log.begun_epoch()
+    if query_id is None or epoch is None:
+        raise CheckpointNotFoundError(
+            f"{path} has no committed epoch of a query of Spark: give the checkpointLocation of "
+            "one that ran"
+        )
+    if is_active(spark, query_id):
+        raise RestoreError(
+            f"{path}: the query {query_id} runs in this application: stop it, then import"
+        )
+    if begun is not None and begun > epoch and not discard_uncommitted:
+        raise RestoreError(
+            f"{path}: epoch {begun} began and was not committed, so the query was stopped in the "
+            "middle of it. Spark would run the epoch again with the same rows, and a sink may have "
+            "some of its output. Start the query of Spark once more, and stop it between two "
+            f"epochs; or give discard_uncommitted=True, which imports epoch {epoch} and reads the "
+            "rows of the unfinished epoch again, in other epochs"
+        )
+    return StoppedQuery(path, query_id, epoch, log)
+
+
+def _sources_of(entry: OffsetsEntry) -> Sources:
+    places = tuple(range(len(entry.source_offsets)))
+    return Sources(places, entry.keys if entry.is_named and entry.keys else ())
+
+
+def _sources_in(query: DataFrame, entry: OffsetsEntry) -> Sources:
+    return Sources(source_ids(query), given_names(query) if entry.is_named else ())
+
+
+def _without_state_store(entry: OffsetsEntry) -> OffsetsEntry:
+    """Return the entry without the settings of the state store of Spark's operator."""
+    conf = entry.metadata.get("conf")
+    if not isinstance(conf, dict):
+        return entry
+    kept = {key: value for key, value in conf.items() if not key.startswith(_STATE_STORE)}
+    return OffsetsEntry({**entry.metadata, "conf": kept}, entry.source_offsets, entry.keys)
