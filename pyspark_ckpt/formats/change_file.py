@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Generator, Iterable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -90,12 +90,100 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
             return
         if length > MAX_FRAME_BYTES:
             raise corrupt_file(name, f"it declares a frame of {length} bytes")
-        payload = _read(source, length, name)
-        if zlib.crc32(payload) != check:
-            raise corrupt_file(name, "a frame does not match its checksum")
-        part = _decode(payload, name)
+        part = _frame(_read(source, length, name), check, name)
         entries += len(part)
         yield part
+
+
+def decode_changes_below(source: BinaryIO, name: str, prefix: bytes) -> Iterator[Changes]:
+    """Yield the parts of a change file in key order that may have keys with a prefix.
+
+    Only their frames are decoded; of the others, the first key is read. The caller has checked the
+    digest of the file.
+
+    Parameters
+    ----------
+    source
+        The file, positioned at its start; it can be positioned elsewhere.
+    name
+        The name of the file in errors.
+    prefix
+        What the keys begin with.
+
+    Raises
+    ------
+    CorruptFileError
+        If the file is not a change file, or its frames are not in key order.
+    """
+    if source.read(len(MAGIC)) != MAGIC:
+        raise corrupt_file(name, "it does not start as a change file")
+    last_key = b""
+    waiting: _Frame | None = None  # the last frame that began before the prefix
+    while (frame := _next_frame(source, name)) is not None:
+        if frame.first_key < last_key:
+            raise corrupt_file(name, "its frames are not in key order")
+        last_key = frame.first_key
+        if frame.first_key < prefix:
+            waiting = frame
+            continue
+        if waiting is not None:
+            yield _read_frame(source, waiting, name)
+            waiting = None
+        if not frame.first_key.startswith(prefix):
+            return
+        yield _read_frame(source, frame, name)
+    if waiting is not None:
+        yield _read_frame(source, waiting, name)
+
+
+class _Frame(NamedTuple):
+    """Where a frame is, its checksum, and its first key."""
+
+    place: int
+    length: int
+    check: int
+    first_key: bytes
+
+
+def _next_frame(source: BinaryIO, name: str) -> _Frame | None:
+    """Read the head of the frame at the file's position, and go behind the frame."""
+    length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
+    if length == 0:
+        return None
+    if length > MAX_FRAME_BYTES:
+        raise corrupt_file(name, f"it declares a frame of {length} bytes")
+    place = source.tell()
+    first_key = _first_key(source, length, name)
+    source.seek(place + length)
+    return _Frame(place, length, check, first_key)
+
+
+def _read_frame(source: BinaryIO, frame: _Frame, name: str) -> Changes:
+    behind = source.tell()
+    source.seek(frame.place)
+    part = _frame(_read(source, frame.length, name), frame.check, name)
+    source.seek(behind)
+    return part
+
+
+_HEAD_BYTES = 16
+"""More than the heads of three MessagePack values have."""
+
+
+def _first_key(source: BinaryIO, length: int, name: str) -> bytes:
+    """Read the first key of a frame: an array whose first value is the array of its keys."""
+    place = source.tell()
+    head = _read(source, min(length, _HEAD_BYTES), name)
+    try:
+        key_at = 1 + {0xDC: 3, 0xDD: 5}.get(head[1], 1)
+        start = key_at + 1 + {0xC4: 1, 0xC5: 2, 0xC6: 4}[head[key_at]]
+    except LookupError as exc:
+        raise corrupt_file(name, "a frame holds no keys") from exc
+    key_bytes = int.from_bytes(head[key_at + 1 : start], "big")
+    if start + key_bytes > length:
+        raise corrupt_file(name, "a frame is shorter than its first key")
+    source.seek(place + start)
+    return _read(source, key_bytes, name)
 
 
 def _payloads(part: Changes) -> Iterator[bytes]:
@@ -111,6 +199,12 @@ def _payloads(part: Changes) -> Iterator[bytes]:
         )
     yield from _payloads(Changes(part.keys[:half], part.values[:half]))
     yield from _payloads(Changes(part.keys[half:], part.values[half:]))
+
+
+def _frame(payload: bytes, check: int, name: str) -> Changes:
+    if zlib.crc32(payload) != check:
+        raise corrupt_file(name, "a frame does not match its checksum")
+    return _decode(payload, name)
 
 
 def _decode(payload: bytes, name: str) -> Changes:

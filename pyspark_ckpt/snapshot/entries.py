@@ -20,10 +20,8 @@ from pyspark_ckpt.operator.table.stored_keys import (
     TIME_INDEX,
 )
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
+from pyspark_ckpt.snapshot.lookup import entries_with_prefix
 from pyspark_ckpt.storage.open import Storage
-
-END = b"\xff\xff"
-"""Above all stored keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +29,19 @@ class StoredRange:
     """The stored keys from `start` up to `end`, without `end`.
 
     `state_id` is the third byte that keyed entries must have, ``None`` for entries of all states.
+    `prefix` is what all these keys begin with, empty if there are other keys between them.
     """
 
     start: bytes
     end: bytes
     state_id: int | None = None
+    prefix: bytes = b""
+
+    @classmethod
+    def below(cls, prefix: bytes) -> StoredRange:
+        """Return where the keys with a prefix are."""
+        after = int.from_bytes(prefix, "big") + 1
+        return cls(prefix, after.to_bytes(len(prefix), "big"), prefix=prefix)
 
     @classmethod
     def of_keyed_state(cls, state_id: int) -> StoredRange:
@@ -50,13 +56,12 @@ class StoredRange:
     @classmethod
     def of_operator_state(cls, state_id: int) -> StoredRange:
         """Return where the entries of an operator's list or broadcast state are."""
-        prefix = OPERATOR_STATE + bytes([state_id])
-        return cls(prefix, OPERATOR_STATE + bytes([state_id + 1]))
+        return cls.below(OPERATOR_STATE + bytes([state_id]))
 
     @classmethod
     def of_raw_state(cls) -> StoredRange:
         """Return where raw state is."""
-        return cls(RAW_STATE, END)
+        return cls.below(RAW_STATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,10 @@ def _batches(
                     file, each.file.path, base.entries or 0, _key_groups(wanted)
                 ):
                     yield batch.column(0), batch.column(1)
+        return
+    if wanted.prefix:
+        found = entries_with_prefix(storage, handle, wanted.prefix)
+        yield pa.array(found.keys, pa.binary()), pa.array(found.values, pa.binary())
         return
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-") as scratch:
         for part in merged_state(storage, handle, Path(scratch)):

@@ -257,7 +257,7 @@ class StateView(TableView):
         (handle,) = [each for each in self._operator.handles if each.subtask == subtask]
         start = encode_key_group(key_group) + bytes([state_id]) + encoded
         # No other key begins with a whole key, because MessagePack says where a value ends.
-        parts = self._reader.entries(handle, StoredRange(start, _after(start)))
+        parts = self._reader.entries(handle, StoredRange.below(start))
         table = self._table(handle)
         assert table is not None  # the subtask has the state
         batches = table.batches(parts, self._now_ms(include_expired=include_expired))
@@ -314,9 +314,3 @@ def _columns_of(schema: pa.Schema, key_schema: T.StructType, state: StateDescrip
     is_keyed = kind_of(state).movement is Movement.WITH_KEY
     names: list[str] = schema.names
     return names[len(key_schema.fields) if is_keyed else 0 :]
-
-
-def _after(start: bytes) -> bytes:
-    """Return the first stored key that does not begin with `start`."""
-    number = int.from_bytes(start, "big") + 1
-    return number.to_bytes(len(start), "big")

@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats import change_file
-from pyspark_ckpt.formats.change_file import MAGIC, decode_changes, encode_changes
+from pyspark_ckpt.formats.change_file import (
+    MAGIC,
+    decode_changes,
+    decode_changes_below,
+    encode_changes,
+)
 from state_backends import Changes
 
 Entries = list[tuple[bytes, bytes | None]]
@@ -173,3 +178,31 @@ def test_an_entry_that_fits_no_frame_is_refused_by_the_writer(
     monkeypatch.setattr(change_file, "MAX_FRAME_BYTES", 1000)
     with pytest.raises((CkptError, ValueError)):
         encode([[(b"a", b"v" * 1001)]])
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=60),
+    st.integers(1, 7),
+    st.binary(max_size=2),
+    st.sampled_from([1, 200, 2000]),
+)
+def test_only_frames_with_a_prefix_are_decoded(
+    keys: list[bytes], size: int, prefix: bytes, longer: int
+) -> None:
+    """Also keys and prefixes of more than the few bytes that a frame's head has."""
+    ordered = sorted(key * longer for key in keys)
+    parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    data = b"".join(encode_changes(Changes(part, [b"v"] * len(part)) for part in parts))
+    prefix = prefix * longer
+    decoded = list(decode_changes_below(io.BytesIO(data), "some.chg", prefix))
+    found = [key for part in decoded for key in part.keys if key.startswith(prefix)]
+    assert found == [key for key in ordered if key.startswith(prefix)]
+    needed = [part for part in parts if any(key.startswith(prefix) for key in part)]
+    assert len(decoded) <= len(needed) + 1
+
+
+def test_frames_out_of_order_are_refused() -> None:
+    parts = [Changes([b"b"], [b"1"]), Changes([b"a"], [b"2"])]
+    data = b"".join(encode_changes(parts))
+    with pytest.raises(CorruptFileError, match="not in key order"):
+        list(decode_changes_below(io.BytesIO(data), "some.chg", b"z"))
