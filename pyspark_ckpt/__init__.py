@@ -47,6 +47,7 @@ from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
 from pyspark_ckpt.api.stream import KeyedStream, key_by
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter, write_stream
+from pyspark_ckpt.editing.erasing import Erasure, erase_keys
 from pyspark_ckpt.editing.state_edit import StateEdit, edit_state
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -119,6 +120,7 @@ __all__ = [
     "CrashedError",
     "Disposal",
     "EpochId",
+    "Erasure",
     "FailedCheckpointsError",
     "FencedError",
     "HarnessUseError",
@@ -156,6 +158,7 @@ __all__ = [
     "current_epoch",
     "dispose_savepoint",
     "edit_state",
+    "erase_keys",
     "history",
     "import_checkpoint",
     "key_by",

@@ -349,14 +349,15 @@ class OperatorEdit:
             unified=self.unified,
             states=frozenset(range(len(self.unified.states))) - self.dropped - self.put.keys(),
             timers=self.timers is None,
-            erased=self._erased_keys(),
+            erased=self.erased_keys(),
             keyed=self.keyed,
         )
         handles = tuple(map(encode_handle, self.stored.handles))
         places = spark.range(len(handles), numPartitions=len(handles))
         return places.mapInArrow(ReadEntries(handles, self.source, kept), ENTRIES_SCHEMA)
 
-    def _erased_keys(self) -> frozenset[bytes]:
+    def erased_keys(self) -> frozenset[bytes]:
+        """Return the keys that are removed as they are stored, each behind its key group."""
         found: set[bytes] = set()
         columns = TableColumns(keys=tuple(self.key_schema.fields))
         for keys in self.erased:

@@ -1,0 +1,102 @@
+"""A person's keys are erased from every savepoint of a directory, in bytes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from tests.query.harness import OFTEN, Feed, Job, digests
+from tests.query.model import Count, expected_after
+
+EVENTS = [(name, v) for v in range(3) for name in ("ada.lovelace", "bob", "cleo")]
+
+
+def bytes_of(directory: Path) -> bytes:
+    """Return all stored keys and values below a directory, and all other files."""
+    found = []
+    for path in sorted(directory.rglob("*")):
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+            columns = table["stored_key"], table["stored_value"]
+            found += [part for column in columns for part in column.to_pylist()]
+        elif path.is_file():
+            found.append(path.read_bytes())
+    return b"\n".join(found)
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    return Job(spark, tmp_path, Feed(tmp_path / "in"), options=OFTEN)
+
+
+def test_no_savepoint_has_a_byte_of_the_key(job: Job, tmp_path: Path, spark: SparkSession) -> None:
+    savepoints = tmp_path / "sp"
+    with job.running() as query:
+        job.feed.add(EVENTS)
+        query.processAllAvailable()
+        old = [query.triggerSavepoint(str(savepoints), format=each).path for each in FORMATS]
+    friends = spark.createDataFrame([("dora", 1)], "k string, n long")
+    other = ckpt.edit_state(spark=spark).add_operator("other", Count(), "k string")
+    untouched = other.put("other", "count", friends).save(str(savepoints)).path
+    before = digests(Path(untouched))
+    assert b"ada.lovelace" in bytes_of(savepoints)
+    person = spark.createDataFrame([("ada.lovelace",), ("nobody",)], "k string")
+
+    erased = ckpt.erase_keys(str(savepoints), {"op": person, "gone": person})
+
+    assert sorted(each.replaced for each in erased) == sorted(old)
+    assert not any(Path(path).exists() for path in old)
+    assert {each.mentions for each in erased} == {0}
+    assert b"ada.lovelace" not in bytes_of(savepoints)
+    assert b"cleo" in bytes_of(savepoints)
+    assert digests(Path(untouched)) == before
+    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
+    again = [("ada.lovelace", 7), ("bob", 8)]
+    job.feed.add(again)
+    for number, each in enumerate(erased):
+        fork = job.but(base=tmp_path, location=f"fork{number}", out=f"out{number}")
+        fork.run(each.savepoint.path)
+        rows = {row[0]: row for row in fork.result()}
+        assert rows["ada.lovelace"][1] == 1
+        wanted = expected_after([*EVENTS, *again], len(EVENTS))
+        assert rows["bob"] in wanted
+
+
+FORMATS = ("CANONICAL", "NATIVE")
+
+
+def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("ada.lovelace", 1), ("bob", 2)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark)
+    for uid in ("op", "copy"):
+        edit.add_operator(uid, Count(), "k string").put(uid, "count", rows)
+    edit.save(str(tmp_path / "sp"))
+    person = spark.createDataFrame([("ada.lovelace",)], "k string")
+    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": person})
+    assert erased.mentions == 1
+    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": person, "copy": person})
+    assert erased.mentions == 0
+    assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
+
+
+def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([("ada", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    whole = edit.put("op", "count", rows).save(str(tmp_path / "sp"))
+    cut_off = Path(f"{whole.path[:-1]}x")
+    shutil.copytree(whole.path, cut_off)
+    (cut_off / "_metadata").unlink()
+    before = digests(tmp_path)
+    with pytest.raises(ckpt.CheckpointNotFoundError, match=cut_off.name):
+        ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    (tmp_path / "sp" / "chk-3").mkdir()
+    with pytest.raises(ckpt.PlanError, match="checkpoints of a query"):
+        ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    assert digests(tmp_path) == before
