@@ -311,13 +311,14 @@ class CheckpointedStreamWriter(SinkWriter):
         if self._sink.has_no_location:
             self._use_location_once(storage.url)
         start = partial(self._start_spark, start)
+        session = self._session_of_query()
         announces_epochs = table is None and self._sink.format == FOREACH_BATCH
         spark_query = StartOfSpark(
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
             announces_epochs=announces_epochs,
-            session=self._session_of_query(),
+            session=session,
             location_is_temporary=given is None,
         )
         try:
@@ -333,6 +334,8 @@ class CheckpointedStreamWriter(SinkWriter):
         except BaseException:
             if given is None:
                 delete_temporary(storage)
+            if session is not None:
+                connect.end_session(session)  # nobody else knows it
             raise
 
     def _start_spark(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:

@@ -32,6 +32,9 @@ _known: dict[str, CheckpointedQuery] = {}
 _guard = threading.Lock()
 """Guards `_known`, the queries of this process by id."""
 
+_attaching = threading.Lock()
+"""Held while a query gets a coordinator, because two of them would fence each other."""
+
 
 class _Record(msgspec.Struct, frozen=True):
     """What a new client needs to checkpoint a query."""
@@ -129,11 +132,19 @@ def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
     >>> ckpt.attach(spark, query.id).id == query.id
     True
     """
+    with _attaching:
+        return _known_query(query) or _taken_up(spark, query)
+
+
+def _known_query(query: str) -> CheckpointedQuery | None:
+    """Return the running query of this process with an id or a name."""
     with _guard:
         known = [each for each in _known.values() if query in (each.id, each.name)]
     running = [each for each in known if each.isActive]
-    if running:
-        return running[-1]
+    return running[-1] if running else None
+
+
+def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
     record = _record(spark, query) if is_connect(spark) else None
     found = None if record is None else _running(spark, record)
     if record is None or found is None:

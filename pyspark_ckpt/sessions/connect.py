@@ -1,6 +1,6 @@
 """What the library does on a Spark Connect session where a classic session has its JVM.
 
-Nothing here imports the Connect client: a session brings its own classes.
+Nothing here imports the Connect client on a classic session.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -162,14 +163,19 @@ def _keep(session: Any, spark: SparkSession) -> None:
     atexit.register(_close_all)
 
 
+def end_session(session: Any) -> None:
+    """End a session that :func:`new_session` made; the server stops its queries."""
+    _clones.pop(session, None)
+    with suppress(Exception):  # the server may have ended
+        session.client.release_session()
+    with suppress(Exception):
+        session.client.close()
+
+
 def _release(users: Any) -> None:
     """End the sessions that were made of a stopped one; the server then stops their queries."""
     for session in [each for each, of in list(_clones.items()) if of is users]:
-        del _clones[session]
-        with suppress(Exception):  # the server may have ended
-            session.client.release_session()
-        with suppress(Exception):
-            session.client.close()
+        end_session(session)
 
 
 def _close_all() -> None:
@@ -183,6 +189,13 @@ def _close_all() -> None:
     for session in sessions:
         with suppress(Exception):
             session.client.close()
+
+
+def stream_writer(df: DataFrame) -> Any:
+    """Return PySpark's own stream writer, also where ``df.writeStream`` was replaced."""
+    of_connect: Any = df
+    writers = import_module("pyspark.sql.connect.streaming.readwriter")
+    return writers.DataStreamWriter(plan=of_connect._plan, session=of_connect._session)
 
 
 def give_session(writer: Any, session: SparkSession) -> None:

@@ -35,7 +35,7 @@ def frame_of_groups(groups: GroupedData) -> DataFrame:
 
 def spark_writer(df: DataFrame) -> DataStreamWriter:
     """Return Spark's own writer of a query, also where ``df.writeStream`` was replaced."""
-    return df.writeStream if is_connect(df) else DataStreamWriter(df)
+    return connect.stream_writer(df) if is_connect(df) else DataStreamWriter(df)
 
 
 def has_ended(spark: SparkSession) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ _MEMORY = "spark.executor.pyspark.memory"
 _CORES = "spark.executor.cores"
 _PY_FILES = "spark.submit.pyFiles"
 _TIMEOUT_SECONDS = 60
+_SIZE = re.compile(r"(?P<number>\d+)(?P<unit>[kmgtp]?)(?P<bytes>b?)")
+_UNITS = ("", "k", "m", "g", "t", "p")
 _IMPORT = "import pyspark_ckpt, msgspec, rocksdict, lmdb"
 
 
@@ -41,10 +45,11 @@ def check_workers(spark: SparkSession) -> None:
         If they cannot, or their memory is too small. The message says what to set.
     """
     if is_connect(spark):  # whose workers are the server's
+        _check_memory(spark.conf.get)
         return
     context: Any = spark.sparkContext
     _warn_of_wheels(context)
-    _check_memory(spark)
+    _check_memory(context.getConf().get)
     if not str(context.master).startswith("local") or context._python_includes:
         return  # other machines, or Python files that the user added to the workers
     executable = shutil.which(context.pythonExec) or str(context.pythonExec)
@@ -73,15 +78,13 @@ def _warn_of_wheels(context: Any) -> None:
         )
 
 
-def _check_memory(spark: SparkSession) -> None:
+def _check_memory(conf: Callable[..., Any]) -> None:
     """Refuse a limit of a worker's address space under which no backend works."""
-    conf = spark.sparkContext.getConf()
-    limit = conf.get(_MEMORY)
+    limit = conf(_MEMORY, None)
     if limit is None:
         return
-    cores = int(conf.get(_CORES) or "1")
-    sizes: Any = spark._jvm.org.apache.spark.network.util.JavaUtils  # type: ignore[union-attr]
-    worker_mib = int(sizes.byteStringAsMb(limit)) // cores
+    cores = int(conf(_CORES, None) or "1")
+    worker_mib = _mebibytes(str(limit)) // cores
     if worker_mib < LEAST_WORKER_MIB:
         raise ConfigurationError(
             f"{_MEMORY} is {limit} for {cores} cores, which is {worker_mib} MiB of address space "
@@ -89,6 +92,15 @@ def _check_memory(spark: SparkSession) -> None:
             f"MiB: set it to {LEAST_WORKER_MIB * cores}m or more, or unset it and set "
             "spark.executor.memoryOverhead"
         )
+
+
+def _mebibytes(size: str) -> int:
+    """Return a size as Spark reads it; without a unit it is in MiB."""
+    found = _SIZE.fullmatch(size.strip().lower())
+    assert found is not None  # Spark starts with no other value
+    unit = found["unit"] or ("" if found["bytes"] else "m")
+    size_bytes: int = int(found["number"]) * 1024 ** _UNITS.index(unit)
+    return size_bytes // 1024**2
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark import cloudpickle
 
@@ -30,7 +31,9 @@ def start() -> None:
 
 def attach() -> None:
     shared.deliver(2, "abc")
-    query = ckpt.attach(shared.spark, NAME)
+    with ThreadPoolExecutor(2) as threads:  # which must not make two coordinators
+        query, same = threads.map(lambda _: ckpt.attach(shared.spark, NAME), range(2))
+    assert same is query
     assert ckpt.attach(shared.spark, query.id) is query
     query.processAllAvailable()
     print("epoch", query.triggerCheckpoint().epoch)

@@ -17,8 +17,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.sessions.connect import session_of_id
 
 base = Path(sys.argv[1])
+locations = os.environ.get("LOCATIONS", str(base))
+"""Where locations, output and savepoints are; the input is on the local disk."""
+
 source = base / "in"
 source.mkdir(parents=True, exist_ok=True)
 spark = SparkSession.builder.remote(os.environ["SPARK_REMOTE"]).getOrCreate()
@@ -37,7 +41,7 @@ def deliver(number: int, keys: str) -> None:
 
 def stream() -> DataFrame:
     reader = spark.readStream.schema("k string, at timestamp").option("maxFilesPerTrigger", 1)
-    return reader.parquet(str(source))
+    return reader.parquet(f"file:{source}")
 
 
 class Rows(StatefulProcessor):
@@ -112,14 +116,14 @@ def writer(run: str, kind: str = "rows") -> ckpt.CheckpointedStreamWriter:
         ckpt.write_stream(operator(kind))
         .outputMode("append")
         .format("parquet")
-        .option("path", str(base / run / "out"))
-        .option("checkpointLocation", str(base / run / "location"))
+        .option("path", f"{locations}/{run}/out")
+        .option("checkpointLocation", f"{locations}/{run}/location")
         .option("spark.ckpt.execution.checkpointing.interval", "500ms")
     )
 
 
 def numbers(run: str) -> dict[str, list[int]]:
-    rows = spark.read.schema("k string, n long").parquet(str(base / run / "out")).collect()
+    rows = spark.read.schema("k string, n long").parquet(f"{locations}/{run}/out").collect()
     return {k: sorted(row.n for row in rows if row.k == k) for k in sorted({r.k for r in rows})}
 
 
@@ -140,11 +144,11 @@ def life() -> None:
     deliver(1, "aab")
     query = writer("one").start()
     query.processAllAvailable()
-    savepoint = query.triggerSavepoint(str(base / "savepoints"))
+    savepoint = query.triggerSavepoint(f"{locations}/savepoints")
     checkpoint = query.triggerCheckpoint()
     deliver(2, "abc")
     query.processAllAvailable()
-    stopped = query.stopWithSavepoint(str(base / "savepoints"))
+    stopped = query.stopWithSavepoint(f"{locations}/savepoints")
     print("original", numbers("one"))
 
     def fork(run: str, path: str, parallelism: int) -> None:
@@ -158,10 +162,10 @@ def life() -> None:
     fork("same", savepoint.path, 2)
     deliver(3, "ac")
     fork("three", stopped.path, 3)
-    ckpt.rollback(str(base / "one" / "location"), f"chk-{checkpoint.checkpoint_id}")
-    again = writer("one").option("path", str(base / "back")).trigger(availableNow=True).start()
+    ckpt.rollback(f"{locations}/one/location", f"chk-{checkpoint.checkpoint_id}")
+    again = writer("one").option("path", f"{locations}/back").trigger(availableNow=True).start()
     again.awaitTermination()
-    rows = spark.read.parquet(str(base / "back")).collect()
+    rows = spark.read.parquet(f"{locations}/back").collect()
     print("back", sorted((row.k, row.n) for row in rows))
 
 
@@ -169,7 +173,7 @@ def drain() -> None:
     deliver(1, "aab")
     query = writer("one", "timers").start()
     query.processAllAvailable()
-    query.stopWithSavepoint(str(base / "savepoints"), drain=True)
+    query.stopWithSavepoint(f"{locations}/savepoints", drain=True)
     print(numbers("one"))
 
 
@@ -186,8 +190,15 @@ def function() -> None:
     query.processAllAvailable()
     deliver(2, "ab")
     query.processAllAvailable()
-    savepoint = query.stopWithSavepoint(str(base / "savepoints"))
+    savepoint = query.stopWithSavepoint(f"{locations}/savepoints")
     print(savepoint.epoch, sorted((r.epoch, r.k, r.n) for r in spark.read.parquet(out).collect()))
+
+
+def no_function() -> None:
+    try:
+        writer("one").foreachBatch(lambda df, epoch: None).start()
+    except NotImplementedError as exc:
+        print(exc)
 
 
 def conf() -> None:
@@ -209,6 +220,65 @@ def conf() -> None:
     query.processAllAvailable()
     query.stop()
     print(seen, numbers("one"))
+
+
+def table() -> None:
+    """``toTable``: made by the first start, continued, and a fork into another table."""
+    name = f"counted_{base.name.replace('-', '_')}"
+
+    def to_table(run: str) -> ckpt.CheckpointedStreamWriter:
+        started = ckpt.write_stream(operator()).outputMode("append")
+        return started.option("checkpointLocation", f"{locations}/{run}/location")
+
+    def rows(of: str) -> list[tuple[str, int]]:
+        return sorted((row.k, row.n) for row in spark.table(of).collect())
+
+    deliver(1, "aab")
+    query = to_table("one").toTable(name)
+    query.processAllAvailable()
+    saved = query.stopWithSavepoint(f"{locations}/savepoints")
+    deliver(2, "abc")
+    to_table("one").trigger(availableNow=True).toTable(name).awaitTermination()
+    print("original", rows(name))
+    fork = to_table("fork").restoreFrom(saved.path).trigger(availableNow=True)
+    fork.toTable(f"{name}_fork").awaitTermination()
+    print("fork", rows(f"{name}_fork"))
+
+
+def replaced() -> None:
+    """A program may put the library's writer in the place of ``df.writeStream``."""
+    deliver(1, "aab")
+    counted = operator()
+    type(counted).writeStream = property(ckpt.write_stream)
+    started = counted.writeStream.option("path", f"{locations}/one/out").outputMode("append")
+    started = started.option("checkpointLocation", f"{locations}/one/location")
+    started.trigger(availableNow=True).start().awaitTermination()
+    print(numbers("one"))
+
+
+def failed_start() -> None:
+    """The server ends the session of a query that could not start."""
+    failing = writer("one").restoreFrom(str(base / "nowhere"))
+    try:
+        failing.start()
+    except ckpt.CheckpointNotFoundError as exc:
+        print("refused", exc.__class__.__name__)
+    of_query = failing._writer._session.session_id
+    assert of_query != spark.session_id
+    try:
+        session_of_id(spark, of_query).range(1).collect()
+    except Exception as exc:
+        print("SESSION_CLOSED" in str(exc))
+
+
+def memory() -> None:
+    """A limit of the workers' memory that is too small is refused, as on a classic session."""
+    spark.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", False)
+    spark.conf.set("spark.executor.pyspark.memory", "1023m")
+    try:
+        writer("one").start()
+    except ckpt.ConfigurationError as exc:
+        print(exc)
 
 
 def refusals() -> None:
@@ -257,7 +327,12 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "life": life,
     "drain": drain,
     "function": function,
+    "no_function": no_function,
     "conf": conf,
+    "table": table,
+    "replaced": replaced,
+    "failed_start": failed_start,
+    "memory": memory,
     "refusals": refusals,
 }
 

@@ -56,6 +56,35 @@ def test_the_users_session_keeps_its_conf_during_a_start(
     assert printed.splitlines() == ["{'5'} {'a': [1, 2], 'b': [1]}"]
 
 
+def test_tables(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "table")
+    assert printed.splitlines() == [
+        "original [('a', 1), ('a', 2), ('a', 3), ('b', 1), ('b', 2), ('c', 1)]",
+        "fork [('a', 3), ('b', 2), ('c', 1)]",
+    ]
+
+
+def test_the_writer_in_the_place_of_sparks(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "replaced")
+    assert printed.splitlines() == ["{'a': [1, 2], 'b': [1]}"]
+
+
+def test_a_start_that_fails_ends_the_session_of_the_query(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "failed_start")
+    assert printed.splitlines() == ["refused CheckpointNotFoundError", "True"]
+
+
+def test_too_little_memory_of_workers_is_refused(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "memory")
+    assert "spark.executor.pyspark.memory is 1023m" in printed
+
+
 def test_what_is_not_supported_is_refused_by_name(
     connect_url: str, tmp_path: Path, run_client: RunClient
 ) -> None:
