@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from tests.servers.connect import connect_server
 
 ROOT = str(Path(__file__).parents[2])
 
+NOTEBOOK = Path(ROOT) / "notebooks" / "01_quickstart.ipynb"
+QUICKSTART_PRINTS = "{'ann': 4, 'bob': 3, 'cem': 1, 'dee': 1}"
+
 RunClient = Callable[..., str]
 
 
@@ -26,13 +30,31 @@ def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
+def quickstart(tmp_path: Path) -> Path:
+    """The code of the quickstart notebook, and a line that shows that it reached its end."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    path = tmp_path / "quickstart.py"
+    path.write_text("\n\n".join([*code, "print(both.original.to_dict())"]))
+    return path
+
+
+@pytest.fixture
 def run_client() -> RunClient:
     """Return a function that runs a program with ``SPARK_REMOTE``, and returns what it printed."""
 
-    def run(program: Path, remote: str, *arguments: object) -> str:
+    def run(
+        program: Path, remote: str, *arguments: object, python: Path | str = sys.executable
+    ) -> str:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", str(program), *map(str, arguments)],
-            env={**os.environ, "SPARK_REMOTE": remote, "PYTHONPATH": ROOT},
+            [str(python), "-W", "ignore", str(program), *map(str, arguments)],
+            env={
+                **os.environ,
+                "SPARK_REMOTE": remote,
+                "PYTHONPATH": ROOT,
+                "PYSPARK_PYTHON": str(python),
+                "PYSPARK_DRIVER_PYTHON": str(python),
+            },
             capture_output=True,
             text=True,
             timeout=500,

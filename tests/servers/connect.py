@@ -11,15 +11,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
+from tests.servers.pyspark_versions import pyspark_home
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _DEADLINE_S = 120.0
 
 
 @contextmanager
-def connect_server(directory: Path, conf: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run a server with its files below `directory`; yields its address, ``sc://host:port``."""
+def connect_server(
+    directory: Path, conf: Mapping[str, str] | None = None, python: Path | str = sys.executable
+) -> Iterator[str]:
+    """Run a server with its files below `directory`; yields its address, ``sc://host:port``.
+
+    It is of the PySpark that `python` has.
+    """
     port = _free_port()
     settings = {
         "spark.connect.grpc.binding.port": str(port),
@@ -34,7 +39,7 @@ def connect_server(directory: Path, conf: Mapping[str, str] | None = None) -> It
         "spark.log.level": "ERROR",
         **(conf or {}),
     }
-    home = Path(pyspark.__file__).parent
+    home = pyspark_home(python)
     options = [text for key, value in settings.items() for text in ("--conf", f"{key}={value}")]
     command = [str(home / "bin" / "spark-submit"), "--master", "local[2,4]", *options]
     environment = {
@@ -42,7 +47,8 @@ def connect_server(directory: Path, conf: Mapping[str, str] | None = None) -> It
     }
     environment |= {
         "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     directory.mkdir(parents=True, exist_ok=True)
