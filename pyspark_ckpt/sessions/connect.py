@@ -1,6 +1,6 @@
 """What the library does on a Spark Connect session where a classic session has its JVM.
 
-Nothing here imports the Connect client on a classic session.
+Nothing here imports the Connect client: a session brings its own classes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import atexit
 import copy
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -194,7 +194,7 @@ def _close_all() -> None:
 def stream_writer(df: DataFrame) -> Any:
     """Return PySpark's own stream writer, also where ``df.writeStream`` was replaced."""
     of_connect: Any = df
-    writers = import_module("pyspark.sql.connect.streaming.readwriter")
+    writers: Any = sys.modules["pyspark.sql.connect.streaming.readwriter"]  # of its class
     return writers.DataStreamWriter(plan=of_connect._plan, session=of_connect._session)
 
 
