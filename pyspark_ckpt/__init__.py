@@ -96,6 +96,7 @@ from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
+from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
 from pyspark_ckpt.version import __version__
@@ -142,6 +143,7 @@ __all__ = [
     "RolledBack",
     "Savepoint",
     "Snapshot",
+    "StateDifference",
     "StateEdit",
     "StateError",
     "StateTtlConfig",
@@ -156,6 +158,7 @@ __all__ = [
     "__version__",
     "attach",
     "current_epoch",
+    "diff_state",
     "dispose_savepoint",
     "edit_state",
     "erase_keys",

@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     _add_query_commands(commands)
     _add_file_commands(commands)
     _add_state(commands)
+    _add_diff(commands)
     _add_rename_uid(commands)
     _add_spark_commands(commands)
     return top
@@ -137,6 +138,22 @@ def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.set_defaults(run=state_commands.state)
 
 
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "diff",
+        "compare the states of two snapshots; exit with 1 if they differ, with 2 on errors",
+        "pyspark-ckpt diff /data/flights/checkpoint/pyspark_ckpt/chk-{41,42}\n"
+        "pyspark-ckpt diff /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f /data/fork --json",
+    )
+    for name in ("old", "new"):
+        command.add_argument(name, metavar=name.upper(), help=f"{SNAPSHOT}, or {LOCATION}")
+    command.add_argument(
+        "--limit", type=_count, metavar="ROWS", default=5, help="changes of each state to show"
+    )
+    command.set_defaults(run=state_commands.diff, has_negative_result=True)
+
+
 def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(
         commands,
@@ -218,6 +235,7 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(has_negative_result=False)
     return command
 
 

@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if the command succeeded, 1 if it failed.
+        0 if the command succeeded, 1 if it failed. For ``diff`` 0 if the snapshots are equal, 1 if
+        they differ, and 2 if it failed.
 
     Raises
     ------
@@ -52,5 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.write(as_json(failure(exc)))
         else:
             sys.stderr.write(printable(f"pyspark-ckpt: {exc}\n"))
-        return FAILED
+        # For `diff`, 1 says that the snapshots differ.
+        return USAGE if chosen.has_negative_result else FAILED
     return OK if result.is_done else FAILED

@@ -1,4 +1,4 @@
-"""The command that reads states of a checkpoint or savepoint: ``state``."""
+"""The commands that read states of checkpoints and savepoints: ``state`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_ckpt.cli.output import Result, facts, records, table
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.snapshot.difference import diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
 
@@ -43,6 +45,26 @@ def state(arguments: Namespace) -> Result:
         result = _shown(view.schema, _rows(view.to_arrow()), arguments)
         # The parts are read while they are printed.
         return replace(result, parts=_followed_by(result.parts, opened.pop_all().close))
+
+
+def diff(arguments: Namespace) -> Result:
+    """Compare two snapshots; the result is negative if they differ."""
+    difference = diff_state(arguments.old, arguments.new)
+    counts = difference.counts
+    samples = difference.samples(arguments.limit)
+    text = table(counts, "no states")
+    for (operator, name), rows in samples.items():
+        text += f"\n{operator}, {name}:\n"
+        text += table(pd.DataFrame(rows).astype(str), "")
+    fields = {
+        "is_equal": difference.is_equal,
+        "counts": records(counts),
+        "samples": [
+            {"operator": operator, "state": name, "changes": rows}
+            for (operator, name), rows in samples.items()
+        ],
+    }
+    return Result(fields, text, is_done=difference.is_equal)
 
 
 def _followed_by(parts: Iterable[str], close: Callable[[], None]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 
@@ -9,11 +10,15 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.handles import checked_handles, committed_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, UnknownEpochError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.live.state_changes import handles_in_changes
 from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.spark.state_reader import STORES_WITH_CHANGES
+
+_LISTED_LATELY_MS = 1000
+"""In this time a query cannot commit so many epochs that Spark deletes the next one's entry."""
 
 _MOST_FILES = 20
 """So many small files of Spark's state store are read rather than all of it by Spark."""
@@ -48,6 +53,8 @@ class CommittedEpochs:
         self._files = files
         self._lock = threading.Lock()
         self._newest: CommittedEpoch | None = None
+        self._looked_at_ms = 0
+        self._commits = files.spark_log.storage.local_path("commits")
 
     def newest(self) -> CommittedEpoch:
         """Return the newest epoch that was committed before the call, or a newer one.
@@ -59,6 +66,10 @@ class CommittedEpochs:
         CorruptFileError
             If Spark's offsets of the epoch cannot be read.
         """
+        if self._is_newest():
+            assert self._newest is not None  # it is the newest
+            return self._newest
+        looked_at_ms = monotonic_ms()
         epoch = self._files.spark_log.committed_epoch()
         if epoch is None:
             raise UnknownEpochError(
@@ -68,7 +79,20 @@ class CommittedEpochs:
         with self._lock:
             if self._newest is None or self._newest.epoch < epoch:
                 self._newest = self._read(epoch)
+            self._looked_at_ms = looked_at_ms
             return self._newest
+
+    def _is_newest(self) -> bool:
+        """Return whether the known epoch is the newest, which on a disk is a look at one file.
+
+        Spark deletes old entries, so a missing file means that only if they were listed lately.
+        """
+        newest = self._newest
+        if newest is None or self._commits is None:
+            return False
+        if monotonic_ms() - self._looked_at_ms > _LISTED_LATELY_MS:
+            return False
+        return not os.path.exists(f"{self._commits}/{newest.epoch + 1}")  # noqa: PTH110  # 2 us
 
     def _read(self, epoch: int) -> CommittedEpoch:
         log = self._files.spark_log

@@ -104,6 +104,20 @@ def expected(events: Iterable[Event]) -> list[tuple[str | None, int, str]]:
     return in_order(rows)
 
 
+def states_after(events: list[Event]) -> dict[Any, tuple[Any, Any, Any]]:
+    """Return count, recent and tally of each key after some events, as reads of one key do."""
+    newest: dict[Any, tuple[int, str]] = {}
+    for key, n, state in expected(events):
+        newest[key] = max(newest.get(key, (0, "")), (n, state))
+    found = {}
+    for key, (_, state) in newest.items():
+        (n, total), recent, tally = json.loads(state)
+        items = [{"position": place, "v": v} for place, v in enumerate(recent)]
+        entries = [{"bucket": b, "times": times, "last": last} for b, times, last in tally]
+        found[key] = {"n": n, "total": total}, items or None, entries or None
+    return found
+
+
 def in_order(rows: Iterable[Sequence[Any]]) -> list[Any]:
     """Sort rows that may hold nulls; None comes first."""
     return sorted((tuple(r) for r in rows), key=lambda r: [(x is not None, x) for x in r])

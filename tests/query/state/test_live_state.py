@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,27 +21,13 @@ from pyspark_ckpt.live.state_changes import handles_in_changes
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.storage.open import open_storage
 from tests.query.harness import BACKEND, BACKENDS, INLINE, OFTEN, RETAINED, Feed, Job
-from tests.query.model import Count, Event, events_of, expected
+from tests.query.model import Count, Event, events_of, states_after
 from tests.query.timed import at, timed_feed
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 MATERIALIZE = "spark.ckpt.state.changelog.materialize"
 REBASED = {f"{MATERIALIZE}.max-segments": "2", f"{MATERIALIZE}.min-size": "1b", RETAINED: "1"}
 KEYS = [f"k{i}" for i in range(5)]
-
-
-def model_of(events: list[Event]) -> dict[Any, tuple[Any, Any, Any]]:
-    """Return count, recent and tally of each key after some events, as live reads give them."""
-    newest: dict[Any, tuple[int, str]] = {}
-    for key, n, state in expected(events):
-        newest[key] = max(newest.get(key, (0, "")), (n, state))
-    found = {}
-    for key, (_, state) in newest.items():
-        (n, total), recent, tally = json.loads(state)
-        items = [{"position": place, "v": v} for place, v in enumerate(recent)]
-        entries = [{"bucket": b, "times": times, "last": last} for b, times, last in tally]
-        found[key] = {"n": n, "total": total}, items or None, entries or None
-    return found
 
 
 def joined(epochs: Iterable[list[Event]]) -> list[Event]:
@@ -55,7 +40,7 @@ def in_order(entries: Any) -> Any:
 
 def check_all(query: ckpt.CheckpointedQuery, events: list[Event], epoch: int) -> None:
     """Check single reads and whole tables of all states against the model."""
-    model = model_of(events)
+    model = states_after(events)
     count, recent, tally = (query.state("op", name) for name in ("count", "recent", "tally"))
     for key in [*KEYS, "nobody"]:
         wanted = model.get(key, (None, None, None))
@@ -92,7 +77,7 @@ def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     """No read is older than what was committed before it, or differs from its epoch's state."""
     epochs = 12
     events = [events_of(epoch, rows=40) for epoch in range(epochs)]
-    models = [model_of(joined(events[: epoch + 1])) for epoch in range(epochs)]
+    models = [states_after(joined(events[: epoch + 1])) for epoch in range(epochs)]
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     job = job.using({**OFTEN, **REBASED})

@@ -1,0 +1,279 @@
+"""Which stored entries differ between two snapshots of an operator; what they share is not read.
+
+===========================================  ===================================================
+two handles of a subtask                     what is read
+===========================================  ===================================================
+are of the same version                      nothing
+have a version in common                     the segments after it, and their keys at that version
+have no version in common                    all entries, which are compared in key order
+belong to another number of subtasks or key  all entries, in memory
+groups, or number their states otherwise
+===========================================  ===================================================
+
+A version has a random name, so one version is one state, in whichever files it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
+from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.durable.local_version import segment_changes
+from pyspark_ckpt.operator.durable.merged_state import merged_state
+from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, OPERATOR_STATE, is_keyed
+from pyspark_ckpt.snapshot.reader import StoredOperator
+from pyspark_ckpt.storage.open import Storage
+from state_backends import Changes, find_snapshot_format
+
+HEAD_BYTES = 3
+"""Bytes before the user's key: the key group, and the id of the state."""
+
+_AT_ONCE = 10_000
+
+Entries = dict[bytes, bytes | None]
+
+
+class Place(NamedTuple):
+    """Where an entry is, whatever the numbers of its key group and state: `key` is the rest.
+
+    `subtask` is ``None`` for keyed state, which belongs to no subtask.
+    """
+
+    state: str
+    subtask: int | None
+    key: bytes
+
+
+class Change(NamedTuple):
+    """The stored values of an entry before and after; ``None`` where there is no entry."""
+
+    old: bytes | None
+    new: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One operator of one snapshot."""
+
+    storage: Storage
+    operator: StoredOperator | None
+
+    @property
+    def handles(self) -> dict[int, Handle]:
+        """The handles by subtask."""
+        handles = () if self.operator is None else self.operator.handles
+        return {handle.subtask: handle for handle in handles}
+
+    def entries(self) -> Iterator[tuple[Place, bytes]]:
+        """Yield all entries of states."""
+        for handle in self.handles.values():
+            names = state_names(handle)
+            for part in all_entries(self.storage, handle):
+                for key, value in zip(part.keys, part.values, strict=True):
+                    place = place_of(key, handle.subtask, names)
+                    if place is not None and value is not None:
+                        yield place, value
+
+
+def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
+    """Return the entries of states that differ, by their places.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed.
+    """
+    if not is_same_layout(old, new):
+        before, after = dict(old.entries()), dict(new.entries())
+        return {
+            place: Change(before.get(place), after.get(place))
+            for place in before.keys() | after.keys()
+            if before.get(place) != after.get(place)
+        }
+    found: dict[Place, Change] = {}
+    for subtask in sorted(old.handles.keys() | new.handles.keys()):
+        first, second = old.handles.get(subtask), new.handles.get(subtask)
+        names = {**({} if first is None else state_names(first))}
+        names |= {} if second is None else state_names(second)
+        for key, change in _of_subtask(old.storage, first, new.storage, second):
+            place = place_of(key, subtask, names)
+            if place is not None:
+                found[place] = change
+    return found
+
+
+def is_same_layout(old: Side, new: Side) -> bool:
+    """Return whether equal entries have equal stored keys in the same subtask."""
+    if old.operator is None or new.operator is None:
+        return False
+    first, second = old.operator.metadata, new.operator.metadata
+    if (first.parallelism, first.max_parallelism) != (second.parallelism, second.max_parallelism):
+        return False
+    for subtask in old.handles.keys() & new.handles.keys():
+        names, later = state_names(old.handles[subtask]), state_names(new.handles[subtask])
+        if any(names[number] != later[number] for number in names.keys() & later.keys()):
+            return False
+        if {*names.values()} & {*later.values()} != {
+            names[number] for number in names.keys() & later.keys()
+        }:
+            return False
+    return True
+
+
+def state_names(handle: Handle) -> dict[int, str]:
+    """Return the names of a subtask's states by their ids, without deleted states."""
+    return {
+        number: state.name for number, state in enumerate(handle.states) if state.sweeps is None
+    }
+
+
+def place_of(key: bytes, subtask: int, names: dict[int, str]) -> Place | None:
+    """Return the place of a stored key, ``None`` if it belongs to no state."""
+    if is_keyed(key):
+        number = key[HEAD_BYTES - 1]
+        name = names.get(number) if number != MAX_STATES else None
+        return None if name is None else Place(name, None, key[HEAD_BYTES:])
+    if key.startswith(OPERATOR_STATE):
+        name = names.get(key[HEAD_BYTES - 1])
+        return None if name is None else Place(name, subtask, key[HEAD_BYTES:])
+    return None
+
+
+def all_entries(storage: Storage, handle: Handle) -> Iterator[Changes]:
+    """Yield all stored entries of a subtask in key order."""
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
+        yield from merged_state(storage, handle, Path(scratch))
+
+
+def _of_subtask(
+    old_storage: Storage, old: Handle | None, new_storage: Storage, new: Handle | None
+) -> Iterator[tuple[bytes, Change]]:
+    if old is not None and new is not None:
+        common = _newest_common_version(old, new)
+        if common is not None:
+            yield from _since(common, old_storage, old, new_storage, new)
+            return
+    yield from _compared(
+        iter(()) if old is None else all_entries(old_storage, old),
+        iter(()) if new is None else all_entries(new_storage, new),
+    )
+
+
+def _newest_common_version(old: Handle, new: Handle) -> str | None:
+    shared = set(new.lineage)
+    return next((version for version in reversed(old.lineage) if version in shared), None)
+
+
+def _since(
+    common: str, old_storage: Storage, old: Handle, new_storage: Storage, new: Handle
+) -> Iterator[tuple[bytes, Change]]:
+    """Yield what differs after a version that both handles have in their lineage."""
+    before = _written(old_storage, old, old.lineage.index(common), len(old.segments))
+    after = _written(new_storage, new, new.lineage.index(common), len(new.segments))
+    keys = sorted(before.keys() ^ after.keys())  # the other keys were written on both sides
+    at_common = _values_at(old_storage, old, common, keys)
+    for key in before.keys() | after.keys():
+        change = Change(
+            before[key] if key in before else at_common.get(key),
+            after[key] if key in after else at_common.get(key),
+        )
+        if change.old != change.new:
+            yield key, change
+
+
+def _written(storage: Storage, handle: Handle, first: int, end: int) -> Entries:
+    """Return the last writes to each key in some segments."""
+    writes: Entries = {}
+    for part in segment_changes(storage, handle.segments[first:end]):
+        writes.update(zip(part.keys, part.values, strict=True))
+    return writes
+
+
+def _values_at(storage: Storage, handle: Handle, version: str, keys: Sequence[bytes]) -> Entries:
+    """Return the values of keys, which are in order, at a version of a handle's lineage."""
+    if not keys:
+        return {}
+    found: Entries = {} if handle.base is None else _in_base(storage, handle.base, keys)
+    wanted = set(keys)
+    end = handle.lineage.index(version)
+    for part in segment_changes(storage, handle.segments[:end]):
+        for key, value in zip(part.keys, part.values, strict=True):
+            if key in wanted:
+                found[key] = value
+    return found
+
+
+def _in_base(storage: Storage, base: BaseSnapshot, keys: Sequence[bytes]) -> Entries:
+    files_format = find_snapshot_format(base.format)
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
+        if files_format is None:
+            return _among(read_base(storage, base, Path(scratch)), keys)
+        place = Path(scratch) / "files"
+        fetch_files(storage, base, files_format, place, in_place=True)
+        found: Entries = {}
+        with open_fetched(place, base, read_only=True) as backend:
+            for start in range(0, len(keys), _AT_ONCE):
+                some = keys[start : start + _AT_ONCE]
+                found.update(zip(some, backend.get_many(some), strict=True))
+        return found
+
+
+def _among(parts: Iterable[Changes], keys: Sequence[bytes]) -> Entries:
+    """Return the entries of some keys; both are in key order."""
+    found: Entries = {}
+    for part in parts:
+        if not part.keys:
+            continue
+        place = 0
+        first, end = bisect_left(keys, part.keys[0]), bisect_right(keys, part.keys[-1])
+        for key in keys[first:end]:
+            place = bisect_left(part.keys, key, place)
+            if part.keys[place] == key:
+                found[key] = part.values[place]
+    return found
+
+
+def _compared(old: Iterator[Changes], new: Iterator[Changes]) -> Iterator[tuple[bytes, Change]]:
+    """Yield what differs between two states in key order."""
+    first, second = _nonempty(old), _nonempty(new)
+    left, right = next(first, None), next(second, None)
+    while left is not None and right is not None:
+        high = min(left.keys[-1], right.keys[-1])
+        before, left = _cut(left, high)
+        after, right = _cut(right, high)
+        if before.keys != after.keys or before.values != after.values:
+            yield from _different(before, after)
+        left = next(first, None) if left is None else left
+        right = next(second, None) if right is None else right
+    nothing = Changes([], [])
+    while left is not None:
+        yield from _different(left, nothing)
+        left = next(first, None)
+    while right is not None:
+        yield from _different(nothing, right)
+        right = next(second, None)
+
+
+def _nonempty(parts: Iterator[Changes]) -> Iterator[Changes]:
+    return (part for part in parts if part.keys)
+
+
+def _cut(part: Changes, high: bytes) -> tuple[Changes, Changes | None]:
+    """Divide a part behind a key; the second half is ``None`` if nothing is left."""
+    place = bisect_right(part.keys, high)
+    rest = Changes(part.keys[place:], part.values[place:])
+    return Changes(part.keys[:place], part.values[:place]), rest if rest.keys else None
+
+
+def _different(old: Changes, new: Changes) -> Iterator[tuple[bytes, Change]]:
+    before = dict(zip(old.keys, old.values, strict=True))
+    after = dict(zip(new.keys, new.values, strict=True))
+    for key in before.keys() | after.keys():
+        if before.get(key) != after.get(key):
+            yield key, Change(before.get(key), after.get(key))

@@ -1,0 +1,221 @@
+"""Changed entries as rows with old and new values, in the types of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, StateKind, kind_of
+from pyspark_ckpt.operator.state.list import decode_chunk
+from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS
+from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
+from pyspark_ckpt.snapshot.changed_entries import HEAD_BYTES, Change, Place, Side
+from pyspark_ckpt.snapshot.entries import StoredEntries
+from pyspark_ckpt.snapshot.tables import state_table
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+_POSITION = T.StructType([T.StructField("position", T.LongType())])
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def as_rows(
+    changes: Mapping[Place, Change], state: StateDescriptor, old: Side, new: Side
+) -> dict[Place, Change]:
+    """Return the changes of one state by the rows of its table: a list has a row per item.
+
+    Parameters
+    ----------
+    changes
+        The changed entries of the state.
+    state
+        The state.
+    old, new
+        The operator in both snapshots, from which whole lists are read.
+    """
+    if kind_of(state).entries is not Entries.CHUNKS:
+        return dict(changes)
+    is_keyed = kind_of(state).movement is Movement.WITH_KEY
+    lists = {(place.subtask, _list_key(place.key, is_keyed=is_keyed)) for place in changes}
+    before, after = (_items(side, state.name, lists, is_keyed=is_keyed) for side in (old, new))
+    return {
+        place: Change(before.get(place), after.get(place))
+        for place in before.keys() | after.keys()
+        if before.get(place) != after.get(place)
+    }
+
+
+def _list_key(key: bytes, *, is_keyed: bool) -> bytes:
+    return key[: end_of_value(key, 0)] if is_keyed else b""
+
+
+def _items(
+    side: Side, name: str, lists: set[tuple[int | None, bytes]], *, is_keyed: bool
+) -> dict[Place, bytes]:
+    """Return the items of some lists, each with the time of its chunk, by list and position."""
+    if not lists:
+        return {}
+    chunks: dict[tuple[int | None, bytes], list[tuple[bytes, bytes]]] = {}
+    for place, value in side.entries():
+        if place.state == name:
+            of_list = place.subtask, _list_key(place.key, is_keyed=is_keyed)
+            if of_list in lists and len(place.key) > len(of_list[1]):
+                chunks.setdefault(of_list, []).append((place.key, value))
+    items: dict[Place, bytes] = {}
+    for (subtask, key), found in chunks.items():
+        position = 0
+        for _, value in sorted(found):
+            stamp = value[:STAMP_BYTES] if value[0] in STAMP_MARKS else b""
+            for item in decode_chunk(value[len(stamp) :]):
+                items[Place(name, subtask, key + _pack((position,)))] = stamp + item
+                position += 1
+    return items
+
+
+def change_table(
+    changes: Mapping[Place, Change],
+    key_schema: T.StructType,
+    states: tuple[StateDescriptor | None, StateDescriptor | None],
+    what: str,
+) -> pa.Table:
+    """Return changed rows as a table.
+
+    Parameters
+    ----------
+    changes
+        The rows, of :func:`as_rows`.
+    key_schema
+        The schema of the operator's key columns.
+    states
+        The state as the first and as the second snapshot have it; at least one has it.
+    what
+        The operator and state, for errors.
+
+    Returns
+    -------
+    pyarrow.Table
+        ``change``, the columns of keys, and the columns of values with ``old_`` and ``new_``.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If both snapshots have the state, with unrelated schemas.
+    """
+    old, new = states
+    if old is not None and new is not None:
+        _check_related(old, new, what)
+    first = old or new
+    assert first is not None  # one of them has the state
+    places = sorted(changes, key=lambda place: (place.key, place.subtask or 0))
+    before = [changes[place].old for place in places]
+    after = [changes[place].new for place in places]
+    keys, old_values = _decoded(places, before, key_schema, old or first, what)
+    later_keys, new_values = _decoded(places, after, key_schema, new or first, what)
+    is_new = pa.array([value is None for value in before], pa.bool_())
+    is_gone = pa.array([value is None for value in after], pa.bool_())
+    kinds = [
+        ADDED if value is None else REMOVED if later is None else CHANGED
+        for value, later in zip(before, after, strict=True)
+    ]
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
+    for name in keys.column_names:
+        # Each row has its key on one of the two sides.
+        columns[name] = _either(is_new, later_keys[name], keys[name])
+    if kind_of(first) is StateKind.OPERATOR_LIST:
+        columns = {"subtask": pa.array([place.subtask for place in places], pa.int32()), **columns}
+    named = {"change": pa.array(kinds, pa.string()), **columns}
+    for prefix, values in (("old_", old_values), ("new_", new_values)):
+        named |= {f"{prefix}{name}": values[name] for name in values.column_names}
+    table = pa.table(list(named.values()), names=list(named))
+    if old == new or old is None or new is None or not len(is_gone):
+        return table
+    return _without_equal(table, old_values.column_names, new_values.column_names)
+
+
+def _either(
+    condition: pa.Array, when_true: pa.ChunkedArray, otherwise: pa.ChunkedArray
+) -> pa.Array:
+    """Return a value of one of two columns per row; also for nested types."""
+    rows = len(condition)
+    both = pa.chunked_array([*when_true.chunks, *otherwise.chunks], when_true.type)
+    places = [row if each else rows + row for row, each in enumerate(condition.to_pylist())]
+    return both.take(pa.array(places, pa.int64()))
+
+
+def _decoded(
+    places: Sequence[Place],
+    values: Sequence[bytes | None],
+    key_schema: T.StructType,
+    state: StateDescriptor,
+    what: str,
+) -> tuple[pa.Table, pa.Table]:
+    """Return the key and value columns of rows, nulls where there is no value."""
+    if kind_of(state).entries is Entries.CHUNKS:  # its rows are like those of a map by position
+        is_keyed = kind_of(state).movement is Movement.WITH_KEY
+        kind = StateKind.MAP if is_keyed else StateKind.BROADCAST
+        state = msgspec.structs.replace(
+            state, kind=kind.stored_name, map_key_schema=_POSITION.json()
+        )
+    table = state_table(key_schema, state, 0, 0, what)
+    there = [row for row, value in enumerate(values) if value is not None]
+    entries = StoredEntries(
+        _column([bytes(HEAD_BYTES) + places[row].key for row in there]),
+        _column([values[row] for row in there]),
+    )
+    batches = table.batches([entries], None) if there else ()
+    rows = pa.Table.from_batches(batches, table.schema)
+    number = {row: place for place, row in enumerate(there)}
+    spread = pa.array([number.get(row) for row in range(len(values))], pa.int64())
+    whole = rows.take(spread) if there else _nulls(table.schema, len(values))
+    key_columns = 0 if kind_of(state) is StateKind.BROADCAST else len(key_schema.fields)
+    if state.map_key_schema is not None:
+        key_columns += len(msgspec.json.decode(state.map_key_schema)["fields"])
+    names = whole.column_names
+    return whole.select(names[:key_columns]), whole.select(names[key_columns:])
+
+
+def _nulls(schema: pa.Schema, rows: int) -> pa.Table:
+    return pa.table([pa.nulls(rows, field.type) for field in schema], names=schema.names)
+
+
+def _column(values: Sequence[bytes | None]) -> BinaryColumn:
+    return BinaryColumn.of(pa.array(values, pa.binary()))
+
+
+def _without_equal(table: pa.Table, old: list[str], new: list[str]) -> pa.Table:
+    """Leave out entries that were only written again with another schema."""
+    shared = [name for name in old if name in new and name != "expires_at"]
+    if set(old) != set(new):
+        return table
+    pairs = [
+        zip(table[f"old_{name}"].to_pylist(), table[f"new_{name}"].to_pylist(), strict=True)
+        for name in shared
+    ]
+    kinds = table["change"].to_pylist()
+    differs = [
+        kind != CHANGED or any(before != after for before, after in row)
+        for kind, row in zip(kinds, zip(*pairs, strict=True), strict=True)
+    ]
+    return table.filter(pa.array(differs, pa.bool_()))
+
+
+def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> None:
+    """Raise if equal stored bytes could mean different values."""
+    before = (*old.earlier_schemas, old.value_schema)
+    after = (*new.earlier_schemas, new.value_schema)
+    shared = min(len(before), len(after))
+    if (
+        old.kind != new.kind
+        or old.map_key_schema != new.map_key_schema
+        or before[:shared] != after[:shared]
+    ):
+        raise IncompatibleStateError(
+            f"{what}: the two snapshots store the state in forms that have nothing in common "
+            f"({old.kind} {old.value_schema} and {new.kind} {new.value_schema}): read each of them "
+            "with open_state"
+        )

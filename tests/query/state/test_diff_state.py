@@ -1,0 +1,133 @@
+"""The difference of two snapshots is that of two plain models, whatever files they share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.snapshot import changed_entries
+from tests.query.harness import BACKEND, BACKENDS, INLINE, INTERVAL, RETAINED, Job
+from tests.query.model import Event, events_of, states_after
+
+MATERIALIZE = "spark.ckpt.state.changelog.materialize"
+EPOCHS = [events_of(0, rows=60), events_of(1), [("k1", 3), ("new", 4)], events_of(3, rows=30)]
+NAMES = {"count": [], "recent": ["position"], "tally": ["bucket"]}
+
+
+def entries(events: list[Event], name: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the rows of a state after some events, by key and map key or position."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for key, states in states_after(events).items():
+        value = states[list(NAMES).index(name)]
+        for row in [value] if isinstance(value, dict) else value or []:
+            place = (key, *(row[part] for part in NAMES[name]))
+            found[place] = {part: each for part, each in row.items() if part not in NAMES[name]}
+    return found
+
+
+def check(difference: ckpt.StateDifference, old: list[Event], new: list[Event]) -> None:
+    counts = difference.counts.set_index("state")
+    for name, parts in NAMES.items():
+        before, after = entries(old, name), entries(new, name)
+        expected = {
+            "added": after.keys() - before.keys(),
+            "removed": before.keys() - after.keys(),
+            "changed": {p for p in before.keys() & after.keys() if before[p] != after[p]},
+        }
+        rows = difference.to_arrow("op", name).to_pylist()
+        found: dict[str, set[Any]] = {"added": set(), "removed": set(), "changed": set()}
+        for row in rows:
+            place = (row["k"], *(row[part] for part in parts))
+            found[row["change"]].add(place)
+            for prefix, side in (("old_", before), ("new_", after)):
+                values = {c.removeprefix(prefix): v for c, v in row.items() if c.startswith(prefix)}
+                assert values == side.get(place, dict.fromkeys(values))
+        assert found == expected
+        assert len(rows) == sum(map(len, expected.values()))
+        assert {what: counts.loc[name, what] for what in expected} == {
+            what: len(places) for what, places in expected.items()
+        }
+
+
+def until(epoch: int) -> list[Event]:
+    return [event for events in EPOCHS[: epoch + 1] for event in events]
+
+
+def checkpoints_of(job: Job, savepoints: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the checkpoints, and canonical and native savepoints, of each of the epochs."""
+    found: tuple[list[str], list[str], list[str]] = ([], [], [])
+    with job.running() as query:
+        for events in EPOCHS:
+            job.feed.add(events)
+            query.processAllAvailable()
+            found[0].append(query.triggerCheckpoint().path)
+            found[1].append(query.triggerSavepoint(str(savepoints)).path)
+            found[2].append(query.triggerSavepoint(str(savepoints), format="NATIVE").path)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rebased", [False, True])
+def test_two_versions_of_a_query(
+    job: Job, tmp_path: Path, backend: str, rebased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints and savepoints of two epochs, with one base snapshot or with two."""
+    options = {BACKEND: backend, INLINE: "100b", INTERVAL: "1h", RETAINED: "9"}
+    if rebased:
+        options |= {f"{MATERIALIZE}.max-segments": "1", f"{MATERIALIZE}.min-size": "1b"}
+    chk, canonical, native = checkpoints_of(job.using(options), tmp_path / "savepoints")
+    for old, new in ((0, 3), (1, 2), (3, 1)):
+        check(ckpt.diff_state(chk[old], chk[new]), until(old), until(new))
+        check(ckpt.diff_state(canonical[old], native[new]), until(old), until(new))
+    for same in (chk, canonical, native):
+        assert ckpt.diff_state(chk[2], same[2]).is_equal
+    if not rebased:
+        monkeypatch.setattr(changed_entries, "all_entries", None)  # nothing is read as a whole
+        counts = ckpt.diff_state(chk[1], chk[1]).counts
+        assert counts[["added", "removed", "changed"]].to_numpy().sum() == 0
+
+
+def of_seven_key_groups(job: Job) -> DataFrame:
+    return job.process(ckpt.key_by(job.stream(), *job.keys, maxParallelism=7))
+
+
+def test_a_fork_at_another_parallelism(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """State that moved to other subtasks is equal; what the fork changed is found."""
+    job.feed.add(EPOCHS[0])
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(tmp_path / "savepoints")).path
+    before = job.spark.conf.get("spark.sql.shuffle.partitions")
+    job.spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        fork = job.but(location="fork", out="fork-out", plan=of_seven_key_groups)
+        with fork.running(restore=savepoint) as query:
+            query.processAllAvailable()
+            moved = query.triggerCheckpoint().path
+            assert main(["diff", savepoint, moved]) == 0
+            assert ckpt.diff_state(savepoint, moved).is_equal
+            job.feed.add(EPOCHS[1], EPOCHS[2])
+            query.processAllAvailable()
+            changed = query.triggerCheckpoint().path
+            check(ckpt.diff_state(savepoint, changed), until(0), until(2))
+            check(ckpt.diff_state(changed, savepoint), until(2), until(0))
+    finally:
+        job.spark.conf.set("spark.sql.shuffle.partitions", before)
+    capsys.readouterr()
+    assert main(["diff", savepoint, changed, "--json", "--limit", "1"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert not shown["is_equal"]
+    assert [each["state"] for each in shown["samples"]] == ["count", "recent", "tally"]
+    assert main(["diff", savepoint, changed]) == 1
+    assert "new_total" in capsys.readouterr().out
+    assert main(["diff", savepoint, str(tmp_path / "nowhere")]) == 2
+    with pytest.raises(ckpt.StateUseError, match="have no state 'x' of an operator 'op'"):
+        ckpt.diff_state(savepoint, changed).to_pandas("op", "x")
