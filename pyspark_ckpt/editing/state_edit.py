@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -194,6 +195,8 @@ class StateEdit(OperatorEdits):
             If a row does not fit its state, or a key has two rows.
         RestoreError, IncompatibleStateError
             If the query that was given could not be restored from it.
+        CheckpointNotFoundError
+            If the source is a checkpoint that its query's retention removed meanwhile.
         CorruptFileError
             If a file of the source is missing or changed.
         CheckpointAbortedError
@@ -215,7 +218,9 @@ class StateEdit(OperatorEdits):
             None if self._source is None else self._source.storage,
             logs,
         )
-        return saving.save(qualified_path(self._spark, str(directory)), self._check)
+        target = qualified_path(self._spark, str(directory))
+        with nullcontext() if self._source is None else self._source.reading():
+            return saving.save(target, self._check)
 
     def __repr__(self) -> str:
         changed = [uid for uid, operator in self._operators.items() if operator.is_touched]

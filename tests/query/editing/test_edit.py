@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,22 @@ def test_damaged_and_hostile_sources_are_refused(saved: Saved, tmp_path: Path) -
             ckpt.edit_state(edited.path).save(str(tmp_path / "out"))
         print(gist(caught.value))
         assert not files_below(tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_a_checkpoint_that_retention_removes_meanwhile_is_named(
+    saved: Saved, tmp_path: Path, spark: SparkSession, is_touched: bool
+) -> None:
+    source = Path(saved.sources["chk"])
+    shutil.copytree(source.parent, tmp_path / "all")
+    edit = ckpt.edit_state(str(tmp_path / "all" / source.name))
+    if is_touched:
+        edit.drop_state("op", "recent")
+    for name in (source.name, "shared", "taskowned"):
+        shutil.rmtree(tmp_path / "all" / name, ignore_errors=True)
+    with pytest.raises(ckpt.CheckpointNotFoundError, match=source.name):
+        edit.save(str(tmp_path / "out"))
+    assert not files_below(tmp_path / "out")
 
 
 class Alarm(StatefulProcessor):
