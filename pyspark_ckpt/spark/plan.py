@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
@@ -115,9 +116,12 @@ def names_sources(spark: SparkSession) -> bool:
 
 
 def _given_name(source: Any) -> str | None:
-    if not hasattr(source, "sourceIdentifyingName"):  # before Spark 4.3
+    try:
+        name = source.sourceIdentifyingName()
+    except Py4JJavaError:
+        raise
+    except Py4JError:  # before Spark 4.3; Py4J shows a missing method only when it is called
         return None
-    name = source.sourceIdentifyingName()
     return str(name.name()) if name.getClass().getSimpleName() == _GIVEN_BY_USER else None
 
 
