@@ -4,7 +4,8 @@ A file is needed if
 
 * a retained checkpoint or a handle of the newest checkpoint refers to it,
 * it belongs to a base snapshot that such a handle names as pending,
-* an epoch after the newest checkpoint may have written it; the name of a file has its epoch.
+* an epoch after the newest checkpoint may have written it; the name of a file has its epoch,
+* a reader of a snapshot has pinned it (:mod:`pyspark_ckpt.formats.reader_pins`).
 
 All other files that this library wrote are garbage, also leftovers of failed attempts. Files with
 unknown names stay.
@@ -24,6 +25,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import (
     SHARED,
@@ -35,6 +37,7 @@ from pyspark_ckpt.formats.layout import (
     state_file,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.reader_pins import pin_files, pinned_files
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
@@ -200,6 +203,7 @@ class CheckpointFiles:
         if isinstance(metadata, CheckpointMetadata):
             # Later epochs build on the handles of this one; source logs only serve a restore.
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
+            self._needed_by_readers()
             self._storage.delete(garbage_of(self._storage, metadata, needed))
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
@@ -210,6 +214,13 @@ class CheckpointFiles:
                 self.store.remove(number)
         for number in self._metadata.keys() - kept:
             del self._metadata[number]
+
+    def _needed_by_readers(self) -> set[str]:
+        """Return the files that readers of snapshots need; delete pins that are over."""
+        now = now_ms()
+        found = pin_files(self._storage)
+        self._storage.delete(each.name for each in found if not each.counts(now))
+        return pinned_files(self._storage, now) if found else set()
 
     def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
         newest = self.read(completed[-1])
@@ -224,6 +235,9 @@ class CheckpointFiles:
                 )
                 return
             needed.update(reference.path for reference in metadata.files())
+        # Looked for now, when the checkpoints that were removed are no longer complete: a reader
+        # that has not written its pin yet will see that.
+        needed |= self._needed_by_readers()
         if isinstance(newest, CheckpointMetadata):
             found = garbage_of(self._storage, newest, needed)
             self.store.check()  # no newer driver has written what was found

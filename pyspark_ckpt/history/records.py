@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.formats.handle import CANONICAL_FORMAT
@@ -46,7 +46,7 @@ class CompletedCheckpoint:
     triggered_at_ms: int
     duration_ms: int
     size_bytes: int
-    requests: dict[str, int] | None = None
+    requests: dict[str, int] | None = field(default=None, compare=False)
 
     @classmethod
     def of(

@@ -10,7 +10,13 @@ import logging
 from dataclasses import dataclass
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, UnsafePathError
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CkptError,
+    UnsafePathError,
+)
 from pyspark_ckpt.formats.in_progress import (
     DISPOSED,
     OWN_DIRECTORIES,
@@ -21,10 +27,14 @@ from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_save
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.formats.reader_pins import barrier_name, encode_pin, pin_files
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+
+_CLOSED_MS = 600_000
+"""How long a savepoint stays closed to readers if its disposal was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,8 @@ def dispose_savepoint(path: str) -> Disposal:
         If there is no savepoint: nothing, or a checkpoint, which its query's retention owns.
     CorruptFileError, UnsafePathError
         If its ``_metadata`` cannot be trusted. Nothing was deleted.
+    CheckpointError
+        If somebody reads it with ``open_state``. Nothing was deleted.
     ConfigurationError, NotBuiltYetError
         If there is no storage for the scheme of the path, or its library is not installed.
     OSError
@@ -94,9 +106,31 @@ def dispose_savepoint(path: str) -> Disposal:
     if begun is not None:
         return begun
     files = _own_files(directory, read_metadata(directory))
+    _close_to_readers(directory)
     directory.delete(files)
     left = _remove_directories(directory)
     return Disposal(directory.url, len(files) + 1, left)
+
+
+def _close_to_readers(directory: Storage) -> None:
+    """Keep others from reading a savepoint that is about to be deleted.
+
+    Raises
+    ------
+    CheckpointError
+        If somebody reads it; nothing was deleted.
+    """
+    barrier = barrier_name(now_ms() + _CLOSED_MS)
+    directory.write(barrier, [encode_pin("a disposal")])
+    reading = [each for each in pin_files(directory) if each.is_pin and each.counts(now_ms())]
+    if reading:
+        directory.delete([barrier])
+        until = max(each.expires_ms for each in reading)
+        raise CheckpointError(
+            f"{directory.url} is being read by {len(reading)} readers and is not deleted: close "
+            f"them, or repeat this in {max(until - now_ms(), 0) // 1000} s, when the pins of dead "
+            "readers are over"
+        )
 
 
 def dispose_of_begun(directory: Storage) -> Disposal | None:
@@ -158,7 +192,8 @@ def _is_there(directory: Storage) -> bool:
 
 def _remove_directories(directory: Storage) -> tuple[str, ...]:
     """Delete ``_metadata`` and empty directories; return the names of what is left."""
-    directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])
+    pins = [each.name for each in pin_files(directory)]
+    directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME, *pins])
     directory.delete([METADATA_NAME])
     left = [
         f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in _remove_if_empty(directory, name)

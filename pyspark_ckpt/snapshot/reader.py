@@ -16,6 +16,7 @@ from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
+from pyspark_ckpt.snapshot.pin import ReaderPin
 
 
 class SnapshotReader:
@@ -30,10 +31,12 @@ class SnapshotReader:
     def __init__(self, source: RestoreSource) -> None:
         self.source = source
         self._is_open = True
+        self._pin = ReaderPin(source)
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more, and let the files be deleted."""
         self._is_open = False
+        self._pin.release()
 
     def entries(self, handle: Handle, stored: StoredRange) -> Iterator[StoredEntries]:
         """Yield the stored entries of a subtask in a range.
@@ -42,11 +45,14 @@ class SnapshotReader:
         ------
         StateUseError
             If the snapshot was closed.
+        CheckpointNotFoundError
+            If it was deleted while nothing was read for long, as on a suspended machine.
         CorruptFileError
             If a file is missing or changed.
         """
         if not self._is_open:
             raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
+        self._pin.check()
         with self.source.reading():
             yield from stored_entries(self.source.storage, handle, stored)
 

@@ -1,0 +1,119 @@
+"""Pins: files with which readers of a snapshot keep its files from being deleted, for a while.
+
+A pin is ``_reader-<expiry>-<random>.json`` in the directory that the snapshot's paths start from:
+the checkpoints directory, or that of the savepoint. It names the files that are read, and counts
+until its expiry, so the pin of a dead reader ends by itself. A reader renews its pin with a new
+file.
+
+A reader writes its pin first, and then checks that the snapshot is still complete. Whoever deletes
+first makes the snapshot incomplete, or writes a barrier (``_closed-<expiry>-<random>.json``), and
+then looks for pins. So one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from pyspark_ckpt.formats.metadata_check import check_path
+from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.corrupt_file import corrupt_file
+
+GRACE_MS = 60_000
+"""How long a pin counts after its expiry, because clocks of machines differ."""
+
+_NAME = re.compile(r"_(reader|closed)-([0-9]{15})-[0-9a-f]{16}\.json")
+_MAX_BYTES = 1 << 28
+_MAX_MS = 10**15 - 1
+
+
+class PinFile(NamedTuple):
+    """A pin, or the barrier of a deletion, by its name."""
+
+    name: str
+    is_pin: bool
+    expires_ms: int
+
+    def counts(self, now_ms: int) -> bool:
+        """Return whether it still counts."""
+        return now_ms <= self.expires_ms + GRACE_MS
+
+
+class _Pin(msgspec.Struct, frozen=True, kw_only=True):
+    by: str
+    files: tuple[str, ...] = ()
+    format: int = 1
+
+
+def pin_name(expires_ms: int) -> str:
+    """Return a new, unique name for a pin."""
+    return f"_reader-{min(expires_ms, _MAX_MS):015}-{secrets.token_hex(8)}.json"
+
+
+def barrier_name(expires_ms: int) -> str:
+    """Return a new, unique name for the barrier of a deletion."""
+    return f"_closed-{min(expires_ms, _MAX_MS):015}-{secrets.token_hex(8)}.json"
+
+
+def encode_pin(by: str, files: Iterable[str] = ()) -> bytes:
+    """Return the bytes of a pin or barrier.
+
+    Parameters
+    ----------
+    by
+        Who reads or deletes, for people.
+    files
+        The files that must stay, by their paths below the directory.
+    """
+    return msgspec.json.encode(_Pin(by=by, files=tuple(files)))
+
+
+def pin_files(storage: CoordinatorStorage) -> list[PinFile]:
+    """Return the pins and barriers in a directory, also those that are over."""
+    found = (_NAME.fullmatch(name) for name in storage.list())
+    return [PinFile(each[0], each[1] == "reader", int(each[2])) for each in found if each]
+
+
+def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:
+    """Return the paths that readers need.
+
+    Raises
+    ------
+    CorruptFileError
+        If a pin cannot be read; nothing may be deleted before it is over.
+    UnsafePathError
+        If a pin names a path that this library does not write.
+    """
+    read: dict[str, tuple[str, ...]] = {}
+    is_complete = False
+    while not is_complete:
+        pins = [each for each in pin_files(storage) if each.is_pin and each.counts(now_ms)]
+        for each in pins:
+            if each.name not in read:
+                files = _files_of(storage, each.name)
+                if files is None:  # its reader has ended, or has a newer pin: look again
+                    break
+                read[each.name] = files
+        else:
+            is_complete = True
+    return {path for files in read.values() for path in files}
+
+
+def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:
+    try:
+        pin = msgspec.json.decode(storage.read(name)[:_MAX_BYTES], type=_Pin)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise corrupt_file(
+            storage.url_of(name),
+            f"it should hold the files that somebody reads ({exc})",
+            "delete it if nobody reads the checkpoints",
+        ) from exc
+    for path in pin.files:
+        check_path(path, storage.url_of(name))
+    return pin.files

@@ -1,0 +1,152 @@
+"""A pin keeps a snapshot from being deleted; one that is over, or was given up, does not."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.reader_pins import GRACE_MS, PinFile, barrier_name, encode_pin, pin_name
+from pyspark_ckpt.formats.reader_pins import pinned_files as pinned
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot import pin as pin_module
+from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
+from pyspark_ckpt.storage.local import LocalStorage
+from tests.unit.snapshot.made_savepoint import MadeSavepoint
+from tests.unit.snapshot.test_typed_tables import NAMES, NUMBER
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> Iterator[Path]:
+    made = MadeSavepoint(tmp_path, NAMES, [("a",), ("b",)])
+    made.epoch(
+        lambda handle: {"n": handle.getValueState("n", NUMBER)},
+        lambda states, _key: states["n"].update((1,)),
+    )
+    yield Path(made.save("savepoint", canonical=True))
+    made.close()
+
+
+def pins(directory: Path) -> list[str]:
+    return [path.name for path in directory.glob("_reader-*")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_savepoint_that_is_read_is_not_deleted(savepoint: Path) -> None:
+    with ckpt.open_state(str(savepoint)) as snapshot, ckpt.open_state(str(savepoint)):
+        with pytest.raises(ckpt.CheckpointError, match="is being read by 2 readers"):
+            ckpt.dispose_savepoint(str(savepoint))
+        assert len(snapshot.state("op", "n").to_pandas()) == 2
+    assert pins(savepoint) == []
+    assert ckpt.dispose_savepoint(str(savepoint)).left == ()
+    assert not savepoint.exists()
+
+
+def test_a_snapshot_that_is_dropped_is_released(savepoint: Path) -> None:
+    snapshot = ckpt.open_state(str(savepoint))
+    assert len(pins(savepoint)) == 1
+    del snapshot
+    gc.collect()
+    assert pins(savepoint) == []
+
+
+def test_the_pin_of_a_dead_reader_is_over_by_itself(savepoint: Path) -> None:
+    storage = LocalStorage(savepoint)
+    storage.write(pin_name(NOW_MS), [encode_pin("dead", ["shared/x"])])
+    assert pinned(storage, NOW_MS + GRACE_MS) == {"shared/x"}
+    assert pinned(storage, NOW_MS + GRACE_MS + 1) == set()
+    assert ckpt.dispose_savepoint(str(savepoint)).left == ()
+
+
+def test_a_disposal_that_was_interrupted_closes_the_savepoint_for_a_while(savepoint: Path) -> None:
+    storage = LocalStorage(savepoint)
+    barrier = barrier_name(pin_module.now_ms() + 1000)
+    storage.write(barrier, [encode_pin("a disposal")])
+    with pytest.raises(ckpt.CheckpointNotFoundError, match="is being deleted"):
+        ckpt.open_state(str(savepoint))
+    assert pins(savepoint) == []
+    storage.delete([barrier])
+    ckpt.open_state(str(savepoint)).close()
+
+
+def test_a_pin_is_renewed_until_it_is_released(savepoint: Path) -> None:
+    pin = ReaderPin(RestoreSource(str(savepoint)), lease_ms=30)
+    seen = {*pins(savepoint)}
+    until(lambda: bool({*pins(savepoint)} - seen))
+    pin.release()
+    assert pins(savepoint) == []
+
+
+def test_a_reader_that_slept_pins_again_what_is_there(
+    savepoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = ReaderPin(RestoreSource(str(savepoint)))
+    (before,) = pins(savepoint)
+    for sleeps in (1, 2):
+        monkeypatch.setattr(pin_module, "now_ms", lambda n=sleeps: NOW_MS * 2 + n * 2 * LEASE_MS)
+        if sleeps == 2:
+            (savepoint / METADATA_NAME).unlink()
+            with pytest.raises(ckpt.CheckpointNotFoundError):
+                pin.check()
+        else:
+            pin.check()
+            assert pins(savepoint) != [before]
+    assert pins(savepoint) == []
+
+
+def test_a_directory_that_cannot_be_written_is_read_without_a_pin(
+    savepoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "read only")
+
+    monkeypatch.setattr(LocalStorage, "write", refuse)
+    with ckpt.open_state(str(savepoint)) as snapshot:
+        assert len(snapshot.state("op", "n").to_pandas()) == 2
+    assert "may be deleted meanwhile" in caplog.text
+
+
+def test_a_pin_that_is_replaced_while_pins_are_read_counts(savepoint: Path) -> None:
+    """A renewal between the listing and the reading: the list is read again."""
+
+    class Renewing(LocalStorage):
+        def read(self, relative: str) -> bytes:
+            if relative == first:
+                self.write(pin_name(NOW_MS + 1), [encode_pin("reader", ["shared/x"])])
+                self.delete([first])
+            return super().read(relative)
+
+    storage = Renewing(savepoint)
+    first = pin_name(NOW_MS)
+    storage.write(first, [encode_pin("reader", ["shared/x"])])
+    assert pinned(storage, NOW_MS) == {"shared/x"}
+
+
+def test_a_pin_that_was_changed_lets_nothing_be_deleted(savepoint: Path) -> None:
+    storage = LocalStorage(savepoint)
+    storage.write(pin_name(NOW_MS), [b"?"])
+    with pytest.raises(ckpt.CorruptFileError, match="delete it if nobody reads"):
+        pinned(storage, NOW_MS)
+    assert pinned(storage, NOW_MS + 2 * GRACE_MS) == set()
+    storage.write(pin_name(NOW_MS * 2), [encode_pin("stranger", ["../x"])])
+    with pytest.raises(ckpt.UnsafePathError):
+        pinned(storage, NOW_MS + 2 * GRACE_MS)
+
+
+def test_names_say_until_when() -> None:
+    assert PinFile("x", is_pin=True, expires_ms=5).counts(5 + GRACE_MS)
+    assert not PinFile("x", is_pin=True, expires_ms=5).counts(6 + GRACE_MS)
