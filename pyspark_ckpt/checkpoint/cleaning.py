@@ -5,7 +5,7 @@ A file is needed if
 * a retained checkpoint or a handle of the newest checkpoint refers to it,
 * it belongs to a base snapshot that such a handle names as pending,
 * an epoch after the newest checkpoint may have written it; the name of a file has its epoch,
-* a reader of a snapshot has pinned it (:mod:`pyspark_ckpt.formats.reader_pins`).
+* a reader of a snapshot has pinned it (:mod:`pyspark_ckpt.stores.reader_pins`).
 
 All other files that this library wrote are garbage, also leftovers of failed attempts. Files with
 unknown names stay.
@@ -37,9 +37,9 @@ from pyspark_ckpt.formats.layout import (
     state_file,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.formats.reader_pins import pin_files, pinned_files
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.reader_pins import pin_files, pinned_files
 
 
 def garbage(

@@ -94,19 +94,20 @@ def import_checkpoint(
 
     Examples
     --------
-    >>> native = spark.readStream.schema("user string").parquet(f"{directory}/events")
+    >>> session = spark.newSession()
+    >>> rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    >>> session.conf.set("spark.sql.streaming.stateStore.providerClass", rocksdb)
+    >>> native = session.readStream.schema("user string").parquet(f"{directory}/events")
     >>> native = native.groupBy("user").transformWithState(
     ...     Count(), "user string, n long", "Update", "None"
     ... )
-    >>> rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    >>> spark.conf.set("spark.sql.streaming.stateStore.providerClass", rocksdb)
     >>> running = (
     ...     native.writeStream.format("noop")
     ...     .outputMode("update")
     ...     .trigger(availableNow=True)
     ...     .start(checkpointLocation=f"{directory}/native")
     ... )
-    >>> running.awaitTermination()
+    >>> running.awaitTermination(60)
     True
     >>> imported = ckpt.import_checkpoint(
     ...     f"{directory}/native", f"{directory}/imported", processor=Count(), uid="count"

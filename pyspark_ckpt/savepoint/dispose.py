@@ -27,11 +27,11 @@ from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_save
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.formats.reader_pins import barrier_name, encode_pin, pin_files
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.stores.reader_pins import barrier_name, encode_pin, pin_files
 
 _CLOSED_MS = 600_000
 """How long a savepoint stays closed to readers if its disposal was interrupted."""

@@ -1,6 +1,6 @@
 """The pin of one open snapshot: written before it is read, renewed by a thread, removed at the end.
 
-See :mod:`pyspark_ckpt.formats.reader_pins` for how pins and deletions see each other.
+See :mod:`pyspark_ckpt.stores.reader_pins` for how pins and deletions see each other.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import weakref
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.metadata_file import read_metadata_and_digest
-from pyspark_ckpt.formats.reader_pins import encode_pin, pin_files, pin_name
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.reader_pins import encode_pin, pin_files, pin_name
 
 LEASE_MS = 600_000
 """How long a pin counts without being renewed."""

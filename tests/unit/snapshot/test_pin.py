@@ -12,12 +12,12 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.layout import METADATA_NAME
-from pyspark_ckpt.formats.reader_pins import GRACE_MS, PinFile, barrier_name, encode_pin, pin_name
-from pyspark_ckpt.formats.reader_pins import pinned_files as pinned
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot import pin as pin_module
 from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
 from pyspark_ckpt.storage.local import LocalStorage
+from pyspark_ckpt.stores.reader_pins import GRACE_MS, PinFile, barrier_name, encode_pin, pin_name
+from pyspark_ckpt.stores.reader_pins import pinned_files as pinned
 from tests.unit.snapshot.made_savepoint import MadeSavepoint
 from tests.unit.snapshot.test_typed_tables import NAMES, NUMBER
 
