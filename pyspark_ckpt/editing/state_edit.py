@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.pin import ReaderPin
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
 
@@ -219,7 +220,9 @@ class StateEdit(OperatorEdits):
             logs,
         )
         target = qualified_path(self._spark, str(directory))
-        with nullcontext() if self._source is None else self._source.reading():
+        if self._source is None:
+            return saving.save(target, self._check)
+        with closing(ReaderPin(self._source)), self._source.reading():
             return saving.save(target, self._check)
 
     def __repr__(self) -> str:

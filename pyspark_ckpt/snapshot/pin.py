@@ -46,8 +46,7 @@ class ReaderPin:
     """
 
     def __init__(self, source: RestoreSource, lease_ms: int = LEASE_MS) -> None:
-        handles = source.metadata.handles()
-        files = sorted({file.path for handle in handles for file in handle.files()})
+        files = sorted({file.path for file in source.metadata.files()})
         self._source = source
         self._lease = _Lease(source.storage, files, lease_ms)
         self._is_needed = self._lease.renew()
@@ -74,7 +73,7 @@ class ReaderPin:
         if self._is_needed and self._lease.is_over() and self._lease.renew():
             self._check_complete()
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Remove the pin."""
         if self._is_needed:
             self._end()

@@ -36,7 +36,7 @@ class SnapshotReader:
     def close(self) -> None:
         """Read no more, and let the files be deleted."""
         self._is_open = False
-        self._pin.release()
+        self._pin.close()
 
     def entries(self, handle: Handle, stored: StoredRange) -> Iterator[StoredEntries]:
         """Yield the stored entries of a subtask in a range.

@@ -86,6 +86,19 @@ def test_an_edit_without_changes_changes_nothing(
     )
 
 
+def test_what_is_edited_is_pinned(saved: Saved, tmp_path: Path) -> None:
+    """Retention and disposal leave the source alone while its entries are changed."""
+    source = Path(saved.sources["chk"])
+    directory = str(source.parent)
+
+    def changed(rows: Any) -> Any:
+        assert list(Path(directory).glob("_reader-*.json"))
+        return rows
+
+    ckpt.edit_state(str(source)).change("op", "count", changed).save(str(tmp_path / "edited"))
+    assert not list(source.parent.glob("_reader-*.json"))
+
+
 def test_one_changed_entry_changes_its_key_only(
     saved: Saved, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -87,7 +87,7 @@ def test_a_pin_is_renewed_until_it_is_released(savepoint: Path) -> None:
     pin = ReaderPin(RestoreSource(str(savepoint)), lease_ms=30)
     seen = {*pins(savepoint)}
     until(lambda: bool({*pins(savepoint)} - seen))
-    pin.release()
+    pin.close()
     assert pins(savepoint) == []
 
 
