@@ -96,6 +96,7 @@ from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
+from pyspark_ckpt.snapshot.data_source import StateDataSource
 from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
@@ -143,6 +144,7 @@ __all__ = [
     "RolledBack",
     "Savepoint",
     "Snapshot",
+    "StateDataSource",
     "StateDifference",
     "StateEdit",
     "StateError",

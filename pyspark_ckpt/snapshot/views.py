@@ -57,13 +57,22 @@ class TableView:
         self._operator = operator
         self._table_of = table_of
 
-    def to_arrow(self, *, include_expired: bool = False) -> pa.RecordBatchReader:
+    @property
+    def subtasks(self) -> Sequence[int]:
+        """The subtasks that have rows of the table; none if it is not read by subtasks."""
+        return [handle.subtask for handle in self._operator.handles if self._table_of(handle)]
+
+    def to_arrow(
+        self, *, include_expired: bool = False, subtask: int | None = None
+    ) -> pa.RecordBatchReader:
         """Return the table as a stream of Arrow batches.
 
         Parameters
         ----------
         include_expired : bool
             Whether entries are included whose time to live was over when the snapshot was taken.
+        subtask : int, optional
+            One of `subtasks`, to read its rows only. By default, all are read.
 
         Returns
         -------
@@ -81,7 +90,7 @@ class TableView:
         >>> view.to_arrow().read_all().num_rows
         2
         """
-        batches = self._batches(include_expired=include_expired)
+        batches = self._batches(include_expired=include_expired, subtask=subtask)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_pandas(self, *, include_expired: bool = False) -> pd.DataFrame:
@@ -143,8 +152,10 @@ class TableView:
         assert isinstance(frame, polars.DataFrame)  # a table has several columns
         return frame
 
-    def _batches(self, *, include_expired: bool) -> Iterator[pa.RecordBatch]:
+    def _batches(self, *, include_expired: bool, subtask: int | None) -> Iterator[pa.RecordBatch]:
         for handle in self._operator.handles:
+            if subtask is not None and handle.subtask != subtask:
+                continue
             table = self._table_of(handle)
             if table is not None:
                 parts = self._reader.entries(handle, table.stored)
@@ -239,12 +250,48 @@ class StateView(TableView):
         >>> print(view.get("nobody"))
         None
         """
-        rows = self._rows_of(key, include_expired=include_expired)
+        found = self.rows_of(*key, include_expired=include_expired)
+        rows = [dict(row) for row in found.select(self._columns).to_pylist()]
         if kind_of(self._state).entries is not Entries.ONE:
             return rows or None
         return rows[0] if rows else None
 
-    def _rows_of(self, key: Sequence[Any], *, include_expired: bool) -> list[dict[str, Any]]:
+    @property
+    def subtasks(self) -> Sequence[int]:
+        """The subtasks that have the state; none if they have copies of one broadcast state."""
+        is_copied = kind_of(self._state).movement is Movement.COPIED
+        return [] if is_copied else sorted(self._ids)
+
+    def rows_of(self, *key: Any, include_expired: bool = False) -> pa.Table:
+        """Return the rows of one key.
+
+        Parameters
+        ----------
+        *key : object
+            As for :meth:`get`.
+        include_expired : bool
+            As for :meth:`to_arrow`.
+
+        Returns
+        -------
+        pyarrow.Table
+            With all columns of the table; no row if the key has no state.
+
+        Raises
+        ------
+        StateUseError
+            If the state is not keyed.
+        StateValueError
+            If `key` does not fit the key columns.
+        CorruptFileError
+            If a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view.rows_of("ada").to_pylist()
+        [{'user': 'ada', 'n': 2}]
+        """
         if not self._is_keyed:
             raise StateUseError(f"{self._what} belongs to no key: read it with to_arrow")
         metadata = self._operator.metadata
@@ -253,7 +300,7 @@ class StateView(TableView):
         subtask = subtask_of(key_group, metadata.parallelism, metadata.max_parallelism)
         state_id = self._ids.get(subtask)
         if state_id is None:
-            return []
+            return self.schema.empty_table()
         (handle,) = [each for each in self._operator.handles if each.subtask == subtask]
         start = encode_key_group(key_group) + bytes([state_id]) + encoded
         # No other key begins with a whole key, because MessagePack says where a value ends.
@@ -261,8 +308,7 @@ class StateView(TableView):
         table = self._table(handle)
         assert table is not None  # the subtask has the state
         batches = table.batches(parts, self._now_ms(include_expired=include_expired))
-        rows = pa.Table.from_batches(batches, self.schema).select(self._columns).to_pylist()
-        return [dict(row) for row in rows]
+        return pa.Table.from_batches(batches, self.schema)
 
     def _table(self, handle: Handle) -> Table | None:
         state_id = self._ids.get(handle.subtask)
@@ -271,9 +317,9 @@ class StateView(TableView):
         state = evolved(handle.states[state_id], self._state, self._what)
         return state_table(self._operator.key_schema, state, state_id, handle.subtask, self._what)
 
-    def _batches(self, *, include_expired: bool) -> Iterator[pa.RecordBatch]:
+    def _batches(self, *, include_expired: bool, subtask: int | None) -> Iterator[pa.RecordBatch]:
         if kind_of(self._state).movement is not Movement.COPIED:
-            yield from super()._batches(include_expired=include_expired)
+            yield from super()._batches(include_expired=include_expired, subtask=subtask)
             return
         copies = {
             handle.subtask: pa.Table.from_batches(
