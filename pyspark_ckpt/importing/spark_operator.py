@@ -117,7 +117,7 @@ class SparkStatefulOperator:
         Raises
         ------
         RestoreError
-            If the operator has no state from which Spark tells it.
+            If the operator has no state that Spark can read it from.
         """
         if self.is_group_state:
             rows = self.rows()

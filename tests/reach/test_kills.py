@@ -124,9 +124,9 @@ def test_two_drivers_on_one_location(tmp_path: Path, place: Place, rows: Input) 
             rows.add()
             for each in both:
                 each.ask("try_to_process")
-        told = [each.ask("state") for each in both]
-        assert sum(state["active"] for state in told) == 1, told
-        survivor = one if told[0]["active"] else other
+        answers = [each.ask("state") for each in both]
+        assert sum(state["active"] for state in answers) == 1, answers
+        survivor = one if answers[0]["active"] else other
         rows.add()
         survivor.ask("process")
         survivor.ask("checkpoint")
