@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import pandas as pd
@@ -20,6 +21,11 @@ from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
+
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
+"""PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
 
 def stored_table(
@@ -94,7 +100,7 @@ class _ReadTable:
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = to_arrow_schema(self._read.schema, timezone="UTC")
+        schema = to_arrow_schema(self._read.schema, **_IN_UTC)
         storage = open_storage(self._read.source)
         for batch in batches:
             for place in batch.column(0).to_pylist():
@@ -186,7 +192,7 @@ class ChangeRows:
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the function returns for each batch."""
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+        schema = to_arrow_schema(self._schema, **_IN_UTC)
         for batch in batches:
             if batch.num_rows:
                 rows = pa.Table.from_batches([batch])
@@ -225,8 +231,8 @@ class RekeyRows:
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows under their new keys."""
-        schema = to_arrow_schema(self._schema, timezone="UTC")
-        keys_schema = to_arrow_schema(self._new, timezone="UTC")
+        schema = to_arrow_schema(self._schema, **_IN_UTC)
+        keys_schema = to_arrow_schema(self._new, **_IN_UTC)
         for batch in batches:
             if not batch.num_rows:
                 continue
