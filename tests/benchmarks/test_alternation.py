@@ -117,6 +117,9 @@ def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
         "snapshot_epochs",
         "snapshot_epochs_by_default",
         "backfill_memory",
+        "bootstrap",
+        "import_state",
+        "state_reads",
     }
     names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
     for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):

@@ -155,13 +155,11 @@ class Redistribution:
             return
         target = self._states[move.target_id]
         new_prefix = OPERATOR_STATE + bytes([move.target_id])
-        rewritten = (
-            rewritten(move, stored_key[len(prefix) :], value) for stored_key, value in entries
-        )
+        moved = (rewritten(move, stored_key[len(prefix) :], value) for stored_key, value in entries)
         if kind_of(target).movement is Movement.DEALT_OUT:
-            yield from self._list(new_prefix, target, rewritten)
+            yield from self._list(new_prefix, target, moved)
         elif self._gives_broadcast:
-            for rest, value in rewritten:
+            for rest, value in moved:
                 for subtask in range(self._parallelism):
                     yield Moved(subtask, new_prefix + rest, b"", value)
 
