@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +16,8 @@ FIRST_RESERVED_KEY = b"\xff\xff"
 
 STEP_BYTES = 8 << 20
 """A step of `apply` ends when its changes have so many bytes; the last part may exceed them."""
+
+_DELETED_AT_ONCE = 10_000
 
 _APPLYING = b"\x00applying\x00"
 """Prefix of the marker of a copy to which only some of the changes are applied."""
@@ -110,6 +113,13 @@ class StateBackend(ABC):
             If a value cannot be read; the result is never ``None`` then.
         """
 
+    def figures(self) -> dict[str, int]:
+        """Return the backend's own figures by name, without zeros; for metrics.
+
+        By default, it has none.
+        """
+        return {}
+
     @abstractmethod
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield every key that starts with `prefix`, with its value, in byte order of the keys.
@@ -156,6 +166,27 @@ class StateBackend(ABC):
         BackendFullError
             If the disk is full; the copy stays at the old version, or half applied.
         """
+
+    def delete_ranges(self, ranges: Sequence[tuple[bytes, bytes]], version: str) -> None:
+        """Delete all keys in some ranges and set the version.
+
+        If the process is killed, the copy is of no use: it may be at the version before all keys
+        are deleted.
+
+        Parameters
+        ----------
+        ranges
+            The first key of each range, and the first key behind it.
+        version
+            The version of the state afterwards.
+        """
+        for start, end in ranges:
+            while keys := [key for key, _ in islice(self.scan(start=start), _DELETED_AT_ONCE)]:
+                deleted = [key for key in keys if key < end]
+                self.apply([Changes(deleted, [None] * len(deleted))], version)
+                if len(deleted) < len(keys):
+                    break
+        self.apply((), version)
 
     @abstractmethod
     def load(self, changes: Iterable[Changes], version: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from state_backends.rocksdb_files import is_immutable, is_snapshot_file
@@ -12,6 +13,7 @@ class RocksDBFormat(SnapshotFormat):
     """SST files, which snapshots share, and the two small files that list them."""
 
     name = "rocksdb"
+    deletes_ranges = True
 
     def is_file(self, name: str) -> bool:
         """Return whether `name` is the name of an SST file, the manifest or the pointer to it."""
@@ -29,3 +31,9 @@ class RocksDBFormat(SnapshotFormat):
         from state_backends.rocksdb import check_file
 
         check_file(path)
+
+    def written_keys(self, directory: Path) -> Iterator[list[bytes]] | None:
+        """Return the keys in some SST files; ``None`` if a file has deletions."""
+        from state_backends.rocksdb import written_keys
+
+        return written_keys(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +18,9 @@ class SnapshotFormat(ABC):
     """
 
     name: ClassVar[str]
+
+    deletes_ranges: ClassVar[bool] = False
+    """Whether deleting a range takes as long for many keys as for few, and leaves most files."""
 
     @abstractmethod
     def is_file(self, name: str) -> bool:
@@ -40,3 +44,27 @@ class SnapshotFormat(ABC):
         BackendCorruptError
             If a byte was changed.
         """
+
+    def written_keys(self, directory: Path) -> Iterator[list[bytes]] | None:  # noqa: ARG002
+        """Return the keys that some immutable files of a snapshot write.
+
+        Two snapshots that share files are compared by the keys of the other files. Without this
+        method all their entries are compared.
+
+        Parameters
+        ----------
+        directory
+            Has the files, under their names, and nothing else. It is changed.
+
+        Returns
+        -------
+        iterator of list of bytes, or None
+            The keys in parts, each key at least once. ``None`` if the files also delete keys, and
+            the format cannot say which.
+
+        Raises
+        ------
+        BackendCorruptError
+            If a file cannot be read.
+        """
+        return None

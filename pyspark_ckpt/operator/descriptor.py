@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from types import CodeType
 from typing import Any
 
@@ -19,7 +20,7 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.settings import Materialization
+from pyspark_ckpt.settings import HandOver, Materialization
 from pyspark_ckpt.storage.file_reference import FileReference
 
 DEFAULT_UID = "operator"
@@ -37,6 +38,50 @@ class MigrationDescriptor(msgspec.Struct, frozen=True):
     def of(cls, migration: Migration) -> MigrationDescriptor:
         """Describe a migration."""
         return cls(migration.value is not None, migration.key is not None, migration.renamed_from)
+
+
+class OnError(str, Enum):
+    """What happens to a key for which the processor raises."""
+
+    FAIL = "fail"
+    QUARANTINE = "quarantine"
+
+    __str__ = str.__str__
+
+
+class QuarantineLimits(msgspec.Struct, frozen=True):
+    """How much of parked keys is kept: keys of a subtask, rows and bytes of a key."""
+
+    keys: int = 1_000
+    rows_per_key: int = 10_000
+    bytes_per_key: int = 16 * 1024**2
+
+
+class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Epochs that are captured, from the first to the last, of an operator or of all."""
+
+    first: int
+    last: int
+    uid: str | None = None
+
+
+class Captures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is captured in a run of a query, which began at `run_started_ms`.
+
+    With `on_failure`, a task whose processor raises writes what it saw of the failing key. Of a
+    subtask's epoch at most `limit_bytes` are kept.
+    """
+
+    orders: tuple[CaptureOrder, ...] = ()
+    on_failure: bool = False
+    limit_bytes: int = 64 * 1024**2
+    run_started_ms: int = 0
+
+    def wants(self, uid: str, epoch: int) -> bool:
+        """Return whether an epoch of an operator is captured."""
+        return any(
+            order.first <= epoch <= order.last and order.uid in (None, uid) for order in self.orders
+        )
 
 
 class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +106,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     processor: str = ""
     code_sha256: str = ""
     passes_watermark: bool = False
+    on_error: OnError = OnError.FAIL
 
     def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
         """Return the handle of a subtask that has no state yet."""
@@ -83,7 +129,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
     `rolled_back` are the epochs that rollbacks of the location removed. `drained_from_ms` is the
     true watermark in an epoch that drains the query. `initial_handles` has what epoch 0 starts from
-    where an operator has an initial state.
+    where an operator has an initial state. `measures_backend` is true if metrics are reported.
     """
 
     query_id: str
@@ -97,8 +143,12 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     inline_threshold_bytes: int
     memory_limit_bytes: int
     materialization: Materialization
+    hand_over: HandOver = HandOver.ARROW
     drained_from_ms: int | None = None
     initial_handles: FileReference | None = None
+    measures_backend: bool = False
+    quarantine: QuarantineLimits = QuarantineLimits()
+    captures: Captures = Captures()
 
 
 class AnnouncedEpoch(msgspec.Struct, frozen=True):

@@ -9,13 +9,13 @@ base, the old base and all segments remain the truth.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from pyspark_ckpt.formats.handle import Handle, PendingSnapshot, Segment
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
@@ -32,7 +32,7 @@ from state_backends import BackendCorruptError, find_snapshot_format
 MOST_SEGMENTS = 3
 """An epoch waits for the upload once there are so many times the segments that make it due."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 StartUpload = Callable[[WorkerStorage, LocalSnapshot], None]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import logging
 import os
 import secrets
 import shutil
@@ -21,12 +20,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark_ckpt.log_fields import library_logger
+
 LOCK = "lock"
 _DOOR = "door"
 _LOOKED = "looked"
 _REMOVED = "removed-"
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

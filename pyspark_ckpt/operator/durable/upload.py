@@ -16,12 +16,14 @@ import queue
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from contextvars import Context, copy_context
 from pathlib import Path
 
 import msgspec
 
 from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.layout import snapshot_path
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, SnapshotNote
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import WorkerStorage
@@ -41,7 +43,7 @@ DAMAGED = (
 )
 """What to log of a damaged snapshot: its directory, and what was found."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
@@ -91,6 +93,9 @@ def upload_steps(
             yield path
 
 
+_Waiting = tuple[Context, WorkerStorage, LocalSnapshot]
+
+
 class BackgroundUploads:
     """Uploads snapshots one after the other in a thread of this process.
 
@@ -99,7 +104,7 @@ class BackgroundUploads:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[tuple[WorkerStorage, LocalSnapshot]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._known: set[Path] = set()
         self._thread: threading.Thread | None = None
 
@@ -109,7 +114,7 @@ class BackgroundUploads:
             if snapshot.directory in self._known:
                 return
             self._known.add(snapshot.directory)
-            self._waiting.put((storage, snapshot))
+            self._waiting.put((copy_context(), storage, snapshot))  # with the log's fields
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="pyspark_ckpt uploads", daemon=True
@@ -118,21 +123,22 @@ class BackgroundUploads:
 
     def _run(self) -> None:
         while True:
-            storage, snapshot = self._waiting.get()
-            try:
-                for _ in upload_steps(storage, snapshot, wait=False):
-                    pass
-            except BackendCorruptError as exc:
-                logger.error(DAMAGED, snapshot.directory, exc)
-            except Exception as exc:
-                # The subtask's next epoch tries again, unless it no longer uses this snapshot.
-                level = logging.WARNING if snapshot.directory.is_dir() else logging.DEBUG
-                logger.log(
-                    level, "the upload of the snapshot %s failed: %s", snapshot.directory, exc
-                )
-            finally:
-                with self._lock:
-                    self._known.discard(snapshot.directory)
+            context, storage, snapshot = self._waiting.get()
+            context.run(self._upload, storage, snapshot)
+
+    def _upload(self, storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
+        try:
+            for _ in upload_steps(storage, snapshot, wait=False):
+                pass
+        except BackendCorruptError as exc:
+            logger.error(DAMAGED, snapshot.directory, exc)
+        except Exception as exc:
+            # The subtask's next epoch tries again, unless it no longer uses this snapshot.
+            level = logging.WARNING if snapshot.directory.is_dir() else logging.DEBUG
+            logger.log(level, "the upload of the snapshot %s failed: %s", snapshot.directory, exc)
+        finally:
+            with self._lock:
+                self._known.discard(snapshot.directory)
 
 
 background_uploads = BackgroundUploads()

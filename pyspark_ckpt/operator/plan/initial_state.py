@@ -45,9 +45,7 @@ class InitialState:
         function = InitialStateFunction(self.function, runtime, time_ms)
         parallelism = self.function.descriptor.parallelism
         rows = (
-            self.rows.repartition(parallelism, TOKEN)
-            .mapInPandas(function, HANDLES_SCHEMA)
-            .collect()
+            self.rows.repartition(parallelism, TOKEN).mapInArrow(function, HANDLES_SCHEMA).collect()
         )
         return [decode_handle(bytes(row["handle"])) for row in rows]
 

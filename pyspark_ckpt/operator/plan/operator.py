@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -19,23 +20,28 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import (
     DEFAULT_UID,
     MigrationDescriptor,
+    OnError,
     OperatorDescriptor,
     code_fingerprint,
     encode_descriptor,
     processor_name,
 )
+from pyspark_ckpt.operator.handover.arrow_stream import STATE_SCHEMA
+from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.modes.batches import BatchInput
+from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
+from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.initial_state import InitialState, remember_initial_state
 from pyspark_ckpt.operator.plan.output_mode import in_any_mode
 from pyspark_ckpt.operator.plan.passed_watermark import carrier_row, with_passed_watermark
-from pyspark_ckpt.operator.plan.streaming_row import streaming_row
-from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
+from pyspark_ckpt.operator.plan.streaming_row import has_streaming_row, streaming_row
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
-from pyspark_ckpt.operator.rows.rows_mode import RowsInput
+from pyspark_ckpt.operator.rows.parked import ParkedRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
@@ -67,6 +73,7 @@ class OperatorArguments:
     migrations: Mapping[str, Migration]
     event_time_column: str
     has_default_uid: bool = False
+    on_error: OnError = OnError.FAIL
 
     @classmethod
     def checked(
@@ -78,6 +85,7 @@ class OperatorArguments:
         uid: str | None,
         migrations: Mapping[str, Migration] | None,
         event_time_column: str = "",
+        on_error: str = OnError.FAIL.value,
     ) -> OperatorArguments:
         """Return checked arguments.
 
@@ -120,7 +128,17 @@ class OperatorArguments:
             dict(migrations or {}),
             event_time_column,
             has_default_uid,
+            _on_error(on_error, uid),
         )
+
+
+def _on_error(given: str, uid: str) -> OnError:
+    try:
+        return OnError(str(given).lower())
+    except ValueError:
+        raise PlanError(
+            f"operator {uid!r}: onError is {given!r}, allowed are {' and '.join(OnError)}"
+        ) from None
 
 
 def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
@@ -133,9 +151,6 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
         )
 
 
-STATE_SCHEMA = "handle binary"
-"""What Spark's own state store keeps for a subtask."""
-
 DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
 """Key of the operator's descriptor in the metadata of the token column."""
 
@@ -147,7 +162,7 @@ TIMEOUTS = {
 
 _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
-MakeInputMode = Callable[[InputColumns, OutputRows], InputMode]
+MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +200,6 @@ class OperatorPlan:
         What the user gave.
     make_mode
         How the processor receives its rows.
-    as_frames
-        Whether it gets pandas frames.
     """
 
     keyed: KeyedInput
@@ -194,7 +207,6 @@ class OperatorPlan:
     initial: KeyedInput | None
     arguments: OperatorArguments
     make_mode: MakeInputMode
-    as_frames: bool
 
     def build(self) -> DataFrame:
         """Return the operator's output.
@@ -239,12 +251,29 @@ class OperatorPlan:
                 "handleBroadcastRows(rows, timerValues), which a broadcast stream needs"
             )
 
+        if arguments.on_error is OnError.QUARANTINE:
+            self._check_quarantine(where)
+
+    def _check_quarantine(self, where: str) -> None:
+        if self.make_mode in (BatchInput, ArrowInput):
+            raise PlanError(
+                f"{where}: onError='quarantine' parks single keys, and "
+                f"{self.make_mode.method} gets all keys in one call: use transformWithState or "
+                "transformWithStateInPandas, or onError='fail'"
+            )
+        if not self.keyed.df.isStreaming:
+            raise PlanError(
+                f"{where}: onError='quarantine' needs a stream, because a batch DataFrame has no "
+                "later epoch that could release a key: leave onError out"
+            )
+
     @property
     def _has_watermark(self) -> bool:
         return self.keyed.columns.event_time_index is not None
 
     def _function(self, output: OutputRows, *, passes_watermark: bool) -> OperatorFunction:
         arguments = self.arguments
+        parks = arguments.on_error is OnError.QUARANTINE
         declared = declare_states(
             arguments.processor,
             arguments.uid,
@@ -262,6 +291,7 @@ class OperatorPlan:
             processor=processor_name(arguments.processor),
             code_sha256=code_fingerprint(arguments.processor),
             passes_watermark=passes_watermark,
+            on_error=arguments.on_error,
             migrations={
                 name: MigrationDescriptor.of(migration)
                 for name, migration in arguments.migrations.items()
@@ -277,8 +307,16 @@ class OperatorPlan:
             self._broadcast_rows(),
             self._initial_rows(output),
             UserSources.of(arguments.processor, _functions_of(arguments.migrations)),
-            None if self.initial is None else WakeRows(arguments.uid),
+            self._wake_rows(),
+            ParkedRows(self.keyed.columns) if parks else None,
         )
+
+    def _wake_rows(self) -> WakeRows | None:
+        has_initial = self.initial is not None
+        parks = self.arguments.on_error is OnError.QUARANTINE
+        if not has_initial and not parks:
+            return None
+        return WakeRows(self.arguments.uid, has_initial_state=has_initial, releases=parks)
 
     def _streamed(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
         descriptor = function.descriptor
@@ -286,12 +324,13 @@ class OperatorPlan:
             initial = InitialState(self.initial.with_tokens(), function)
             descriptor = remember_initial_state(descriptor, initial)
         metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
+        rows = self._rows(function)
+        subtask = SubtaskFunction(function, to_arrow_schema(rows.schema), output.arrow_schema)
         return in_any_mode(
-            self._rows(function)
-            .withMetadata(TOKEN, metadata)
+            rows.withMetadata(TOKEN, metadata)
             .groupBy(TOKEN)
             .applyInPandasWithState(
-                _named(SubtaskFunction(function), descriptor.uid),
+                _named(subtask, descriptor.uid),
                 output.sent_schema,
                 STATE_SCHEMA,
                 self.arguments.output_mode.value,
@@ -303,7 +342,7 @@ class OperatorPlan:
         rows = self._rows(function)
         if self.initial is not None and function.initial is not None:
             rows = function.initial.plan(rows, self.initial.with_tokens())
-        return rows.repartition(self.keyed.parallelism, TOKEN).mapInPandas(
+        return rows.repartition(self.keyed.parallelism, TOKEN).mapInArrow(
             BatchFunction(function), output.sent_schema
         )
 
@@ -311,7 +350,12 @@ class OperatorPlan:
         rows = self.keyed.with_tokens()
         tokens = subtask_tokens(self.keyed.parallelism)
         if self.keyed.df.isStreaming and function.wake is not None:
-            rows = function.wake.plan(rows, streaming_row(self.keyed.df.sparkSession), tokens)
+            spark = self.keyed.df.sparkSession
+            rows = (
+                function.wake.plan(rows, streaming_row(spark), tokens)
+                if has_streaming_row(spark)
+                else function.wake.plan_within(rows, tokens)
+            )
         if self.broadcast is None or function.broadcast is None:
             return rows
         return function.broadcast.plan(rows, self.broadcast, tokens)
@@ -320,12 +364,13 @@ class OperatorPlan:
         if self.broadcast is None:
             return None
         columns = InputColumns(self.broadcast.schema, (), self.keyed.columns.time_zone)
-        return BroadcastRows(columns, as_frames=self.as_frames)
+        return BroadcastRows(columns, self.make_mode.form)
 
     def _initial_rows(self, output: OutputRows) -> InitialRows | None:
         if self.initial is None:
             return None
-        make_mode = PandasInput if self.as_frames else RowsInput
+        # The initial state comes key by key, also where rows do not.
+        make_mode = PandasInput if self.make_mode is BatchInput else self.make_mode
         columns = self.initial.columns
         return InitialRows(columns, self._mode(make_mode, columns, output))
 

@@ -7,7 +7,6 @@ that check in both. Spark's method refuses such a mode, so the node of the plan 
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -15,6 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
 _ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
@@ -22,7 +22,7 @@ _DATASETS = "org.apache.spark.sql.classic.Dataset"
 _OF_MODES = "STREAMING_OUTPUT_MODE"
 _OURS = "FlatMapGroupsInPandasWithState"
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def in_any_mode(df: DataFrame) -> DataFrame:

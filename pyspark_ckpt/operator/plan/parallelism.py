@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import PARALLELISM, read_settings
@@ -16,19 +19,41 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _OF_SPARK = 200
 _MANY_PER_CORE = 4
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
+
+_given: ContextVar[int | None] = ContextVar("pyspark_ckpt parallelism", default=None)
+
+
+@contextmanager
+def building_with(parallelism: int | None) -> Iterator[None]:
+    """Build operators with this parallelism while the context lasts; the session stays as it is.
+
+    Parameters
+    ----------
+    parallelism
+        The number of subtasks; ``None`` for the session's.
+    """
+    token = _given.set(parallelism)
+    try:
+        yield
+    finally:
+        _given.reset(token)
 
 
 def set_parallelism(spark: SparkSession) -> int | None:
     """Return the parallelism that was set, ``None`` if it was not.
 
-    ``spark.ckpt.parallelism.default`` wins over ``spark.sql.shuffle.partitions``.
+    :func:`building_with` wins over ``spark.ckpt.parallelism.default``, which wins over
+    ``spark.sql.shuffle.partitions``.
 
     Raises
     ------
     ConfigurationError
         If it is not a number above zero.
     """
+    given = _given.get()
+    if given is not None:
+        return given
     own = spark.conf.get(PARALLELISM, None)
     if own is not None:
         return read_settings({PARALLELISM: own}, {}).parallelism

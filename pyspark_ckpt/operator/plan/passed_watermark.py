@@ -8,12 +8,11 @@ dropped again. Its time lies in the far future, so that it never holds the query
 
 from __future__ import annotations
 
-import logging
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.streaming_row import streaming_row
 from pyspark_ckpt.operator.time import NEVER_LATE
 
@@ -23,7 +22,7 @@ _TIME = "__ckpt_passed"
 _IS_OUTPUT = "__ckpt_is_output"
 _TRUE = True
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def carrier_row(df: DataFrame) -> DataFrame | None:

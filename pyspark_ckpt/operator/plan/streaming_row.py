@@ -16,6 +16,11 @@ from pyspark_ckpt.sessions.kind import is_connect
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
 
 
+def has_streaming_row(spark: SparkSession) -> bool:
+    """Return whether a session can have such a relation: it is made in the driver's JVM."""
+    return not is_connect(spark)
+
+
 def streaming_row(spark: SparkSession) -> DataFrame:
     """Return a streaming DataFrame that has one row in each epoch.
 
@@ -24,7 +29,7 @@ def streaming_row(spark: SparkSession) -> DataFrame:
     NotBuiltYetError
         In a version of Spark whose relations are others, and over Spark Connect.
     """
-    if is_connect(spark):
+    if not has_streaming_row(spark):
         raise NotBuiltYetError(
             "a stream of one row is not supported over Spark Connect: use a classic session"
         )

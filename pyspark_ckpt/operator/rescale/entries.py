@@ -23,6 +23,7 @@ from pyspark_ckpt.operator.rescale.unify import StateMove, UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import subtask_of
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
+from pyspark_ckpt.operator.state.operator_states import MAX_STREAMS
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     MAX_STATES,
@@ -41,7 +42,6 @@ Entry = tuple[bytes, bytes]
 _NUMBER = struct.Struct(">I")
 _STREAM = struct.Struct(">H")
 _PLACE = struct.Struct(">II")
-_MAX_STREAMS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +251,9 @@ def _numbered_streams(entries: Iterable[Entry]) -> Iterator[Entry]:
     end = start + _NUMBER.size + _STREAM.size
     streams = groupby(entries, key=lambda entry: entry[0][start:end])
     for number, (_, chunks) in enumerate(streams):
-        if number == _MAX_STREAMS:
+        if number == MAX_STREAMS:
             raise PlanError(
-                f"raw state has more than {_MAX_STREAMS} streams for one subtask: use a higher "
+                f"raw state has more than {MAX_STREAMS} streams for one subtask: use a higher "
                 "parallelism"
             )
         for stored_key, value in chunks:

@@ -93,6 +93,14 @@ class UnifiedStates:
             if _is_there(state)
         }
 
+    def are_those_of(self, handle: Handle) -> bool:
+        """Return whether the entries of a subtask stay as they are."""
+        moves = self.moves(handle)
+        return len(moves) == len(handle.states) and all(
+            move.target_id == state_id and move.rewrite is None and not move.stamp
+            for state_id, move in moves.items()
+        )
+
     def _members(self, handles: Iterable[Handle]) -> dict[str, list[_Member]]:
         """Return the states of all subtasks by their names from now on, the newest first."""
         members: dict[str, list[_Member]] = {}

@@ -1,8 +1,9 @@
 """Input rows as they cross the shuffle: columns that survive pandas exactly.
 
-Spark hands the operator pandas frames, where a null turns an integer column into floats and a
-timestamp loses range. So null flags travel as bits of one mask column, and dates and timestamps as
-integers; :class:`InputColumns` builds that in the plan and takes it apart on the executor.
+Where the library cannot have Spark hand over Arrow, rows come in pandas frames, in which a null
+turns an integer column into floats and a timestamp loses range. So null flags travel as bits of one
+mask column, and dates and timestamps as integers; :class:`InputColumns` builds that in the plan and
+takes it apart on the executor.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -32,6 +33,7 @@ from pyspark_ckpt.operator.rows.key_columns import (
     codes_of_texts,
     combined,
 )
+from pyspark_ckpt.operator.rows.sent_rows import Places, SentRows, joined, taken
 from pyspark_ckpt.operator.time import (
     NEVER_LATE,
     WATERMARK_DELAY,
@@ -39,8 +41,12 @@ from pyspark_ckpt.operator.time import (
     is_emitted,
     never_late_column,
 )
+from pyspark_ckpt.operator.values.arrow_forms import shown_column
+from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
+from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
 from pyspark_ckpt.operator.values.pandas import pandas_column
+from pyspark_ckpt.operator.values.sent_columns import numbers_of, values_of, with_nulls
 from pyspark_ckpt.operator.values.transport import (
     NullMasks,
     all_received,
@@ -56,6 +62,12 @@ KEY_GROUP = "__ckpt_key_group"
 NO_DERIVED_KEYS: Mapping[str, str] = MappingProxyType({})
 
 _NAN = float("nan")
+
+_ENCODED_AS_COLUMNS = (
+    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
+    T.StringType, T.BinaryType, T.DateType, T.TimestampType,
+)  # fmt: skip
+"""Types of keys that are stored as they are sent."""
 
 
 class InputColumns:
@@ -94,7 +106,7 @@ class InputColumns:
             schema[name] if shown == name else T.StructField(shown, schema[name].dataType)
             for name, shown in zip(key_names, self.key_names, strict=True)
         ]
-        self._sent_keys = tuple(key_names)
+        self.sent_key_names, self.derived_keys = tuple(key_names), dict(derived_keys)
         self._shown = len(schema.fields) - len(derived_keys)
         self.time_zone = time_zone
         self._transports = [transport_of(field, time_zone) for field in schema.fields]
@@ -115,11 +127,6 @@ class InputColumns:
             if isinstance(self._transports[index].receive, JsonReader)
         }
 
-        self._arrow_types = to_arrow_schema(
-            T.StructType(
-                [T.StructField(f"c{n}", sent_type(field)) for n, field in enumerate(schema.fields)]
-            )
-        ).types
         self._keys_as_sent = not any(self._transports[index].receive for index in self._key_indexes)
 
     @property
@@ -130,7 +137,15 @@ class InputColumns:
     def key_columns(self) -> list[Column]:
         """Return the key columns in the form that is hashed."""
         return [
-            canonical_column(_quoted(name), self.schema[name].dataType) for name in self._sent_keys
+            canonical_column(_quoted(name), self.schema[name].dataType)
+            for name in self.sent_key_names
+        ]
+
+    def plain_key_columns(self) -> list[Column]:
+        """Return the key columns as they are, under the names that the user sees."""
+        return [
+            _quoted(name).alias(shown)
+            for name, shown in zip(self.sent_key_names, self.key_names, strict=True)
         ]
 
     def columns(self) -> list[Column]:
@@ -151,8 +166,17 @@ class InputColumns:
         return values + masks + never_late
 
     @property
+    def null_masks(self) -> NullMasks:
+        """The masks that nulls travel in."""
+        return self._masks
+
+    def filler(self, index: int) -> Any:
+        """Return what a column has in place of a null that travels in a mask."""
+        return self._transports[index].filler
+
+    @property
     def sent_schema(self) -> pa.Schema:
-        """The Arrow schema of the frames that come out of the shuffle, without the token."""
+        """The Arrow schema of the rows that come out of the shuffle, without the token."""
         fields = [
             T.StructField(f"c{index}", sent_type(field))
             for index, field in enumerate(self.schema.fields)
@@ -172,17 +196,30 @@ class InputColumns:
         # PySpark shows the key of a fired timer as a Row.
         return lambda data: tuple.__new__(row_type, self.user_key(decode(data)))
 
-    def rows(self, frame: pd.DataFrame) -> Iterator[Row]:
-        """Return sent rows as the user's Rows, in their order."""
-        return self.row_slices(frame)(0, len(frame))
+    def joined(self, batches: SentRows) -> pa.RecordBatch:
+        """Return sent rows as one batch."""
+        return joined(batches)
 
-    def row_slices(self, frame: pd.DataFrame) -> Callable[[int, int], Iterator[Row]]:
-        """Return a function that makes the Rows between two places of a sent frame.
+    def taken(self, sent: pa.RecordBatch, places: Places) -> pa.RecordBatch:
+        """Return the rows at some places."""
+        return taken(sent, places)
+
+    def size_bytes(self, sent: pa.RecordBatch) -> int:
+        """Return the size of sent rows in Arrow."""
+        size: int = sent.select(self.sent_schema.names).nbytes
+        return size
+
+    def rows(self, sent: pa.RecordBatch) -> Iterator[Row]:
+        """Return sent rows as the user's Rows, in their order."""
+        return self.row_slices(sent)(0, len(sent))
+
+    def row_slices(self, sent: pa.RecordBatch) -> Callable[[int, int], Iterator[Row]]:
+        """Return a function that makes the Rows between two places of sent rows.
 
         Each Row is made when it is asked for, so that it is gone early: holding the Rows of an
         epoch took as long as using them.
         """
-        columns = self._received_values(self._sent_values(frame, range(self._shown)))
+        columns = self._received_values(self._sent_values(sent, range(self._shown)))
         make_row, row_type = tuple.__new__, row_type_of(self.schema.names[: self._shown])
 
         def rows(start: int, stop: int) -> Iterator[Row]:
@@ -191,35 +228,62 @@ class InputColumns:
 
         return rows
 
-    def sent_keys(self, frame: pd.DataFrame) -> Sequence[tuple[Any, ...]]:
+    def sent_keys(self, sent: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
         """Return the key of each row in its shuffle form."""
-        sent = self._sent_values(frame, self._key_indexes)
-        columns = [self._canonical_keys(index, sent[index]) for index in self._key_indexes]
+        values = self._sent_values(sent, self._key_indexes)
+        columns = [self._canonical_keys(index, values[index]) for index in self._key_indexes]
         return list(zip(*columns, strict=True))
 
-    def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
+    def key_groups(self, sent: pa.RecordBatch) -> Places:
         """Return the key group of each row."""
-        return frame[KEY_GROUP].to_numpy()
+        return numbers_of(sent.column(KEY_GROUP))
 
-    def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def encoded_keys(self, sent: pa.RecordBatch) -> pa.BinaryArray:
+        """Return the key of each row as it is stored."""
+        if not all(isinstance(field.dataType, _ENCODED_AS_COLUMNS) for field in self._key_fields):
+            return pa.array(map(key_encoder(), self.sent_keys(sent)), pa.binary())
+        nulls = self._masks.flags(sent)
+        columns = [
+            with_nulls(sent.column(f"c{index}"), nulls.get(index)) for index in self._key_indexes
+        ]
+        return encoded_tuples(columns, self.key_schema, Form.KEY)
+
+    def pandas_frame(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives."""
-        nulls = self._masks.flags(frame)
+        nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
-                self.schema.names[index]: self._pandas_column(index, frame, nulls)
+                self.schema.names[index]: self._pandas_column(index, sent, nulls)
                 for index in range(self._shown)
             }
         )
 
-    def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def pandas_keys(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
-        nulls = self._masks.flags(frame)
+        nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
-                name: self._pandas_column(index, frame, nulls)
+                name: self._pandas_column(index, sent, nulls)
                 for name, index in zip(self.key_names, self._key_indexes, strict=True)
             }
         )
+
+    def arrow_rows(self, sent: pa.RecordBatch) -> pa.Table:
+        """Return sent rows in the user's columns, in Arrow."""
+        names = self.schema.names[: self._shown]
+        return self._arrow_table(sent, names, range(self._shown))
+
+    def arrow_keys(self, sent: pa.RecordBatch) -> pa.Table:
+        """Return the keys of sent rows as columns, as :meth:`arrow_rows` has them."""
+        return self._arrow_table(sent, self.key_names, self._key_indexes)
+
+    def newest_sent_time_ms(self, sent: pa.RecordBatch) -> int | None:
+        """Return the newest event time of sent rows, ``None`` without one."""
+        if self.event_time_index is None:
+            return None
+        nulls = self._masks.flags(sent).get(self.event_time_index)
+        newest = pc.max(with_nulls(sent.column(f"c{self.event_time_index}"), nulls)).as_py()
+        return None if newest is None else int(newest // 1000)
 
     def newest_event_time_ms(self, rows: pd.DataFrame) -> int | None:
         """Return the newest event time in a frame of :meth:`pandas_frame`."""
@@ -231,12 +295,10 @@ class InputColumns:
         zoned = newest.tz_localize(self.time_zone, ambiguous=False, nonexistent="shift_forward")
         return int(zoned.timestamp() * 1000)
 
-    def key_codes(self, frame: pd.DataFrame) -> Codes:
+    def key_codes(self, sent: pa.RecordBatch) -> Codes:
         """Return a number for each row: equal for equal keys, and without gaps."""
-        nulls = self._masks.flags(frame)
-        return combined(
-            [self._codes(index, frame, nulls.get(index)) for index in self._key_indexes]
-        )
+        nulls = self._masks.flags(sent)
+        return combined([self._codes(index, sent, nulls.get(index)) for index in self._key_indexes])
 
     def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
         """Return keys as the user's processor sees them."""
@@ -253,25 +315,39 @@ class InputColumns:
             for index, value in zip(self._key_indexes, sent_key, strict=True)
         )
 
+    def _arrow_table(
+        self, sent: pa.RecordBatch, names: Sequence[str], indexes: Sequence[int]
+    ) -> pa.Table:
+        nulls = self._masks.flags(sent)
+        columns = [
+            shown_column(
+                self.schema.fields[index].dataType,
+                sent.column(f"c{index}"),
+                nulls.get(index),
+                self._transports[index],
+            )
+            for index in indexes
+        ]
+        return pa.Table.from_arrays(columns, names=list(names))
+
     def _pandas_column(
-        self, index: int, frame: pd.DataFrame, nulls: Mapping[int, np.ndarray[Any, Any]]
+        self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
     ) -> pd.Series[Any]:
         return pandas_column(
             self.schema.fields[index].dataType,
-            frame[f"c{index}"],
+            sent.column(f"c{index}"),
             nulls.get(index),
             self._transports[index],
             self.time_zone,
         )
 
-    def _codes(self, index: int, frame: pd.DataFrame, nulls: np.ndarray[Any, Any] | None) -> Codes:
-        column = frame[f"c{index}"]
-        if column.dtype.kind in "iufb":
-            return codes_of_numbers(column.to_numpy(), nulls)
-        arrow_type = self._arrow_types[index]
-        if index not in self._json_keys and arrow_type in (pa.string(), pa.binary()):
-            return codes_of_texts(column.to_numpy(), arrow_type)
-        return codes_of_objects(self._canonical_keys(index, column.tolist()))
+    def _codes(self, index: int, sent: pa.RecordBatch, nulls: Places | None) -> Codes:
+        column = sent.column(f"c{index}")
+        if pa.types.is_primitive(column.type):
+            return codes_of_numbers(numbers_of(column), nulls)
+        if index in self._json_keys or pa.types.is_decimal(column.type):
+            return codes_of_objects(self._canonical_keys(index, values_of(column)))
+        return codes_of_texts(column)
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
@@ -287,15 +363,12 @@ class InputColumns:
         index = self.event_time_index
         return index is not None and is_emitted(self.schema.fields[index])
 
-    def _sent_values(
-        self, frame: pd.DataFrame, indexes: Sequence[int] | None = None
-    ) -> list[list[Any]]:
-        """Return the sent columns as lists, with ``None`` for nulls; of all columns or of some."""
-        wanted = range(len(self.schema.fields)) if indexes is None else indexes
+    def _sent_values(self, sent: pa.RecordBatch, indexes: Sequence[int]) -> list[list[Any]]:
+        """Return some of the sent columns as lists, with ``None`` for nulls; others are empty."""
         columns: list[list[Any]] = [[]] * len(self.schema.fields)
-        for index in wanted:
-            columns[index] = frame[f"c{index}"].tolist()
-        for index, flags in self._masks.flags(frame).items():
+        for index in indexes:
+            columns[index] = values_of(sent.column(f"c{index}"))
+        for index, flags in self._masks.flags(sent).items():
             if columns[index]:
                 for row in flags.nonzero()[0].tolist():
                     columns[index][row] = None

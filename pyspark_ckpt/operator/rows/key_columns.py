@@ -45,10 +45,9 @@ def codes_of_numbers(values: np.ndarray[Any, Any], nulls: np.ndarray[Any, Any] |
     return pd.factorize(codes)[0]
 
 
-def codes_of_texts(values: Sequence[Any] | Codes, arrow_type: pa.DataType) -> Codes:
-    """Return a number for each text or each piece of bytes, or ``None``, of a column."""
-    array = pa.array(values, arrow_type)
-    indices = array.dictionary_encode(null_encoding="encode").indices
+def codes_of_texts(column: pa.Array) -> Codes:
+    """Return a number for each text or each piece of bytes, or null, of a column."""
+    indices = column.dictionary_encode(null_encoding="encode").indices
     codes: Codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 

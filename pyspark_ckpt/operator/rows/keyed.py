@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
 from pyspark_ckpt.operator.rows.key_columns import Codes, first_places, stable_order
-from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.operator.values.codec import key_encoder
+from pyspark_ckpt.operator.rows.sent_rows import Places
+from pyspark_ckpt.operator.table.part_keys import PartKeys
 
 Key = tuple[Any, ...]
+Sent = TypeVar("Sent")
+"""Rows as they were sent: record batches in a query, frames of any objects in a harness."""
 
 
-class KeyColumns(Protocol):
+class KeyColumns(Protocol[Sent]):
     """The columns that the keys of sent rows are in."""
 
-    def key_codes(self, frame: pd.DataFrame) -> Codes:
+    def joined(self, batches: list[Sent]) -> Sent:
+        """Return several batches of rows as one."""
+
+    def taken(self, sent: Sent, places: Places) -> Sent:
+        """Return the rows at some places."""
+
+    def key_codes(self, sent: Sent) -> Codes:
         """Return a number for each row: equal for equal keys, and without gaps."""
 
-    def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
+    def key_groups(self, sent: Sent) -> Places:
         """Return the key group of each row."""
 
-    def sent_keys(self, frame: pd.DataFrame) -> Sequence[Key]:
+    def encoded_keys(self, sent: Sent) -> pa.BinaryArray:
+        """Return the key of each row as it is stored."""
+
+    def sent_keys(self, sent: Sent) -> Sequence[Key]:
         """Return the key of each row in its shuffle form."""
 
     def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
@@ -33,43 +44,37 @@ class KeyColumns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedRows:
+class KeyedRows(Generic[Sent]):
     """All rows of a part, sorted by the stored form of their keys."""
 
-    frame: pd.DataFrame
+    sent: Sent
     """The rows as they were sent."""
-    stored: list[tuple[bytes, bytes]]
-    """Key group and encoded key of each key."""
-    keys: list[Key]
-    """The keys as the processor sees them."""
+    first: Sent
+    """One row of each key, in the order of the keys."""
+    stored: PartKeys
+    """The keys."""
     bounds: list[int]
     """Where each key's rows begin, and the end of the last."""
 
 
-def keyed_rows(columns: KeyColumns, frames: list[pd.DataFrame]) -> KeyedRows:
+def keyed_rows(columns: KeyColumns[Sent], batches: list[Sent]) -> KeyedRows[Sent]:
     """Return rows sorted by key; the rows of a key stay in the order of their arrival."""
-    sent = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    sent = columns.joined(batches)
     codes = columns.key_codes(sent)
-    first_rows = sent.take(first_places(codes))
-    sent_keys = columns.sent_keys(first_rows)
-    key_groups = list(map(encode_key_group, columns.key_groups(first_rows).tolist()))
-    encoded = list(map(key_encoder(), sent_keys))
-    order = _order_of(key_groups, encoded)
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
+    first_rows = columns.taken(sent, first_places(codes))
+    stored = PartKeys(columns.key_groups(first_rows), columns.encoded_keys(first_rows))
+    rank = np.empty(len(stored), dtype=np.int64)
+    rank[stored.order] = np.arange(len(stored))
     places = rank[codes]
-    counts = np.bincount(places, minlength=len(order))
-    user_keys = columns.user_keys(sent_keys)
+    counts = np.bincount(places, minlength=len(stored))
     return KeyedRows(
-        sent.take(stable_order(places)),
-        [(key_groups[at], encoded[at]) for at in order],
-        [user_keys[at] for at in order],
+        columns.taken(sent, stable_order(places)),
+        columns.taken(first_rows, stored.order),
+        stored,
         [0, *np.cumsum(counts).tolist()],
     )
 
 
-def _order_of(key_groups: list[bytes], encoded: list[bytes]) -> list[int]:
-    stored: Callable[[int], bytes] = list(
-        map(bytes.__add__, key_groups, encoded)
-    ).__getitem__  # key groups are all of one length
-    return sorted(range(len(encoded)), key=stored)
+def user_keys(columns: KeyColumns[Sent], keyed: KeyedRows[Sent]) -> list[Key]:
+    """Return the keys as the processor sees them."""
+    return list(columns.user_keys(columns.sent_keys(keyed.first)))

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
-import pandas as pd
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
+
+
+class RowForm(Enum):
+    """What the rows of a call are to the processor."""
+
+    ROWS = auto()
+    PANDAS = auto()
+    ARROW = auto()
 
 
 class Part(Protocol):
@@ -25,6 +34,9 @@ class Part(Protocol):
     ) -> Iterable[Any] | None:
         """Have the processor handle the key at a position; in batches, all keys at once."""
 
+    def sent_rows(self, position: int) -> Any:
+        """Return the rows of the key at a position as they were sent."""
+
     def initial_states(self, position: int) -> Iterator[Any]:
         """Return what ``handleInitialState`` gets for a key, one after the other."""
 
@@ -35,10 +47,14 @@ class Part(Protocol):
 class InputMode(Protocol):
     """How rows come to the processor, and how its output goes back."""
 
+    method: str
+    """The method of the processor that gets the rows."""
+    form: RowForm
+    """What the rows are there."""
     calls_once_per_part: bool
     """Whether the processor gets all keys of a part at once, as if they were one key."""
 
-    def part(self, frames: list[pd.DataFrame]) -> Part:
+    def part(self, batches: list[Any]) -> Part:
         """Return a part of an epoch's rows by their keys."""
 
     def new_output(self) -> Output:
@@ -55,5 +71,8 @@ class Output(Protocol):
     def extend(self, output: Iterable[Any] | None) -> None:
         """Add what one call of the processor yields."""
 
-    def take(self) -> pd.DataFrame:
-        """Return the rows as a frame in the sent schema, and empty the buffer."""
+    def cut(self, rows: int) -> None:
+        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows in the sent schema, and empty the buffer."""

@@ -1,4 +1,4 @@
-"""Output rows as they leave the operator: typed pandas frames, dates and times as integers."""
+"""Output rows as they leave the operator: record batches, dates and times as integers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
 from pyspark_ckpt.operator.time import EMITTED_EVENT_TIME
@@ -20,10 +20,11 @@ from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
 from pyspark_ckpt.operator.values.leaves import TEXTS
+from pyspark_ckpt.operator.values.sent_columns import in_arrow
 from pyspark_ckpt.operator.values.wire_form import wire_type
 
 CHUNK_ROWS = 16_384
-"""Rows per frame: above Spark's 10,000 per Arrow batch, so that each frame is sent on at once."""
+"""Rows per batch: above the 10,000 rows at which PySpark's worker sends a frame on at once."""
 
 _ARROW: dict[type[T.DataType], pa.DataType] = {
     T.ByteType: pa.int8(),
@@ -102,8 +103,17 @@ class OutputRows:
             for index, field in enumerate(self.schema.fields)
         ]
 
-    def frame(self, rows: Sequence[Any]) -> pd.DataFrame:
-        """Return rows as a frame in the sent schema.
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The sent schema in Arrow."""
+        return to_arrow_schema(self.sent_schema)
+
+    def batch_of(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return columns of :meth:`column` and :meth:`numbers` as a batch in the sent schema."""
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+
+    def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Return rows as a batch in the sent schema.
 
         Raises
         ------
@@ -116,7 +126,7 @@ class OutputRows:
             place = next(n for n, row in enumerate(rows) if not isinstance(row, tuple))
             kind = type(rows[place]).__name__
             raise self._misfit(f" returned {kind}: yield pyspark.sql.Row", place)
-        ordered = [self._values(row) for row in rows]
+        ordered = self._ordered(rows)
         if not set(map(len, ordered)) <= {width}:
             place = next(n for n, values in enumerate(ordered) if len(values) != width)
             raise self._misfit(
@@ -125,13 +135,11 @@ class OutputRows:
                 place,
             )
         columns = zip(*ordered, strict=True) if ordered else [()] * width
-        return pd.DataFrame(
-            {
-                f"c{index}": self.column(field, values)
-                for index, (field, values) in enumerate(
-                    zip(self.schema.fields, columns, strict=True)
-                )
-            }
+        return self.batch_of(
+            [
+                self.column(field, values)
+                for field, values in zip(self.schema.fields, columns, strict=True)
+            ]
         )
 
     @property
@@ -139,7 +147,7 @@ class OutputRows:
         """The operator, for errors."""
         return f"operator {self._uid!r}"
 
-    def column(self, field: T.StructField, values: Sequence[Any]) -> pd.Series[Any]:
+    def column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
         """Return Python values of one output column in its sent type.
 
         Raises
@@ -159,7 +167,7 @@ class OutputRows:
         self,
         field: T.StructField,
         values: np.ndarray[Any, Any],
-    ) -> pd.Series[Any]:
+    ) -> pa.Array:
         """Return the numbers of one output column in its sent type; NaN is null, as in pandas.
 
         Raises
@@ -169,13 +177,26 @@ class OutputRows:
         """
         arrow_type = _ARROW[type(field.dataType)]
         try:
-            return pd.Series(_masked_array(_numbers(values, arrow_type)))
+            return _numbers(values, arrow_type)
         except pa.ArrowException as exc:
             place, reason = _first_misfit(
                 [partial(_numbers, values[n : n + 1], arrow_type) for n in range(len(values))], exc
             )
             value = values[place].item()
             raise self._not_of_type(field, value, reason, place) from reason
+
+    def _ordered(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of each row in schema order; most rows are in that order."""
+        kinds = set(map(type, rows))
+        if kinds == {tuple}:
+            return rows
+        try:
+            fields = [row.__fields__ for row in rows] if kinds == {Row} else []
+        except AttributeError:  # a Row without names
+            fields = []
+        if fields and fields.count(self.schema.names) == len(rows):
+            return rows
+        return [self._values(row) for row in rows]
 
     def _values(self, row: Any) -> Sequence[Any]:
         """Return a row's values in schema order.
@@ -286,9 +307,9 @@ def _restored(data_type: T.DataType, column: Column) -> Column:
     return column if _is_plain(data_type) else from_travelling(data_type, column)
 
 
-def _column(data_type: T.DataType, values: Sequence[Any]) -> pd.Series[Any]:
+def _column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
     if not _is_plain(data_type):
-        return pd.Series(list(map(json_writer(data_type), values)), dtype=object)
+        return _travelling(data_type, values)
     arrow_type = (
         pa.decimal128(data_type.precision, data_type.scale)
         if isinstance(data_type, T.DecimalType)
@@ -298,8 +319,15 @@ def _column(data_type: T.DataType, values: Sequence[Any]) -> pd.Series[Any]:
         values = [_sent(data_type, value) for value in values]
     if pa.types.is_integer(arrow_type):
         _check_integers(values)
-    masked = _masked_array(pa.array(values, arrow_type))
-    return pd.Series(list(values), dtype=object) if masked is None else pd.Series(masked)
+    return pa.array(values, arrow_type)
+
+
+def _travelling(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
+    written = list(map(json_writer(data_type), values))
+    sent_type = travelling_type(data_type)
+    if isinstance(sent_type, T.StructType):
+        return pa.array(map(in_arrow, written), to_arrow_type(sent_type), size=len(written))
+    return pa.array(written, pa.string())
 
 
 def _check_integers(values: Sequence[Any]) -> None:
@@ -315,24 +343,3 @@ def _sent(data_type: T.DataType, value: Any) -> Any:
     if isinstance(data_type, T.TimestampNTZType):
         return value.isoformat(" ")
     return data_type.toInternal(value)
-
-
-def _masked_array(array: pa.Array) -> Any:
-    """Return numbers and booleans as a pandas array with a mask of their own.
-
-    It is the one pandas form that keeps NaN, null and 64-bit integers apart on the way to Arrow;
-    ``None`` for types whose Python objects do that by themselves.
-    """
-    masked: Any
-    filler: Any
-    if pa.types.is_integer(array.type):
-        masked, filler = pd.arrays.IntegerArray, 0
-    elif pa.types.is_floating(array.type):
-        masked, filler = pd.arrays.FloatingArray, 0.0
-    elif pa.types.is_boolean(array.type):
-        masked, filler = pd.arrays.BooleanArray, False
-    else:
-        return None
-    nulls = array.is_null().to_numpy(zero_copy_only=False)
-    values = array.fill_null(filler) if array.null_count else array
-    return masked(values.to_numpy(zero_copy_only=False).copy(), nulls)

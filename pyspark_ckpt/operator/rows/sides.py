@@ -10,14 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.rows.mode import InputMode
-from pyspark_ckpt.operator.rows.parts import Frames, InputParts
+from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
+from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.sent_rows import SentRows, renamed
 from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
 
 NO_KEY_GROUP = -1
@@ -43,7 +45,8 @@ class SideRows:
         return f"{self.name}_"
 
     @property
-    def _flag(self) -> str:
+    def flag(self) -> str:
+        """The name of the column that marks the side's rows."""
         return f"__ckpt_is_{self.name}"
 
     def union(self, keyed: DataFrame, side: DataFrame) -> DataFrame:
@@ -63,24 +66,24 @@ class SideRows:
             ],
         )
         is_side, is_keyed = F.expr("true"), F.expr("false")
-        return keyed.select("*", *_fillers(renamed.schema), is_keyed.alias(self._flag)).unionByName(
-            renamed.select("*", *_fillers(keyed.schema), is_side.alias(self._flag))
+        return keyed.select("*", *_fillers(renamed.schema), is_keyed.alias(self.flag)).unionByName(
+            renamed.select("*", *_fillers(keyed.schema), is_side.alias(self.flag))
         )
 
-    def divided(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-        """Return the other rows of a frame, and the side's rows in the side's own columns.
+    def divided(self, sent: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Return the other rows of a batch, and the side's rows in the side's own columns.
 
-        The second is ``None`` if the frame has no row of the side.
+        The second is ``None`` if the batch has no row of the side.
         """
-        is_side = frame[self._flag].to_numpy(dtype=bool)
-        if not is_side.any():
-            return frame, None
-        return frame[~is_side], self._own_columns(frame[is_side])
+        is_side = sent.column(self.flag)
+        if not is_side.true_count:
+            return sent, None
+        return sent.filter(pc.invert(is_side)), self._own_columns(sent.filter(is_side))
 
-    def _own_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
-        own = [name for name in frame.columns if name.startswith(self._prefix)]
-        names = {name: name.removeprefix(self._prefix) for name in own}
-        return frame[[KEY_GROUP, *own]].rename(columns=names).reset_index(drop=True)
+    def _own_columns(self, sent: pa.RecordBatch) -> pa.RecordBatch:
+        own = [name for name in sent.schema.names if name.startswith(self._prefix)]
+        names = [KEY_GROUP, *[name.removeprefix(self._prefix) for name in own]]
+        return renamed(sent.select([KEY_GROUP, *own]), names)
 
 
 def _fillers(schema: T.StructType) -> list[Column]:
@@ -88,25 +91,29 @@ def _fillers(schema: T.StructType) -> list[Column]:
 
 
 def _filler(field: T.StructField) -> Column:
-    """Return a value that pandas keeps in the column's own type: null only where it can."""
+    is_boolean = isinstance(field.dataType, T.BooleanType)
+    value = F.expr("false") if is_boolean else F.lit(filler_of(field))
+    return value.cast(field.dataType).alias(field.name)
+
+
+def filler_of(field: T.StructField) -> bool | int | None:
+    """Return a value that pandas keeps in the column's own type: ``None`` only where it can."""
     data_type = field.dataType
     if isinstance(data_type, T.BooleanType):
-        value = F.expr("false")
-    elif isinstance(data_type, T.NumericType) and not isinstance(data_type, T.DecimalType):
-        value = F.lit(NEVER_LATE if field.metadata.get(WATERMARK_DELAY) is not None else 0)
-    else:
-        value = F.lit(None)
-    return value.cast(data_type).alias(field.name)
+        return False
+    if isinstance(data_type, T.NumericType) and not isinstance(data_type, T.DecimalType):
+        return NEVER_LATE if field.metadata.get(WATERMARK_DELAY) is not None else 0
+    return None
 
 
 def read_divided(
-    frames: Iterable[pd.DataFrame], sides: Sequence[SideRows], parts: InputParts
-) -> tuple[Iterator[Frames], dict[str, Frames]]:
+    batches: Iterable[pa.RecordBatch], sides: Sequence[SideRows], parts: InputParts
+) -> tuple[Iterator[SentRows], dict[str, SentRows]]:
     """Read all of an epoch's input.
 
     Parameters
     ----------
-    frames
+    batches
         The input as Spark hands it over.
     sides
         The sides that the plan put into it.
@@ -118,11 +125,11 @@ def read_divided(
     tuple
         The keyed rows in parts, and the rows of each side by the side's name.
     """
-    found: dict[str, Frames] = {side.name: [] for side in sides}
+    found: dict[str, SentRows] = {side.name: [] for side in sides}
 
-    def keyed() -> Iterator[pd.DataFrame]:
-        for frame in frames:
-            rest = frame
+    def keyed() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rest = batch
             for side in sides:
                 rest, own = side.divided(rest)
                 if own is not None:
@@ -147,9 +154,9 @@ class EpochInput:
         The rows of the initial state as they were sent.
     """
 
-    parts: Iterable[Frames] = ()
+    parts: Iterable[SentRows] = ()
     broadcast: Iterator[Any] | None = None
-    initial: Frames | None = None
+    initial: SentRows | None = None
 
 
 class BroadcastRows:
@@ -159,13 +166,13 @@ class BroadcastRows:
     ----------
     columns
         How the broadcast stream's columns travel.
-    as_frames
-        Whether the processor gets pandas frames rather than Rows.
+    form
+        What the processor gets.
     """
 
-    def __init__(self, columns: InputColumns, *, as_frames: bool) -> None:
-        self._columns = columns
-        self._as_frames = as_frames
+    def __init__(self, columns: InputColumns, form: RowForm) -> None:
+        self.columns = columns
+        self._form = form
         self.side = SideRows("broadcast")
 
     def plan(self, keyed: DataFrame, stream: DataFrame, tokens: Sequence[int]) -> DataFrame:
@@ -173,16 +180,18 @@ class BroadcastRows:
         key_group = F.lit(NO_KEY_GROUP).alias(KEY_GROUP)
         every_token = F.explode(F.array(*[F.lit(token) for token in tokens])).alias(TOKEN)
         return self.side.union(
-            keyed, stream.select(key_group, *self._columns.columns(), every_token)
+            keyed, stream.select(key_group, *self.columns.columns(), every_token)
         )
 
-    def received(self, frames: Frames) -> Iterator[Any] | None:
+    def received(self, batches: SentRows) -> Iterator[Any] | None:
         """Return sent rows as the processor gets them, ``None`` if there are none."""
-        if not frames:
+        if not batches:
             return None
-        if self._as_frames:
-            return (self._columns.pandas_frame(frame) for frame in frames)
-        return (row for frame in frames for row in self._columns.rows(frame))
+        if self._form is RowForm.ARROW:
+            return map(self.columns.arrow_rows, batches)
+        if self._form is RowForm.PANDAS:
+            return (self.columns.pandas_frame(batch) for batch in batches)
+        return (row for batch in batches for row in self.columns.rows(batch))
 
 
 class InitialRows:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.capture.capture_file import CapturedProgram
+from pyspark_ckpt.operator.capture.described import described
+from pyspark_ckpt.operator.capture.recording import SeenInput
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, QuarantineLimits
+from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
+from pyspark_ckpt.operator.quarantine.quarantine import Quarantine, Releases
+from pyspark_ckpt.operator.quarantine.released import NO_RELEASES
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
-from pyspark_ckpt.operator.rows.parts import Frames, InputParts
+from pyspark_ckpt.operator.rows.parked import RowKeeping
+from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import (
     BroadcastRows,
     EpochInput,
@@ -30,6 +38,8 @@ from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.undo import UndoableWrites
+from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
 
 _INPUT_SHARE = 2
@@ -56,7 +66,10 @@ class OperatorFunction:
     sources
         The text of the user's code where executors have no file of it.
     wake
-        The rows that have every subtask called in epoch 0, for an operator with an initial state.
+        The rows that have every subtask called in some epochs, for an operator with an initial
+        state or a quarantine.
+    keeping
+        How rows of parked keys are kept, if the operator has a quarantine.
     """
 
     processor: StatefulProcessor
@@ -69,11 +82,33 @@ class OperatorFunction:
     initial: InitialRows | None
     sources: UserSources = NO_SOURCES
     wake: WakeRows | None = None
+    keeping: RowKeeping | None = None
+
+    def writes(self, memory_limit_bytes: int, directory: Path) -> EpochWrites:
+        """Return an empty buffer for the writes of an epoch, which get a share of the memory."""
+        kind = EpochWrites if self.keeping is None else UndoableWrites
+        return kind(memory_limit_bytes // WRITES_SHARE, directory)
 
     def processing(
-        self, handle: Handle, table: StateTable, clock: EpochClock, epoch: int
+        self,
+        handle: Handle,
+        table: StateTable,
+        clock: EpochClock,
+        epoch: int,
+        releases: Releases = NO_RELEASES,
+        limits: QuarantineLimits = QuarantineLimits(),  # noqa: B008  # immutable
     ) -> EpochProcessing:
-        """Return what runs the processor over an epoch that starts from a handle."""
+        """Return what runs the processor over an epoch that starts from a handle.
+
+        Parameters
+        ----------
+        handle, table, clock, epoch
+            What the epoch starts from, and where its writes go.
+        releases
+            The parked keys that the epoch releases.
+        limits
+            How much is kept of parked keys.
+        """
         where = f"operator {handle.uid!r}, subtask {handle.subtask}"
         states = ProcessorHandle(table, clock, where, handle.states, self.schemas, self.migrations)
         return EpochProcessing(
@@ -86,16 +121,49 @@ class OperatorFunction:
             f"{where}, epoch {epoch}",
             None if self.initial is None else self.initial.mode,
             self.sources,
+            self._quarantine(states, handle, epoch, releases, limits),
+        )
+
+    def _quarantine(
+        self,
+        states: ProcessorHandle,
+        handle: Handle,
+        epoch: int,
+        releases: Releases,
+        limits: QuarantineLimits,
+    ) -> Callable[[], Quarantine] | None:
+        """Return what opens the quarantine; ``None`` if no key was ever parked nor can be."""
+        if self.keeping is None and not any(state.name == KEYS_STATE for state in handle.states):
+            return None
+        key_groups = key_groups_of(handle.subtask, handle.parallelism, handle.max_parallelism)
+        where = f"operator {handle.uid!r}, subtask {handle.subtask}"
+        return partial(Quarantine, states, self.keeping, key_groups, limits, releases, epoch, where)
+
+    def program(self) -> CapturedProgram:
+        """Return how the operator was built, for captures."""
+        operator = self.descriptor
+        return described(
+            self.mode,
+            self.columns,
+            None if self.broadcast is None else self.broadcast.columns,
+            self.schemas,
+            (operator.processor, operator.code_sha256),
+            parks=self.keeping is not None,
         )
 
     def read_stream(
-        self, frames: Iterable[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
+        self,
+        batches: Iterable[pa.RecordBatch],
+        subtask: int,
+        memory_limit_bytes: int,
+        scratch: Path,
+        seen: SeenInput | None = None,
     ) -> EpochInput:
         """Read all input of an epoch of a query; its initial state was made before.
 
         Parameters
         ----------
-        frames
+        batches
             The input as Spark hands it over.
         subtask
             The subtask.
@@ -103,61 +171,69 @@ class OperatorFunction:
             The memory that the subtask may take; the rows get a share of it.
         scratch
             A directory for rows that do not fit into the share.
+        seen
+            Sees the rows too.
         """
         sides = [] if self.wake is None else [self.wake.side]
-        return self._read(frames, sides, self._parts(subtask, memory_limit_bytes, scratch))
+        return self._read(batches, sides, self._parts(subtask, memory_limit_bytes, scratch), seen)
 
     def read_batch(
-        self, frames: Iterable[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
+        self,
+        batches: Iterable[pa.RecordBatch],
+        subtask: int,
+        memory_limit_bytes: int,
+        scratch: Path,
     ) -> EpochInput:
         """Read all input of a run without a query, which begins with the initial state.
 
         Parameters
         ----------
-        frames, subtask, memory_limit_bytes, scratch
+        batches, subtask, memory_limit_bytes, scratch
             As in :meth:`read_stream`.
         """
         sides = [] if self.initial is None else [self.initial.side]
-        return self._read(frames, sides, self._parts(subtask, memory_limit_bytes, scratch))
+        return self._read(batches, sides, self._parts(subtask, memory_limit_bytes, scratch))
 
     def initial_parts(
-        self, frames: Iterator[pd.DataFrame], subtask: int, memory_limit_bytes: int, scratch: Path
-    ) -> Iterator[Frames]:
+        self,
+        batches: Iterator[pa.RecordBatch],
+        subtask: int,
+        memory_limit_bytes: int,
+        scratch: Path,
+    ) -> Iterator[SentRows]:
         """Return an initial state that comes alone, in parts that fit into memory.
 
         Parameters
         ----------
-        frames, subtask, memory_limit_bytes, scratch
+        batches, subtask, memory_limit_bytes, scratch
             As in :meth:`read_stream`.
         """
-        assert self.initial is not None  # the driver starts this for an initial state only
-        return self._parts(
-            subtask, memory_limit_bytes, scratch, self.initial.columns.sent_schema
-        ).split(frames)
+        return self._parts(subtask, memory_limit_bytes, scratch).split(batches)
 
     def _read(
-        self, frames: Iterable[pd.DataFrame], sides: list[SideRows], parts: InputParts
+        self,
+        batches: Iterable[pa.RecordBatch],
+        sides: list[SideRows],
+        parts: InputParts,
+        seen: SeenInput | None = None,
     ) -> EpochInput:
         broadcast = self.broadcast
         if broadcast is not None:
             sides = [*sides, broadcast.side]
-        keyed, found = read_divided(frames, sides, parts)
+        keyed, found = read_divided(batches, sides, parts)
+        if seen is not None:
+            keyed = seen.parts(keyed)
+            if broadcast is not None:
+                seen.broadcast(found[broadcast.side.name])
         return EpochInput(
             keyed,
             None if broadcast is None else broadcast.received(found[broadcast.side.name]),
             None if self.initial is None else found.get(self.initial.side.name),
         )
 
-    def _parts(
-        self,
-        subtask: int,
-        memory_limit_bytes: int,
-        scratch: Path,
-        schema: pa.Schema | None = None,
-    ) -> InputParts:
+    def _parts(self, subtask: int, memory_limit_bytes: int, scratch: Path) -> InputParts:
         operator = self.descriptor
         return InputParts(
-            schema or self.columns.sent_schema,
             key_groups_of(subtask, operator.parallelism, operator.max_parallelism),
             memory_limit_bytes // _INPUT_SHARE,
             scratch,

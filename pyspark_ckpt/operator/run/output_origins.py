@@ -1,4 +1,6 @@
-"""The calls of the processor that the rows of an output buffer come from, for errors.
+"""The calls of the processor that the rows of an output buffer come from.
+
+Errors name the key of a row, and captured epochs have the key of each row.
 
 A value that does not fit is found when many rows leave together. To note a number per call costs
 far less than to note the key with each row (0.03 against 0.3 us).
@@ -9,6 +11,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
+
+from pyspark_ckpt.operator.table.part_keys import StoredKey
 
 Key = tuple[Any, ...]
 
@@ -23,9 +27,16 @@ class OutputOrigins:
         self.step = ""
         self.ends: list[int] = []
         self._keys: Sequence[Key] = ()
+        self._stored: Sequence[StoredKey] = ()
         self._first = 0
 
-    def begin(self, step: str, keys: Sequence[Key] = (), first: int = 0) -> list[int]:
+    def begin(
+        self,
+        step: str,
+        keys: Sequence[Key] = (),
+        first: int = 0,
+        stored: Sequence[StoredKey] = (),
+    ) -> list[int]:
         """Begin with an empty buffer.
 
         Parameters
@@ -36,6 +47,8 @@ class OutputOrigins:
             Those that it is called for, or will be.
         first
             The place in `keys` of the next call's key.
+        stored
+            The same keys in their stored form.
 
         Returns
         -------
@@ -43,10 +56,20 @@ class OutputOrigins:
             `ends`, for the caller to append to.
         """
         self.step, self._keys, self._first = step, keys, first
+        self._stored = stored
         self.ends = []
         return self.ends
 
     def key_of(self, row: int) -> Key | None:
         """Return the key of the call that a row is of, ``None`` without one."""
-        place = self._first + bisect_right(self.ends, row)
+        place = self.place_of(row)
         return self._keys[place] if place < len(self._keys) else None
+
+    def stored_key_of(self, row: int) -> StoredKey | None:
+        """Return the stored key of the call that a row is of, ``None`` without one."""
+        place = self.place_of(row)
+        return self._stored[place] if place < len(self._stored) else None
+
+    def place_of(self, row: int) -> int:
+        """Return the place among the keys of the call that a row is of."""
+        return self._first + bisect_right(self.ends, row)

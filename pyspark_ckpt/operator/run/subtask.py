@@ -14,23 +14,28 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import ConfigurationError, IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import (
     EpochMetrics,
+    EpochPhases,
     Handle,
     decode_handle,
     encode_handle,
     following,
+    with_phases,
 )
-from pyspark_ckpt.formats.initial_handles import read_initial_handle
+from pyspark_ckpt.formats.initial_handles import not_woken, read_initial_handle
 from pyspark_ckpt.formats.layout import (
     AUTHOR_NAME,
     METADATA_NAME,
@@ -39,6 +44,9 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_name,
 )
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.log_fields import log_fields
+from pyspark_ckpt.operator.capture.recording import NOT_RECORDED, Recording
+from pyspark_ckpt.operator.capture.writing import EpochOfTask, WrittenEpoch, WrittenFailure
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
@@ -48,17 +56,23 @@ from pyspark_ckpt.operator.durable.local_copy import (
 )
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.durable.unused_copies import remove_unused
+from pyspark_ckpt.operator.handover.arrow_stream import replies
+from pyspark_ckpt.operator.handover.pandas_frames import batches_of, frames_of
+from pyspark_ckpt.operator.handover.worker import take_over
+from pyspark_ckpt.operator.quarantine.released import ReleasesOfEpoch
+from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.run.barrier import end_epoch
-from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.run.garbage import leaves_no_garbage
+from pyspark_ckpt.operator.run.key_times import KeyTimes, sampled
+from pyspark_ckpt.operator.run.laps import Laps, Phase
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import schema_text
-from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.settings import RUNTIME_KEY
+from pyspark_ckpt.settings import RUNTIME_KEY, HandOver
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -121,30 +135,83 @@ class _Epoch:
 class SubtaskFunction:
     """The function given to ``applyInPandasWithState``; called once per subtask and epoch.
 
+    In a task Spark's worker hands its rows over as Arrow, or, if that cannot be had, calls this
+    object with frames.
+
     Parameters
     ----------
     function
         The operator.
+    sent_schema
+        The schema of the rows as Spark sends them, with those of all sides.
+    output_schema
+        The schema of the rows that leave.
     """
 
-    def __init__(self, function: OperatorFunction) -> None:
+    def __init__(
+        self, function: OperatorFunction, sent_schema: pa.Schema, output_schema: pa.Schema
+    ) -> None:
         self._function = function
         self._descriptor = function.descriptor
+        self._sent_schema = sent_schema
+        self._output_schema = output_schema
+        self._gets_arrow = False
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)
+        self._gets_arrow = self._may_get_arrow() and take_over(
+            lambda batches: replies(batches, self._group, self._output_schema)
+        )
+
+    def _may_get_arrow(self) -> bool:
+        """Return whether this is a task whose query does not ask for pandas."""
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(RUNTIME_KEY)
+        if text is None:
+            return False
+        return decode_runtime(text, self._descriptor.uid).hand_over is HandOver.ARROW
 
     @marks_errors
     def __call__(
         self, token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
+        """Process an epoch's rows, which PySpark hands over in frames, as :meth:`process`."""
+        # PySpark's worker appends an empty frame to every output frame; pandas warns each time.
+        warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
+        batches = batches_of(frames, self._sent_schema)
+        yield from frames_of(self.process(int(token[0]), batches, state))
+
+    @marks_errors
+    def _group(
+        self, batches: Iterator[pa.RecordBatch], state: GroupState
+    ) -> Iterator[pa.RecordBatch]:
+        """Process an epoch's rows, which the worker hands over in Arrow."""
+        first = next(batches)  # if the state has timed out, it has the token and no row
+        token = first.column(TOKEN)[0].as_py()
+        rows = iter(()) if state.hasTimedOut else chain([first], batches)
+        yield from self.process(token, rows, state)
+
+    @leaves_no_garbage
+    def process(
+        self, token: int, batches: Iterator[pa.RecordBatch], state: GroupState
+    ) -> Iterator[pa.RecordBatch]:
         """Process an epoch's rows and leave the handle of the new version in `state`.
 
         Everything that the new handle refers to is durable before `state` is updated.
         """
-        # PySpark's worker appends an empty frame to every output frame; pandas warns each time.
-        warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
-        epoch = self._epoch(int(token[0]), state)
+        epoch = self._epoch(token, state)
+        uid = self._descriptor.uid
+        with log_fields(
+            query=epoch.query_id, epoch=epoch.number, operator=uid, subtask=epoch.subtask
+        ):
+            yield from self._process(epoch, batches, state)
+
+    def _process(
+        self, epoch: _Epoch, batches: Iterator[pa.RecordBatch], state: GroupState
+    ) -> Iterator[pa.RecordBatch]:
         old = self._checked(state, epoch) or self._initial_handle(epoch)
         limit_bytes = epoch.runtime.memory_limit_bytes
-        began = time.monotonic()
+        began, began_ms = time.monotonic(), now_ms()
         copies = copies_root(executor_local_root(epoch.subtask))
         with open_local_copy(
             epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old, copies
@@ -157,17 +224,34 @@ class SubtaskFunction:
             )
             remove_unused(copies)
             opened = time.monotonic()
-            writes = EpochWrites(limit_bytes // WRITES_SHARE, copy.scratch)
-            table = StateTable(copy.backend, writes=writes)
+            releases = ReleasesOfEpoch(epoch.runtime, handle.uid, epoch.number)
+            recording = self._recording(epoch, handle, releases)
+            writes = self._function.writes(limit_bytes, copy.scratch)
+            table = recording.table(copy.backend, writes)
             try:
-                processing = self._function.processing(handle, table, epoch.clock, epoch.number)
+                processing = self._function.processing(
+                    handle,
+                    table,
+                    epoch.clock,
+                    epoch.number,
+                    releases,
+                    epoch.runtime.quarantine,
+                )
                 processing.completed_checkpoint_id = checkpoint_to_notify(
                     self._function.processor, epoch.storage
                 )
                 read = partial(
-                    self._function.read_stream, frames, epoch.subtask, limit_bytes, copy.scratch
+                    self._function.read_stream,
+                    batches,
+                    epoch.subtask,
+                    limit_bytes,
+                    copy.scratch,
+                    recording.seen,
                 )
-                yield from processing.run(read, epoch.number)
+                times = KeyTimes(processing.key_under_way)
+                with sampled(times):
+                    yield from recording.run(processing, read, epoch.number)
+                parked = processing.quarantine
                 handle = end_epoch(
                     epoch.storage,
                     handle,
@@ -184,13 +268,41 @@ class SubtaskFunction:
                         lost_attributes=processing.lost_attributes or msgspec.UNSET,
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
+                        parked_keys=msgspec.UNSET if parked is None else parked.parked_keys,
+                        parked_rows=msgspec.UNSET if parked is None else parked.parked_rows,
+                        pandas_hand_overs=msgspec.UNSET if self._gets_arrow else 1,
+                        backend=(epoch.runtime.measures_backend and copy.backend.figures())
+                        or msgspec.UNSET,
                     ),
                 )
             finally:
                 table.close()
+            handle = with_phases(handle, _phases(epoch, began_ms, handle, processing.laps))
+            handle = msgspec.structs.replace(handle, slow_keys=times.after(handle.slow_keys))
         handle = following(handle, old)
         state.update((encode_handle(handle),))
         set_timeout(state, handle, epoch.clock.processing_time_ms)
+
+    def _recording(self, epoch: _Epoch, handle: Handle, releases: ReleasesOfEpoch) -> Recording:
+        """Return what runs the epoch, and records it if that was asked for."""
+        captures, function = epoch.runtime.captures, self._function
+        wants_all = captures.wants(handle.uid, epoch.number)
+        if not (wants_all or captures.on_failure):
+            return NOT_RECORDED
+        of_task = EpochOfTask(
+            handle,
+            epoch.clock,
+            epoch.number,
+            function.program(),
+            tuple(function.columns.sent_schema.names),
+            function.mode.calls_once_per_part,
+            epoch.runtime,
+            epoch.storage,
+            releases,
+        )
+        if wants_all:
+            return WrittenEpoch(of_task, captures.limit_bytes)
+        return WrittenFailure(of_task)
 
     def _epoch(self, token: int, state: GroupState) -> _Epoch:
         context = TaskContext.get()
@@ -223,10 +335,14 @@ class SubtaskFunction:
 
     def _initial_handle(self, epoch: _Epoch) -> Handle | None:
         """Return the handle of the subtask's initial state, in the epoch that starts from it."""
-        if self._function.initial is None or epoch.number != INITIAL_EPOCH:
+        if self._function.initial is None:
             return None
         uid = self._descriptor.uid
         reference = epoch.runtime.initial_handles
+        if epoch.number != INITIAL_EPOCH:
+            if reference is not None:  # this run began with it, but not in this subtask
+                raise PlanError(not_woken(uid, [epoch.subtask]))
+            return None
         if reference is None:
             raise PlanError(
                 f"operator {uid!r}, subtask {epoch.subtask}: its initial state was not made; start "
@@ -256,6 +372,20 @@ class SubtaskFunction:
                     f"{wanted!r}; {_WAYS_OUT.get(what, _GIVE_BACK.format(what=what))}"
                 )
         return handle
+
+
+def _phases(epoch: _Epoch, began_ms: int, ended: Handle, laps: Laps) -> EpochPhases:
+    """Return the time by phase of an epoch that has `ended` with a handle."""
+    metrics = ended.metrics or EpochMetrics()
+    return EpochPhases(
+        epoch=epoch.number,
+        began_ms=began_ms - epoch.clock.processing_time_ms,
+        open_ms=metrics.open_ms,
+        read_ms=laps.milliseconds(Phase.READ),
+        user_ms=laps.milliseconds(Phase.USER),
+        write_ms=laps.milliseconds(Phase.WRITE),
+        barrier_ms=metrics.barrier_ms,
+    )
 
 
 def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> None:

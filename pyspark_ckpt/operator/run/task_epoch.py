@@ -18,7 +18,10 @@ _INSIDE = (
 
 
 def epoch_of_task(
-    local_property: Callable[[str], str | None], runtime: Runtime, timestamp_ms: int, where: str
+    local_property: Callable[[str], str | None],
+    runtime: Runtime,
+    timestamp_ms: int | None,
+    where: str,
 ) -> int:
     """Return the epoch that a task computes.
 
@@ -33,7 +36,8 @@ def epoch_of_task(
     runtime
         What the query was started with.
     timestamp_ms
-        The batch timestamp in the plan that the task runs.
+        The batch timestamp in the plan that the task runs; ``None`` if the task has no row, which
+        would say it.
     where
         The operator and its subtask, for errors.
 
@@ -54,14 +58,14 @@ def epoch_of_task(
     return int(number)
 
 
-def _announced_epoch(text: str | None, timestamp_ms: int, where: str) -> int:
+def _announced_epoch(text: str | None, timestamp_ms: int | None, where: str) -> int:
     if text is None:
         raise UnknownEpochError(
             f"{where}: the task was started outside of the foreachBatch function, so its epoch "
             f"is unknown; {_INSIDE}"
         )
     announced = decode_announced(text)
-    if announced.timestamp_ms != timestamp_ms:
+    if timestamp_ms not in (None, announced.timestamp_ms):
         raise UnknownEpochError(
             f"{where}: the task computes the DataFrame of another epoch (timestamp "
             f"{timestamp_ms}) during epoch {announced.epoch} (timestamp "

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
@@ -36,7 +36,7 @@ _NO_QUERY = ""
 
 
 class BatchFunction:
-    """The function given to ``mapInPandas``; called once per subtask.
+    """The function given to ``mapInArrow``; called once per subtask.
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class BatchFunction:
         self._function = function
 
     @marks_errors
-    def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the processor over all rows of the subtask; nothing is durable."""
-        found = _rows_of_subtask(frames, self._function.descriptor.parallelism)
+        found = _rows_of_subtask(batches, self._function.descriptor.parallelism)
         if found is None:
             return
         subtask, rows = found
@@ -58,15 +58,15 @@ class BatchFunction:
             yield from self._run(rows, subtask, Path(directory))
 
     def _run(
-        self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path
-    ) -> Iterator[pd.DataFrame]:
+        self, batches: Iterator[pa.RecordBatch], subtask: int, directory: Path
+    ) -> Iterator[pa.RecordBatch]:
         function = self._function
         limit_bytes = Settings().memory_limit_bytes
         handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
         with _temporary_table(directory, limit_bytes) as table:
             processing = function.processing(handle, table, self._clock(), _EPOCH)
             yield from processing.run(
-                partial(function.read_batch, frames, subtask, limit_bytes, directory), _EPOCH
+                partial(function.read_batch, batches, subtask, limit_bytes, directory), _EPOCH
             )
 
     def _clock(self) -> EpochClock:
@@ -79,7 +79,7 @@ _NOTHING_INLINE = 0
 
 
 class InitialStateFunction:
-    """The function given to ``mapInPandas`` over the rows of an initial state.
+    """The function given to ``mapInArrow`` over the rows of an initial state.
 
     Parameters
     ----------
@@ -97,23 +97,28 @@ class InitialStateFunction:
         self._now_ms = now_ms
 
     @marks_errors
-    def __call__(self, frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Make a subtask's state and yield its handle, whose files are durable."""
-        found = _rows_of_subtask(frames, self._function.descriptor.parallelism)
+        found = _rows_of_subtask(batches, self._function.descriptor.parallelism)
         if found is None:
             return
         subtask, rows = found
         with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
             handle = self._handle(rows, subtask, Path(directory))
-        yield pd.DataFrame({"subtask": [subtask], "handle": [encode_handle(handle)]})
+        yield pa.record_batch(
+            {
+                "subtask": pa.array([subtask], pa.int32()),
+                "handle": pa.array([encode_handle(handle)], pa.binary()),
+            }
+        )
 
-    def _handle(self, frames: Iterator[pd.DataFrame], subtask: int, directory: Path) -> Handle:
+    def _handle(self, batches: Iterator[pa.RecordBatch], subtask: int, directory: Path) -> Handle:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
         handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
         with _temporary_table(directory, limit_bytes) as table:
             processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
             processing.run_initial_state(
-                function.initial_parts(frames, subtask, limit_bytes, directory)
+                function.initial_parts(batches, subtask, limit_bytes, directory)
             )
             return end_epoch(
                 self._storage(), handle, processing.states, INITIAL_EPOCH, _NOTHING_INLINE
@@ -135,14 +140,14 @@ class InitialStateFunction:
 
 
 def _rows_of_subtask(
-    frames: Iterator[pd.DataFrame], parallelism: int
-) -> tuple[int, Iterator[pd.DataFrame]] | None:
-    """Return the subtask that gets the rows, and the frames; ``None`` if there are no rows."""
-    with_rows = (frame for frame in frames if len(frame))
+    batches: Iterator[pa.RecordBatch], parallelism: int
+) -> tuple[int, Iterator[pa.RecordBatch]] | None:
+    """Return the subtask that gets the rows, and the rows; ``None`` if there are no rows."""
+    with_rows = (batch for batch in batches if len(batch))
     first = next(with_rows, None)
     if first is None:
         return None
-    token = int(first[TOKEN].iloc[0])
+    token = first.column(TOKEN)[0].as_py()
     return subtask_tokens(parallelism).index(token), chain([first], with_rows)
 
 

@@ -23,6 +23,9 @@ from pyspark_ckpt.operator.schema.verdict import (
 )
 from pyspark_ckpt.text_table import text_table
 
+LIBRARY_PREFIX = "__quarantine"
+"""Prefix of the names of states that the library keeps, which no processor asks for."""
+
 KEY = "(key)"
 """Stands in the report for the operator's key."""
 
@@ -182,7 +185,7 @@ def _verdicts(
     asked_for = {state.name for state in wanted.states}
     renamed = {migration.renamed_from for migration in migrations.values()}
     for name, state in states.items():
-        if name not in asked_for | renamed:
+        if name not in asked_for | renamed and not name.startswith(LIBRARY_PREFIX):
             change = f"it stays stored; deleteIfExists({name!r}) in init removes it"
             yield StateVerdict(name, state_text(state), _NONE, Outcome.KEPT, (change,))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.state.timers import Timers
+from pyspark_ckpt.operator.table.key_positions import positions_of
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 
@@ -96,15 +99,17 @@ class KeyTimers:
         """
         return self.timers.of_current_key()
 
-    def registerTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+    def registerTimers(
+        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[int]
+    ) -> None:
         """Register a timer for each of several keys.
 
-        For ``handleInputBatch``.
+        For ``handleInputBatch`` and ``handleInputArrow``.
 
         Parameters
         ----------
-        keys : pandas.DataFrame
-            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
         expiryTimestampsMs : iterable of int
             A time per row of `keys`, in milliseconds since 1970.
 
@@ -121,15 +126,17 @@ class KeyTimers:
         """
         self._each_timer("registerTimers", keys, expiryTimestampsMs, self.timers.register)
 
-    def deleteTimers(self, keys: pd.DataFrame, expiryTimestampsMs: Iterable[int]) -> None:
+    def deleteTimers(
+        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[int]
+    ) -> None:
         """Delete a timer of each of several keys.
 
-        For ``handleInputBatch``.
+        For ``handleInputBatch`` and ``handleInputArrow``.
 
         Parameters
         ----------
-        keys : pandas.DataFrame
-            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
         expiryTimestampsMs : iterable of int
             A time per row of `keys`, in milliseconds since 1970.
 
@@ -150,11 +157,13 @@ class KeyTimers:
     def _each_timer(
         self,
         method: str,
-        keys: pd.DataFrame,
+        keys: pd.DataFrame | pa.Table,
         times_ms: Iterable[int],
         change: Callable[[int], None],
     ) -> None:
-        times = list(times_ms)
+        given: Any = times_ms
+        is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
+        times: list[Any] = given.to_pylist() if is_arrow else list(given)
         if len(times) != len(keys) or any(pd.isna(time) or int(time) != time for time in times):
             raise StateValueError(
                 f"{self._where}: {method} got {len(times)} times for {len(keys)} keys: give one "
@@ -163,7 +172,7 @@ class KeyTimers:
         current = self.table.current
         event_time_ms = current.event_time_ms
         try:
-            for position, time in zip(keys.index.tolist(), times, strict=True):
+            for position, time in zip(positions_of(keys, self._where), times, strict=True):
                 self.table.enter(position)
                 change(int(time))
         finally:

@@ -29,7 +29,7 @@ from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, StateTtlConfig
 from pyspark_ckpt.operator.values.codec import Codec, TupleCodec
-from pyspark_ckpt.operator.values.pandas import ValueColumns
+from pyspark_ckpt.operator.values.state_columns import ValueColumns
 from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 Schema = T.StructType | str

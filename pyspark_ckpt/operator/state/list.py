@@ -64,6 +64,7 @@ class ListState:
         self._aging = aging
         self._appended: dict[bytes, _Chunk] = {}
         self._counted: tuple[bytes, int] | None = None
+        self._noted: tuple[int, bytes] | None = None
         table.before_barrier(self._write_chunks)
 
     def exists(self) -> bool:
@@ -129,6 +130,7 @@ class ListState:
         """
         encoded = list(map(self._codec.encode, newState))
         prefix = self._prefix()
+        self._note(prefix)
         if encoded and self._aging is None and self._count(prefix) == 1:
             chunk = self._appended[prefix] = _Chunk(0)  # replaces the stored chunk
             self._extend(chunk, encoded)
@@ -192,6 +194,7 @@ class ListState:
         False
         """
         prefix = self._prefix()
+        self._note(prefix)
         self._appended.pop(prefix, None)  # first, because a spill in between would write it
         self._counted = None
         for key in list(self._written_keys(prefix)):
@@ -254,6 +257,7 @@ class ListState:
         if not encoded:
             return
         prefix = self._prefix()
+        self._note(prefix)
         stamp = b"" if self._aging is None else self._aging.stamp()
         chunk = self._appended.get(prefix)
         if chunk is not None and stamp <= chunk.stamp:
@@ -273,6 +277,25 @@ class ListState:
         chunk.items.extend(encoded)
         # Last, because a spill takes the chunk away with its values.
         self._table.hold_back(sum(map(len, encoded)) + _ITEM_BYTES * len(encoded))
+
+    def _note(self, prefix: bytes) -> None:
+        """Note how to take back what the call under way is about to append."""
+        log = self._table.undo_log
+        if log is None or self._noted == (log.call, prefix):
+            return
+        self._noted = log.call, prefix
+        chunk = self._appended.get(prefix)
+        items, stamp = (0, b"") if chunk is None else (len(chunk.items), chunk.stamp)
+        log.add(lambda: self._take_back(prefix, chunk, items, stamp))
+
+    def _take_back(self, prefix: bytes, chunk: _Chunk | None, items: int, stamp: bytes) -> None:
+        self._counted = None
+        if chunk is None:
+            self._appended.pop(prefix, None)
+            return
+        del chunk.items[items:]
+        chunk.stamp = stamp
+        self._appended[prefix] = chunk
 
     def _write_chunks(self) -> None:
         appended, self._appended = self._appended, {}

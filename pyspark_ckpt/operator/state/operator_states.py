@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, BinaryIO
 
-from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.errors import StateUseError, StateValueError
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE
@@ -17,6 +17,7 @@ from pyspark_ckpt.operator.values.codec import Value
 _STREAM_BYTES = 2
 _CHUNK_BYTES = 4
 RAW_CHUNK_BYTES = 1 << 20
+MAX_STREAMS = 1 << 16
 
 
 class OperatorListState(ListState):
@@ -321,7 +322,21 @@ class RawState:
     def _replace(self, content: bytes) -> None:
         for key, _ in list(self._table.scan(RAW_STATE)):
             self._table.write_below(RAW_STATE, key, None)
-        stream = RAW_STATE + bytes(_STREAM_BYTES)
-        for number, start in enumerate(range(0, max(len(content), 1), RAW_CHUNK_BYTES)):
-            key = stream + number.to_bytes(_CHUNK_BYTES, "big")
-            self._table.write_below(RAW_STATE, key, content[start : start + RAW_CHUNK_BYTES])
+        for key, chunk in zip(*raw_entries(0, content), strict=True):
+            self._table.write_below(RAW_STATE, key, chunk)
+
+
+def raw_entries(stream: int, content: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Return the stored keys and the chunks of one stream of raw state.
+
+    Raises
+    ------
+    StateValueError
+        If the number of the stream is too large.
+    """
+    if not 0 <= stream < MAX_STREAMS:
+        raise StateValueError(f"stream is {stream}: give a number from 0 to {MAX_STREAMS - 1}")
+    head = RAW_STATE + stream.to_bytes(_STREAM_BYTES, "big")
+    starts = range(0, max(len(content), 1), RAW_CHUNK_BYTES)
+    keys = [head + number.to_bytes(_CHUNK_BYTES, "big") for number in range(len(starts))]
+    return keys, [content[start : start + RAW_CHUNK_BYTES] for start in starts]

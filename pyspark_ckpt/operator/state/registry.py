@@ -79,6 +79,11 @@ class StateRegistry(StateGetters):
         self._in_init = False
 
     @property
+    def catalog(self) -> StateCatalog:
+        """The states by name, for states of the library's own."""
+        return self._catalog
+
+    @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
         """The stored states and the new states that were asked for, in the order of their ids."""
         return self._catalog.states

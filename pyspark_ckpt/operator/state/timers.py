@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
@@ -34,7 +35,8 @@ class DueTimer:
 class Timers:
     """The timers of a subtask in one epoch.
 
-    A timer that is registered while timers fire, and is already due, fires in the next epoch.
+    A timer that is registered while timers fire, and is already due, fires in the next epoch. The
+    timers of `parked` keys, given as key group and encoded key, do not fire.
 
     Parameters
     ----------
@@ -53,6 +55,7 @@ class Timers:
         self._fires_from_ms: int | None = None
         self._last_taken = b""
         self._registered_while_firing: set[bytes] = set()
+        self.parked: Container[tuple[bytes, bytes]] = ()
 
     def register(self, time_ms: int) -> None:
         """Register a timer for the current key; registering it twice changes nothing."""
@@ -61,6 +64,7 @@ class Timers:
         of_key, by_time, time = self._stored_keys(time_ms)
         is_due = self._fires_from_ms is not None and time_ms <= self._fires_from_ms
         if is_due and self._table.get(by_time) is None:
+            self._note(by_time)
             self._registered_while_firing.add(by_time)
         self._table.write_below(of_key, of_key + time, _NOTHING)
         self._table.write_below(TIME_INDEX, by_time, _NOTHING)
@@ -72,7 +76,9 @@ class Timers:
         of_key, by_time, time = self._stored_keys(time_ms)
         self._table.write_below(of_key, of_key + time, None)
         self._table.write_below(TIME_INDEX, by_time, None)
-        self._registered_while_firing.discard(by_time)
+        if by_time in self._registered_while_firing:
+            self._note(by_time)
+            self._registered_while_firing.discard(by_time)
 
     def of_current_key(self) -> Iterator[int]:
         """Return an iterator over the current key's timers in the order of time."""
@@ -99,9 +105,12 @@ class Timers:
         last_taken = self._last_taken
         for stored_key, _ in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
+                timer = _timer(stored_key)
+                if self.parked and (timer.key_group, timer.encoded_key) in self.parked:
+                    continue
                 if stored_key <= last_taken:
-                    self._refuse_to_fire_again(_timer(stored_key))
-                due.append(_timer(stored_key))
+                    self._refuse_to_fire_again(timer)
+                due.append(timer)
                 self._last_taken = stored_key
             if len(due) == most:
                 break
@@ -109,8 +118,19 @@ class Timers:
 
     def earliest_ms(self) -> int | None:
         """Return when the next timer of any key is due, ``None`` if there is none."""
+        if self.parked:
+            timers = (_timer(stored_key) for stored_key, _ in self._table.scan(TIME_INDEX))
+            found = (t for t in timers if (t.key_group, t.encoded_key) not in self.parked)
+            timer = next(found, None)
+            return None if timer is None else timer.time_ms
         first = self._table.first_below(TIME_INDEX)
         return None if first is None else _timer(first).time_ms
+
+    def _note(self, by_time: bytes) -> None:
+        """Note how to take back a change of the timers that wait for the next epoch."""
+        log, waiting = self._table.undo_log, self._registered_while_firing
+        if log is not None:
+            log.add(partial(waiting.add if by_time in waiting else waiting.discard, by_time))
 
     def _stored_keys(self, time_ms: int) -> tuple[bytes, bytes, bytes]:
         """Return the prefix of the key's timers, the timer's key by time, and its encoded time."""

@@ -5,12 +5,19 @@ Values are tuples in and tuples out. All states work on the table's current key.
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TypeVar
 
+import pandas as pd
+import pyarrow as pa
+
+from pyspark_ckpt.operator.table.key_positions import positions_of
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
-from pyspark_ckpt.operator.values.pandas import ValueColumns
+from pyspark_ckpt.operator.values.state_columns import ValueColumns
+
+Keys = TypeVar("Keys", pd.DataFrame, pa.Table)
+"""Keys of a part; what is returned for them is of the same kind."""
 
 
 class ValueState:
@@ -139,21 +146,22 @@ class ValueState:
         """
         self._table.delete(self._table.stored_key(self._state_id))
 
-    def getMany(self, keys: pd.DataFrame) -> pd.DataFrame:
+    def getMany(self, keys: Keys) -> Keys:
         """Return the values of several keys as columns, a row per key in their order.
 
-        For ``handleInputBatch``.
+        For ``handleInputBatch`` and ``handleInputArrow``.
 
         Parameters
         ----------
-        keys : pandas.DataFrame
-            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
 
         Returns
         -------
-        pandas.DataFrame
-            A column per field of the schema, with the index of `keys`. A key without a value has
-            nulls in all columns. Numbers have pandas' nullable types: 64-bit integers stay exact.
+        pandas.DataFrame or pyarrow.Table
+            The same kind as `keys`: a column per field of the schema. A key without a value has
+            nulls in all columns. A frame has the index of `keys`, and its numbers have pandas'
+            nullable types, in which 64-bit integers stay exact.
 
         Examples
         --------
@@ -162,28 +170,37 @@ class ValueState:
         >>> count.getMany(keys)["n"].tolist()
         [4, 5]
         """
-        stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
-        values: list[Value | None] = []
-        for key, data in zip(stored_keys, self._table.get_many(stored_keys), strict=True):
-            values.append(None if data is None else self._read(key, data))
-        return self._value_columns.frame(values, keys.index)
+        stored_keys = self._table.stored_keys(
+            self._state_id, positions_of(keys, self._value_columns.what)
+        )
+        stored = self._table.get_many(stored_keys)
+        if self._aging is None:
+            values = self._codec.decode_many(stored)
+        else:
+            values = [
+                None if data is None else self._read(key, data)
+                for key, data in zip(stored_keys, stored, strict=True)
+            ]
+        if isinstance(keys, pd.DataFrame):
+            return self._value_columns.frame(values, keys.index)
+        return self._value_columns.table(values)
 
-    def updateMany(self, keys: pd.DataFrame, values: pd.DataFrame) -> None:
+    def updateMany(self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table) -> None:
         """Set the values of several keys from columns, a row per key in their order.
 
-        For ``handleInputBatch``.
+        For ``handleInputBatch`` and ``handleInputArrow``.
 
         Parameters
         ----------
-        keys : pandas.DataFrame
-            The frame of keys that ``handleInputBatch`` got, or some of its rows.
-        values : pandas.DataFrame
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
+        values : pandas.DataFrame or pyarrow.Table
             The state's columns by name, with as many rows as `keys`.
 
         Raises
         ------
         StateValueError
-            If a column is missing, a value does not fit, or the frames differ in length.
+            If a column is missing, a value does not fit, or the two differ in length.
 
         Examples
         --------
@@ -192,21 +209,26 @@ class ValueState:
         >>> count.get()
         (1,)
         """
-        stored_keys = self._table.stored_keys(self._state_id, keys.index.tolist())
+        stored_keys = self._table.stored_keys(
+            self._state_id, positions_of(keys, self._value_columns.what)
+        )
         stamp = b"" if self._aging is None else self._aging.stamp()
-        rows = self._value_columns.rows(values, len(stored_keys))
-        for key, row in zip(stored_keys, rows, strict=True):
-            self._table.put(key, stamp + self._codec.encode(row))
+        prefix = stamp + self._codec.prefix
+        encoded = self._value_columns.encoded(values, len(stored_keys), prefix)
+        if encoded is None:
+            rows = self._value_columns.rows(values, len(stored_keys))
+            encoded = [stamp + self._codec.encode(row) for row in rows]
+        self._table.put_many(stored_keys, encoded)
 
-    def clearMany(self, keys: pd.DataFrame) -> None:
+    def clearMany(self, keys: pd.DataFrame | pa.Table) -> None:
         """Remove the values of several keys.
 
-        For ``handleInputBatch``.
+        For ``handleInputBatch`` and ``handleInputArrow``.
 
         Parameters
         ----------
-        keys : pandas.DataFrame
-            The frame of keys that ``handleInputBatch`` got, or some of its rows.
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
 
         Examples
         --------
@@ -216,8 +238,14 @@ class ValueState:
         >>> count.exists()
         False
         """
-        for key in self._table.stored_keys(self._state_id, keys.index.tolist()):
+        for key in self._table.stored_keys(
+            self._state_id, positions_of(keys, self._value_columns.what)
+        ):
             self._table.delete(key)
+
+    def _stored_keys(self, keys: pd.DataFrame | pa.Table) -> list[bytes]:
+        positions = positions_of(keys, self._value_columns.what)
+        return self._table.stored_keys(self._state_id, positions)
 
     def _read(self, key: bytes, data: bytes) -> Value | None:
         if self._aging is None:

@@ -103,6 +103,10 @@ class StateCatalog:
         """
         self._states[state_id] = evolved(self._states[state_id], wanted, self._where)
 
+    def replace(self, state_id: int, wanted: StateDescriptor) -> None:
+        """Change a stored state that has no entry."""
+        self._states[state_id] = wanted
+
     def delete(self, state_id: int) -> None:
         """Mark a state as deleted; sweeps remove its entries epoch by epoch."""
         self._states[state_id] = msgspec.structs.replace(self._states[state_id], sweeps=0)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.undo import UndoableWrites, UndoLog
 from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend
 
@@ -62,7 +64,7 @@ class StateTable:
         Where the epoch's writes go; by default a buffer with the default limit.
 
     `reads` counts the entries asked for by key, `cache_hits` those that the backend was not asked
-    for then.
+    for then. `undo_log` is there if the writes of a call can be undone.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class StateTable:
         self._keys = keys
         self._writes = EpochWrites() if writes is None else writes
         self._find = self._writes.find
+        self.undo_log = UndoLog() if isinstance(self._writes, UndoableWrites) else None
         self._ahead: dict[bytes, _ReadAhead] = {}
         self._keys_ahead: dict[bytes, int] = {}
         self.reads = 0
@@ -109,6 +112,8 @@ class StateTable:
     def stored_keys(self, state_id: bytes, positions: Sequence[int]) -> list[bytes]:
         """Return a state's stored keys for several keys of the part."""
         keys = self._keys
+        if isinstance(keys, PartKeys):
+            return keys.below(state_id, positions)
         return [keys[position][0] + state_id + keys[position][1] for position in positions]
 
     def get(self, key: bytes) -> bytes | None:
@@ -169,6 +174,10 @@ class StateTable:
         """Write an entry that no scan has to see."""
         self._writes.add(key, value)
 
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write several entries that no scan has to see."""
+        self._writes.add_many(keys, values)
+
     def delete(self, key: bytes) -> None:
         """Delete an entry that no scan has to see."""
         self._writes.add(key, None)
@@ -221,6 +230,25 @@ class StateTable:
     def scan_stored(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the backend's own entries from `start` on, without this epoch's writes."""
         return self._backend.scan(start=start)
+
+    def begin_call(self) -> None:
+        """Begin a call of the processor that :meth:`undo_call` can undo."""
+        assert isinstance(self._writes, UndoableWrites)
+        assert self.undo_log is not None
+        self.undo_log.begin()
+        self._writes.begin()
+
+    def keep_call(self) -> None:
+        """End the call and keep its writes."""
+        assert isinstance(self._writes, UndoableWrites)
+        self._writes.keep()
+
+    def undo_call(self) -> None:
+        """End the call as if it had written nothing."""
+        assert isinstance(self._writes, UndoableWrites)
+        assert self.undo_log is not None
+        self.undo_log.undo()
+        self._writes.undo()
 
     def before_barrier(self, write_pending: Callable[[], None]) -> None:
         """Register a callback by which a state hands over the writes that it holds back."""

@@ -94,6 +94,17 @@ class EpochWrites:
         if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
+    def add_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write several entries that no scan has to see; part of them if all are too many."""
+        for start in range(0, len(keys), FRAME_ENTRIES):
+            end = start + FRAME_ENTRIES
+            some_keys, some_values = keys[start:end], values[start:end]
+            self._memory.update(zip(some_keys, some_values, strict=True))
+            self._bytes += _ENTRY_BYTES * len(some_keys)
+            self._bytes += sum(map(len, some_keys)) + sum(map(len, some_values))
+            if self._bytes + self._held_back_bytes > self._limit_bytes:
+                self.spill()
+
     def add_below(self, prefix: bytes, key: bytes, value: Write) -> None:
         """Write one entry that :meth:`scan` of `prefix` must see."""
         below = self._below.get(prefix)

@@ -28,6 +28,9 @@ from pyspark_ckpt.operator.values.wire_form import (
     wire_type,
 )
 
+_ARRAY_HEAD = b"\xdd"
+"""The first byte of a MessagePack array with a length of four bytes."""
+
 
 class TupleCodec:
     """Encodes and decodes the tuples of one schema.
@@ -64,12 +67,17 @@ class TupleCodec:
         types = tuple(_wire_type(field.dataType, what) for field in schema.fields)
         if is_key:
             _check_key(schema, what)
-        self._decoder = msgspec.msgpack.Decoder(tuple.__class_getitem__(types))
+        tuple_type = tuple.__class_getitem__(types)
+        self._decoder = msgspec.msgpack.Decoder(tuple_type)
+        self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=unwrapped)
         self._write = fields_writer(MESSAGE_PACK, schema)
         self._read = fields_reader(MESSAGE_PACK, schema, style)
         self._is_key = is_key
         self._canonical = canonical_fields(schema) if is_key else None
+
+    prefix = b""
+    """What encoded tuples begin with."""
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple.
@@ -96,6 +104,27 @@ class TupleCodec:
         return self._encoder.encode(
             checked if self._canonical is None else self._canonical(checked)
         )
+
+    def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
+        """Decode several tuples, with ``None`` in place of those that are missing.
+
+        Raises
+        ------
+        StateValueError
+            If some bytes were written with another schema.
+        """
+        found = [data for data in stored if data is not None]
+        head = _ARRAY_HEAD + len(found).to_bytes(4, "big")
+        try:  # one call for all takes a sixth of the time
+            plain = self._many_decoder.decode(b"".join([head, *found]))
+        except msgspec.MsgspecError:
+            plain = None
+        if plain is None or self._read is not None:
+            return [None if data is None else self.decode(data) for data in stored]
+        if len(found) == len(stored):
+            return list(plain)
+        values = iter(plain)
+        return [None if data is None else next(values) for data in stored]
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one tuple.
@@ -160,11 +189,18 @@ MAX_VERSION = 255
 class Codec(Protocol):
     """Encodes and decodes the tuples of a state."""
 
+    @property
+    def prefix(self) -> bytes:
+        """What encoded tuples begin with."""
+
     def encode(self, values: Any) -> bytes:
         """Encode one tuple."""
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one tuple."""
+
+    def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
+        """Decode several tuples, with ``None`` in place of those that are missing."""
 
 
 class VersionedCodec:
@@ -185,12 +221,16 @@ class VersionedCodec:
     ) -> None:
         self._newest = newest
         self._readers = [*earlier, newest.decode]
-        self._prefix = bytes([VERSION_MARK, len(earlier)]) if earlier else b""
+        self.prefix = bytes([VERSION_MARK, len(earlier)]) if earlier else b""
         self._what = what
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple in the newest schema."""
-        return self._prefix + self._newest.encode(values)
+        return self.prefix + self._newest.encode(values)
+
+    def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
+        """Decode several tuples of any schemas."""
+        return [None if data is None else self.decode(data) for data in stored]
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one tuple of any schema.

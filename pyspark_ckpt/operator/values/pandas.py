@@ -1,19 +1,15 @@
-"""Converts to pandas columns: rows that were sent to an executor, and state values of many keys.
-
-Rows look as after PySpark's Arrow conversion. State values convert back without losing nulls or
-digits.
-"""
+"""Converts rows that were sent to an executor to pandas columns, as PySpark's conversion does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.values.sent_columns import values_of
 from pyspark_ckpt.operator.values.transport import Transport, all_received
 
 Flags = np.ndarray[Any, Any]
@@ -22,7 +18,7 @@ _NESTED = (T.ArrayType, T.MapType, T.StructType)
 
 def pandas_column(
     data_type: T.DataType,
-    sent: pd.Series[Any],
+    sent: pa.Array,
     nulls: Flags | None,
     transport: Transport,
     time_zone: str,
@@ -49,17 +45,21 @@ def pandas_column(
     if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
         return _times(data_type, sent, nulls, transport, time_zone)
     if transport.receive is not None:
-        values = all_received(transport, sent.tolist())
+        values = all_received(transport, values_of(sent))
         if isinstance(data_type, _NESTED):
             values = [_in_pandas(data_type, value) for value in values]
         return _objects(values, nulls)
     if isinstance(data_type, T.BooleanType) and nulls is not None:
-        return _objects(sent.tolist(), nulls)
-    if sent.dtype.kind not in "iuf":
-        return sent.reset_index(drop=True)
+        return _objects(values_of(sent), nulls)
+    values_or_numbers = sent.to_numpy(zero_copy_only=False)
+    if values_or_numbers.dtype.kind not in "iuf":
+        return pd.Series(values_or_numbers)
+    # Both copies are the user's, who may write to them.
     if nulls is None:
-        return pd.Series(sent.to_numpy().astype(float if sent.dtype.kind == "f" else np.int64))
-    numbers = sent.to_numpy().astype(float)
+        return pd.Series(
+            values_or_numbers.astype(float if values_or_numbers.dtype.kind == "f" else np.int64)
+        )
+    numbers = values_or_numbers.astype(float)
     numbers[nulls] = np.nan
     return pd.Series(numbers)
 
@@ -100,117 +100,14 @@ def _objects(values: list[Any], nulls: Flags | None) -> pd.Series[Any]:
 
 def _times(
     data_type: T.DataType,
-    sent: pd.Series[Any],
+    sent: pa.Array,
     nulls: Flags | None,
     transport: Transport,
     time_zone: str,
 ) -> pd.Series[Any]:
     if isinstance(data_type, T.TimestampType):
-        times = pd.to_datetime(sent.reset_index(drop=True), unit="us", utc=True)
+        times = pd.to_datetime(pd.Series(sent.to_numpy()), unit="us", utc=True)
         series = times.dt.tz_convert(time_zone).dt.tz_localize(None)
     else:
-        series = pd.Series(all_received(transport, sent.tolist()), dtype="datetime64[ns]")
+        series = pd.Series(all_received(transport, values_of(sent)), dtype="datetime64[ns]")
     return series if nulls is None else series.mask(nulls)
-
-
-_NULLABLE: dict[type[T.DataType], str] = {
-    T.ByteType: "Int8",
-    T.ShortType: "Int16",
-    T.IntegerType: "Int32",
-    T.LongType: "Int64",
-    T.FloatType: "Float32",
-    T.DoubleType: "Float64",
-    T.BooleanType: "boolean",
-}
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
-
-class ValueColumns:
-    """The schema of a state as columns.
-
-    Parameters
-    ----------
-    schema
-        The schema of the state's tuples.
-    what
-        The state, for errors.
-    """
-
-    def __init__(self, schema: T.StructType, what: str) -> None:
-        self._schema = schema
-        self._what = what
-
-    def frame(self, values: Sequence[tuple[Any, ...] | None], index: pd.Index[Any]) -> pd.DataFrame:
-        """Return tuples as columns; ``None`` becomes a row of nulls."""
-        missing = (None,) * len(self._schema.fields)
-        columns = zip(*[missing if value is None else value for value in values], strict=True)
-        empty: list[Sequence[Any]] = [()] * len(self._schema.fields)
-        return pd.DataFrame(
-            {
-                field.name: _series(field.dataType, column, index)
-                for field, column in zip(
-                    self._schema.fields, columns if values else empty, strict=True
-                )
-            },
-            index=index,
-        )
-
-    def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
-        """Return columns as tuples; every kind of null that pandas has becomes ``None``.
-
-        NaN in a plain float column stays NaN.
-
-        Raises
-        ------
-        StateValueError
-            If a column is missing or the number of rows differs.
-        """
-        missing = [name for name in self._schema.names if name not in frame.columns]
-        if missing or len(frame) != length:
-            raise StateValueError(
-                f"{self._what}: updateMany got {len(frame)} rows with the columns "
-                f"{list(frame.columns)}, wanted are {length} rows with {self._schema.names}"
-            )
-        columns = [_values(field, frame[field.name]) for field in self._schema.fields]
-        return zip(*columns, strict=True)
-
-
-def _series(data_type: T.DataType, column: Sequence[Any], index: pd.Index[Any]) -> pd.Series[Any]:
-    nullable = _NULLABLE.get(type(data_type))
-    if nullable is None:
-        return pd.Series(list(column), index=index, dtype=object)
-    mask = np.fromiter((value is None for value in column), dtype=bool, count=len(column))
-    kind = nullable.lower().replace("boolean", "bool")
-    filled = [0 if value is None else value for value in column] if mask.any() else column
-    numbers = np.array(filled, dtype=kind)
-    array: Any
-    if isinstance(data_type, T.BooleanType):
-        array = pd.arrays.BooleanArray(numbers, mask)
-    elif isinstance(data_type, _INTEGERS):
-        array = pd.arrays.IntegerArray(numbers, mask)
-    else:
-        array = pd.arrays.FloatingArray(numbers, mask)
-    return pd.Series(array, index=index)
-
-
-def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
-    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iub":
-        return series.tolist()
-    if isinstance(field.dataType, _INTEGERS) and series.dtype.kind == "f":
-        return _whole_numbers(series)
-    if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
-        return series.tolist()
-    values = series.tolist()
-    if isinstance(field.dataType, T.FloatType | T.DoubleType):
-        return [None if value is None or value is pd.NA else value for value in values]
-    nulls = series.isna().tolist()
-    return [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
-
-
-def _whole_numbers(series: pd.Series[Any]) -> list[Any]:
-    """Return integers that pandas turned into floats; their NaN means null."""
-    nulls = series.isna().tolist()
-    return [
-        None if is_null else int(value) if float(value).is_integer() else value
-        for value, is_null in zip(series.tolist(), nulls, strict=True)
-    ]

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -36,29 +36,31 @@ class NullMasks:
     ----------
     nullable
         Places of the columns whose nulls travel as bits; a filler replaces the null itself.
+
+    `parts` has the places of each mask, in the order of the bits.
     """
 
     def __init__(self, nullable: Sequence[int]) -> None:
         self.nullable = tuple(nullable)
-        self._parts = [nullable[start : start + _BITS] for start in range(0, len(nullable), _BITS)]
+        self.parts = [nullable[start : start + _BITS] for start in range(0, len(nullable), _BITS)]
 
     @property
     def fields(self) -> list[T.StructField]:
         """The fields of the mask columns in the sent schema."""
-        return [T.StructField(f"{MASK}{n}", T.LongType()) for n in range(len(self._parts))]
+        return [T.StructField(f"{MASK}{n}", T.LongType()) for n in range(len(self.parts))]
 
     def columns(self, all_columns: Sequence[Column]) -> list[Column]:
         """Return the expressions of the masks over a stream's columns; called on the driver."""
         return [
             _mask([all_columns[index] for index in part]).alias(f"{MASK}{number}")
-            for number, part in enumerate(self._parts)
+            for number, part in enumerate(self.parts)
         ]
 
-    def flags(self, frame: pd.DataFrame) -> dict[int, np.ndarray[Any, Any]]:
+    def flags(self, sent: pa.RecordBatch) -> dict[int, np.ndarray[Any, Any]]:
         """Return which rows are null, for each column that has nulls."""
         flags = {}
-        for number, part in enumerate(self._parts):
-            mask = frame[f"{MASK}{number}"].to_numpy()
+        for number, part in enumerate(self.parts):
+            mask = sent.column(f"{MASK}{number}").to_numpy()
             if mask.any():
                 for bit, index in enumerate(part):
                     column = (mask >> bit & 1).astype(bool)

@@ -23,6 +23,7 @@ from state_backends import (
     StateBackendError,
     open_backend,
 )
+from state_backends.rocksdb_format import RocksDBFormat
 
 _HOLD = """
 import sys
@@ -233,3 +234,78 @@ def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None
         keys = sorted(state)
         assert backend.get_many(keys) == [state[key] for key in keys]
         assert dict(backend.scan()) == state
+
+
+@pytest.mark.parametrize("entries_of_a_part", [1, 63, 64, 65, 1000])
+def test_parts_of_a_scan(tmp_path: Path, entries_of_a_part: int) -> None:
+    """No part has too many entries, and only one step of small entries is taken too many."""
+    sizes = [10] * 200 + [5000] * 100 + [10] * 300
+    stored = {b"%04d" % place: bytes(size) for place, size in enumerate(sizes)}
+    with open_backend("rocksdb", tmp_path / "db", create=True) as backend:
+        backend.load([Changes(list(stored), list(stored.values()))], "1")
+        parts = list(backend.scan_in_parts(entries_of_a_part, 20_000))
+    assert [key for part in parts for key in part.keys] == list(stored)
+    assert [value for part in parts for value in part.values] == list(stored.values())
+    assert max(map(len, parts)) <= entries_of_a_part
+    large = [part for part in parts if all(map(len, part.values)) and len(part.values[0]) == 5000]
+    assert all(sum(map(len, part.values)) <= 30_000 for part in large)
+
+
+def only_files(directory: Path, target: Path, names: set[str]) -> Path:
+    target.mkdir()
+    for name in names:
+        (target / name).hardlink_to(directory / name)
+    return target
+
+
+def snapshot_of(backend: StateBackend, directory: Path) -> set[str]:
+    return {name for name in backend.snapshot_files(directory) if name.endswith(".sst")}
+
+
+@pytest.fixture
+def one_file(tmp_path: Path, entries: dict[bytes, bytes]) -> Path:
+    """A backend with one SST file; RocksDB merges none as long as there are few."""
+    directory = tmp_path / "one_file"
+    with open_backend("rocksdb", directory, create=True) as backend:
+        backend.apply([Changes([*entries], [*entries.values()])], "1")
+    return directory
+
+
+def test_keys_of_some_files(one_file: Path, tmp_path: Path) -> None:
+    """The keys that were written after a snapshot are those of the files that it does not have."""
+    with open_backend("rocksdb", one_file, create=False) as backend:
+        first = snapshot_of(backend, tmp_path / "first")
+        written = [b"00007", b"00008", b"new"]
+        backend.apply([Changes(written, [b"", b"x", b"y"])], "later")
+        second = snapshot_of(backend, tmp_path / "second")
+    own = only_files(tmp_path / "second", tmp_path / "own", second - first)
+    parts = RocksDBFormat().written_keys(own)
+    assert parts is not None
+    assert [key for part in parts for key in part] == written
+
+
+@pytest.mark.parametrize("deletes", ["a key", "a range"])
+def test_keys_of_files_with_deletions_are_not_known(
+    one_file: Path, tmp_path: Path, deletes: str
+) -> None:
+    with open_backend("rocksdb", one_file, create=False) as backend:
+        first = snapshot_of(backend, tmp_path / "first")
+        if deletes == "a key":
+            backend.apply([Changes([b"00007", b"00008"], [None, b"x"])], "later")
+        else:
+            backend.delete_ranges([(b"00007", b"00009")], "later")
+        second = snapshot_of(backend, tmp_path / "second")
+    own = only_files(tmp_path / "second", tmp_path / "own", second - first)
+    assert RocksDBFormat().written_keys(own) is None
+
+
+def test_keys_of_a_damaged_file_are_an_error(copied: Path, tmp_path: Path) -> None:
+    names = {path.name for path in copied.glob("*.sst")}
+    own = only_files(copied, tmp_path / "own", names)
+    damaged = own / min(names)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 3] ^= 1
+    damaged.unlink()
+    damaged.write_bytes(content)
+    with pytest.raises(BackendCorruptError):
+        RocksDBFormat().written_keys(own)

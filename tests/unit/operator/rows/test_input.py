@@ -11,31 +11,31 @@ from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import numpy as np
-import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.operator.modes.rows import RowsPart
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.rows.rows_mode import RowsPart
-from pyspark_ckpt.operator.values.transport import MASK
+from pyspark_ckpt.operator.values.transport import MASK, sent_type
 from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)
-DTYPES: dict[type[T.DataType], tuple[Any, Any]] = {
-    T.ByteType: (np.int8, 0),
-    T.ShortType: (np.int16, 0),
-    T.IntegerType: (np.int32, 0),
-    T.LongType: (np.int64, 0),
-    T.FloatType: (np.float32, 0.0),
-    T.DoubleType: (np.float64, 0.0),
-    T.BooleanType: (np.bool_, False),
-    T.DateType: (np.int32, 0),
-    T.TimestampType: (np.int64, 0),
+FILLERS: dict[type[T.DataType], Any] = {
+    T.ByteType: 0,
+    T.ShortType: 0,
+    T.IntegerType: 0,
+    T.LongType: 0,
+    T.FloatType: 0.0,
+    T.DoubleType: 0.0,
+    T.BooleanType: False,
+    T.DateType: 0,
+    T.TimestampType: 0,
 }
-"""How Spark hands over what may be null but travels without nulls: dtype and filler."""
+"""What Spark sends in place of a null that travels as a bit."""
 
 
 def schema_of(*types: T.DataType, nullable: bool = True) -> T.StructType:
@@ -51,27 +51,27 @@ def sent(kind: T.DataType, value: Any) -> Any:
     return str(value) if isinstance(kind, T.TimestampNTZType) else value
 
 
-def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
-    """Return the frame that Spark hands over for `rows`, with its masks."""
-    columns: dict[str, Any] = {}
+def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pa.RecordBatch:
+    """Return the batch that Spark hands over for `rows`, with its masks."""
+    columns: dict[str, pa.Array] = {}
     masked: list[Sequence[bool]] = []
     for index, field in enumerate(schema.fields):
         values = [row[index] for row in rows]
-        dtype, filler = DTYPES.get(type(field.dataType), (object, None))
+        filler = FILLERS.get(type(field.dataType))
         travelling = [filler if v is None else sent(field.dataType, v) for v in values]
-        columns[f"c{index}"] = pd.Series(travelling, dtype=dtype)
-        if field.nullable and dtype is not object:
+        columns[f"c{index}"] = pa.array(travelling, to_arrow_type(sent_type(field)))
+        if field.nullable and filler is not None:
             masked.append([value is None for value in values])
     for start in range(0, len(masked), 62):
         bits = zip(*masked[start : start + 62], strict=True)
         masks = [sum(1 << bit for bit, null in enumerate(row) if null) for row in bits]
-        columns[f"{MASK}{start // 62}"] = pd.Series(masks, dtype=np.int64)
-    columns[KEY_GROUP] = pd.Series(groups or [0] * len(rows), dtype=np.int32)
-    columns[TOKEN] = pd.Series([12] * len(rows), dtype=np.int32)
-    return pd.DataFrame(columns)
+        columns[f"{MASK}{start // 62}"] = pa.array(masks, pa.int64())
+    columns[KEY_GROUP] = pa.array(groups or [0] * len(rows), pa.int32())
+    columns[TOKEN] = pa.array([12] * len(rows), pa.int32())
+    return pa.record_batch(columns)
 
 
-def grouped(columns: InputColumns, *frames: pd.DataFrame) -> dict[Any, tuple[int, list[Row]]]:
+def grouped(columns: InputColumns, *frames: pa.RecordBatch) -> dict[Any, tuple[int, list[Row]]]:
     """Return key group and rows of each key, in the order in which the keys first came."""
     part = RowsPart(columns, list(frames))
     found = {
@@ -145,7 +145,7 @@ def test_more_nullable_columns_than_one_mask_has_bits() -> None:
 
 def test_columns_that_cannot_be_null_need_no_mask() -> None:
     schema = schema_of(T.LongType(), T.LongType(), nullable=False)
-    assert list(frame(schema, [(1, 2)])) == ["c0", "c1", KEY_GROUP, TOKEN]
+    assert frame(schema, [(1, 2)]).schema.names == ["c0", "c1", KEY_GROUP, TOKEN]
     assert received(schema, (1, 2)) == [Row(f0=1, f1=2)]
 
 

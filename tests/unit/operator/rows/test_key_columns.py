@@ -32,12 +32,12 @@ def same_groups(codes: np.ndarray[Any, Any], values: list[Any]) -> bool:
 
 @given(st.lists(_texts))
 def test_texts(values: list[str | None]) -> None:
-    assert same_groups(codes_of_texts(np.array(values, dtype=object), pa.string()), values)
+    assert same_groups(codes_of_texts(pa.array(values, pa.string())), values)
 
 
 @given(st.lists(st.none() | st.binary(max_size=2)))
 def test_bytes(values: list[bytes | None]) -> None:
-    assert same_groups(codes_of_texts(np.array(values, dtype=object), pa.binary()), values)
+    assert same_groups(codes_of_texts(pa.array(values, pa.binary())), values)
 
 
 @given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-1, 1)))

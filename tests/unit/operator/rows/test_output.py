@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+from pyspark_ckpt.operator.handover.pandas_frames import frames_of
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.unit.operator.spark_values import NOT_BUILT
@@ -31,13 +32,18 @@ def output(kind: T.DataType) -> OutputRows:
 
 
 def sent(rows: OutputRows, values: list[Any], name: str = "c0") -> list[Any]:
-    """Return the column as it arrives in the JVM, converted as PySpark's serializer does."""
-    frame = rows.frame(values)
-    assert list(frame) == rows.sent_schema.names
+    """Return the column as it arrives in the JVM, in Arrow and through PySpark's frames."""
+    batch = rows.batch(values)
+    assert batch.schema == rows.arrow_schema
+    assert batch.schema.names == rows.sent_schema.names
+    (frame,) = frames_of([batch])
     series = frame[name]
     arrow_type = to_arrow_type(rows.sent_schema[name].dataType)
     mask = None if hasattr(series.array, "__arrow_array__") else series.isnull()
-    return list(pa.Array.from_pandas(series, mask=mask, type=arrow_type).to_pylist())
+    through_pandas = pa.Array.from_pandas(series, mask=mask, type=arrow_type).to_pylist()
+    in_arrow: list[Any] = batch.column(name).to_pylist()
+    assert repr(in_arrow) == repr(through_pandas)
+    return in_arrow
 
 
 SAME: list[tuple[T.DataType, list[Any]]] = [
@@ -119,7 +125,7 @@ def test_a_value_of_another_type_is_refused_with_operator_and_column(
     with pytest.raises(
         StateValueError, match=rf"'count'.*'x'.*{re.escape(kind.simpleString()[:7])}"
     ):
-        output(kind).frame([(good,), (value,)])
+        output(kind).batch([(good,), (value,)])
 
 
 @pytest.mark.parametrize(
@@ -135,15 +141,15 @@ def test_a_value_of_another_type_is_refused_with_operator_and_column(
     ],
 )
 def test_named_rows_go_by_name_and_others_by_position(row: Any) -> None:
-    frame = TWO_COLUMNS.frame([row, (2, "y")])
-    assert frame["c0"].tolist() == [1, 2]
-    assert frame["c1"].tolist() == ["x", "y"]
+    batch = TWO_COLUMNS.batch([row, (2, "y")])
+    assert batch["c0"].to_pylist() == [1, 2]
+    assert batch["c1"].to_pylist() == ["x", "y"]
 
 
 @pytest.mark.parametrize("row", [(), (1,), (1, "x", 2), Row(1), Row(1, "x", 2)])
 def test_a_row_of_another_width_is_refused(row: Any) -> None:
     with pytest.raises(StateValueError, match=r"'count'.*2 columns"):
-        TWO_COLUMNS.frame([(1, "x"), row])
+        TWO_COLUMNS.batch([(1, "x"), row])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def test_missing_names_are_null_and_others_are_left_out(row: Row, values: list[A
 @pytest.mark.parametrize("row", [[1, "x"], {"a": 1, "b": "x"}, None, 1, "ab"])
 def test_what_is_no_row_is_refused(row: object) -> None:
     with pytest.raises(StateValueError, match=rf"'count' returned {type(row).__name__}"):
-        TWO_COLUMNS.frame([(1, "x"), row])
+        TWO_COLUMNS.batch([(1, "x"), row])
 
 
 def test_columns_of_other_types_leave_as_text() -> None:
@@ -179,10 +185,14 @@ def test_columns_of_other_types_leave_as_text() -> None:
 
 
 def test_a_variant_leaves_beside_the_text() -> None:
-    frame = output(T.ArrayType(T.VariantType())).frame([([T.VariantVal(b"v", b"m"), None],)])
-    (value,) = frame["c0"]
+    rows = output(T.ArrayType(T.VariantType()))
+    batch = rows.batch([([T.VariantVal(b"v", b"m"), None],)])
+    assert batch.schema == rows.arrow_schema
+    (value,) = batch["c0"].to_pylist()
     assert value["json"] == '{"c0":[0,null]}'
-    assert repr(value["variants"]) == "[VariantVal(b'v', b'm')]"
+    assert value["variants"] == [{"value": b"v", "metadata": b"m"}]
+    (frame,) = frames_of([batch])
+    assert repr(frame["c0"][0]["variants"]) == "[VariantVal(b'v', b'm')]"
 
 
 @pytest.mark.parametrize("kind", [*NOT_BUILT, T.ArrayType(NOT_BUILT[-1])])
@@ -191,10 +201,10 @@ def test_a_column_of_a_type_that_is_not_built_is_named(kind: T.DataType) -> None
         output(kind)
 
 
-def test_no_rows_make_an_empty_frame_of_the_same_columns() -> None:
-    frame = TWO_COLUMNS.frame([])
-    assert frame.shape == (0, 2)
-    assert list(frame) == ["c0", "c1"]
+def test_no_rows_make_an_empty_batch_of_the_same_columns() -> None:
+    batch = TWO_COLUMNS.batch([])
+    assert batch.num_rows == 0
+    assert batch.schema.names == ["c0", "c1"]
 
 
 def test_the_sent_schema_has_plain_names_and_times_as_numbers() -> None:

@@ -11,17 +11,16 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.rows import parts as input_parts
+from pyspark_ckpt.operator.modes.rows import RowsPart
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
-from pyspark_ckpt.operator.rows.rows_mode import RowsPart
+from pyspark_ckpt.operator.rows.sent_rows import bytes_as_objects
 from tests.unit.operator.rows.test_input import frame, schema_of
 
 UTC = datetime.timezone.utc
@@ -51,7 +50,7 @@ def row_of(rng: random.Random, number: int) -> tuple[Any, ...]:
 
 def frames_of(
     rows: int, per_frame: int, groups: range = GROUPS
-) -> tuple[list[pd.DataFrame], list[int]]:
+) -> tuple[list[pa.RecordBatch], list[int]]:
     """Return frames of rows numbered in the first column, and the key group of each."""
     rng = random.Random(rows)
     of_row = [rng.choice(groups) for _ in range(rows)]
@@ -67,10 +66,10 @@ def frames_of(
 
 
 def parts_of(directory: Path, limit_bytes: int, groups: range = GROUPS) -> InputParts:
-    return InputParts(COLUMNS.sent_schema, groups, limit_bytes, directory)
+    return InputParts(groups, limit_bytes, directory)
 
 
-def rows_of(frames: list[pd.DataFrame]) -> list[str]:
+def rows_of(frames: list[pa.RecordBatch]) -> list[str]:
     """Return rows as the processor sees them, in order, exact to the last bit."""
     part = RowsPart(COLUMNS, frames)
     return [repr(tuple(row)) for place in range(len(part.keys)) for row in part.rows(place)]
@@ -88,9 +87,11 @@ def test_all_rows_come_back_once_with_all_their_values(
     seen: list[set[int]] = []
     for part in parts.split(iter(frames)):
         found.extend(rows_of(part))
-        seen.append({group for one in part for group in one[KEY_GROUP].tolist()})
+        seen.append({group for one in part for group in one[KEY_GROUP].to_pylist()})
         for one in part:
-            assert one[KEY_GROUP].tolist() == [of_row[number] for number in one["c0"].tolist()]
+            assert one[KEY_GROUP].to_pylist() == [
+                of_row[number] for number in one["c0"].to_pylist()
+            ]
     assert sorted(found) == sorted(expected)
     assert sum(map(len, seen)) == len(set().union(*seen)), "a key group is in one part only"
     lowest = [min(groups) for groups in seen]
@@ -104,7 +105,9 @@ def test_rows_of_a_key_group_keep_their_order(tmp_path: Path) -> None:
     of_group: dict[int, list[int]] = {}
     for part in parts_of(tmp_path, 1, range(40, 50)).split(iter(frames)):
         for one in part:
-            for group, number in zip(one[KEY_GROUP], one["c0"], strict=True):
+            for group, number in zip(
+                one[KEY_GROUP].to_pylist(), one["c0"].to_pylist(), strict=True
+            ):
                 of_group.setdefault(group, []).append(number)
     assert of_group == {
         group: [number for number in range(2000) if of_row[number] == group]
@@ -117,31 +120,31 @@ def test_parts_are_as_small_as_key_groups_allow(tmp_path: Path) -> None:
     groups = range(100)
     frames, of_row = frames_of(300, 100, groups)
     seen = [
-        {group for one in part for group in one[KEY_GROUP].tolist()}
+        {group for one in part for group in one[KEY_GROUP].to_pylist()}
         for part in parts_of(tmp_path, 1, groups).split(iter(frames))
     ]
     assert seen == [{group} for group in sorted(set(of_row))]
 
 
 def test_held_frames_and_parts_are_bounded(tmp_path: Path) -> None:
-    alive: list[weakref.ref[pd.DataFrame]] = []
+    alive: list[weakref.ref[pa.RecordBatch]] = []
     most_alive = 0
 
-    def fresh() -> Iterator[pd.DataFrame]:
+    def fresh() -> Iterator[pa.RecordBatch]:
         nonlocal most_alive
         (pattern,), _ = frames_of(200, 200)
         for _ in range(60):
-            one = pattern.copy()
+            one = pattern.slice()
             alive.append(weakref.ref(one))
             most_alive = max(most_alive, sum(ref() is not None for ref in alive))
             yield one
             del one
 
-    limit_bytes = 5 * input_parts._size_in_memory(frames_of(200, 200)[0][0])
+    limit_bytes = 5 * bytes_as_objects(frames_of(200, 200)[0][0])
     parts = 0
     for part in parts_of(tmp_path, limit_bytes).split(fresh()):
-        size_bytes = sum(map(input_parts._size_in_memory, part))
-        key_groups = {group for one in part for group in one[KEY_GROUP].tolist()}
+        size_bytes = sum(map(bytes_as_objects, part))
+        key_groups = {group for one in part for group in one[KEY_GROUP].to_pylist()}
         assert size_bytes <= limit_bytes or len(key_groups) == 1
         parts += 1
         del part
@@ -173,7 +176,7 @@ def test_nothing_stays_on_disk_when_reading_is_given_up(tmp_path: Path, failing_
 
 
 def test_nothing_stays_on_disk_when_the_input_fails(tmp_path: Path) -> None:
-    def failing() -> Iterator[pd.DataFrame]:
+    def failing() -> Iterator[pa.RecordBatch]:
         yield from frames_of(2000, 100)[0]
         raise InterruptedError
 
@@ -184,7 +187,8 @@ def test_nothing_stays_on_disk_when_the_input_fails(tmp_path: Path) -> None:
 
 def test_nothing_stays_on_disk_when_a_row_does_not_fit_the_schema(tmp_path: Path) -> None:
     frames, _ = frames_of(200, 100)
-    frames[1]["c5"] = 5
+    place = frames[1].schema.names.index("c5")
+    frames[1] = frames[1].set_column(place, "c5", pa.array([5] * len(frames[1])))
     with pytest.raises(pa.ArrowException):
         list(parts_of(tmp_path, 1).split(iter(frames)))
     assert list(tmp_path.iterdir()) == []
@@ -197,7 +201,7 @@ def test_long_strings_count() -> None:
         frame(schema, [("x" * 1000, b"x")] * 100),
         frame(schema, [("x", b"x" * 1000)] * 100),
     ):
-        grown = input_parts._size_in_memory(large) - input_parts._size_in_memory(small)
+        grown = bytes_as_objects(large) - bytes_as_objects(small)
         assert 90_000 < grown < 110_000
 
 
@@ -220,7 +224,7 @@ def test_any_rows_come_back(
         frame(schema, rows[start : start + per_frame], *[k for k, _ in rows[start:][:per_frame]])
         for start in range(0, len(rows), per_frame)
     ]
-    parts = InputParts(columns.sent_schema, range(10), limit_bytes, directory)
+    parts = InputParts(range(10), limit_bytes, directory)
     found: dict[int, list[str]] = {}
     for part in parts.split(iter(frames)):
         keyed = RowsPart(columns, part)

@@ -6,47 +6,48 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, SideRows, read_divided
 
 COLUMNS = InputColumns(T.StructType([T.StructField("n", T.LongType(), nullable=False)]), [])
-BROADCAST = BroadcastRows(COLUMNS, as_frames=False)
+BROADCAST = BroadcastRows(COLUMNS, RowForm.ROWS)
 WAKE = SideRows("wake")
 SIDES = [WAKE, BROADCAST.side]
 
 
-def sent(kinds: list[str], numbers: list[int]) -> pd.DataFrame:
-    """Return a frame of the union: rows of each kind have their number in the kind's own column."""
+def sent(kinds: list[str], numbers: list[int]) -> pa.RecordBatch:
+    """Return a batch of the union: rows of each kind have their number in the kind's own column."""
 
     def column(kind: str) -> list[int]:
         return [n if each == kind else 0 for each, n in zip(kinds, numbers, strict=True)]
 
-    return pd.DataFrame(
+    return pa.record_batch(
         {
-            KEY_GROUP: [group % 8 for group in column("keyed")],
-            "c0": column("keyed"),
-            "broadcast_c0": column("broadcast"),
-            "__ckpt_is_wake": [kind == "wake" for kind in kinds],
-            "__ckpt_is_broadcast": [kind == "broadcast" for kind in kinds],
+            KEY_GROUP: pa.array([group % 8 for group in column("keyed")], pa.int32()),
+            "c0": pa.array(column("keyed"), pa.int64()),
+            "broadcast_c0": pa.array(column("broadcast"), pa.int64()),
+            "__ckpt_is_wake": pa.array([kind == "wake" for kind in kinds], pa.bool_()),
+            "__ckpt_is_broadcast": pa.array([kind == "broadcast" for kind in kinds], pa.bool_()),
         }
     )
 
 
 def read(
-    frames: Iterator[pd.DataFrame], directory: Path, limit_bytes: int = 1 << 30
+    frames: Iterator[pa.RecordBatch], directory: Path, limit_bytes: int = 1 << 30
 ) -> tuple[list[int], list[int], int]:
     """Return the numbers of the keyed and of the broadcast rows, and the count of wake rows."""
-    parts = InputParts(COLUMNS.sent_schema, range(8), limit_bytes, directory)
+    parts = InputParts(range(8), limit_bytes, directory)
     keyed, sides = read_divided(frames, SIDES, parts)
     # The sides are whole before any keyed row is asked for.
     broadcast = [row[0] for row in BROADCAST.received(sides["broadcast"]) or ()]
     wake = sum(map(len, sides["wake"]))
-    return [n for part in keyed for frame in part for n in frame["c0"].tolist()], broadcast, wake
+    return [n for part in keyed for frame in part for n in frame["c0"].to_pylist()], broadcast, wake
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 1 << 30], ids=["spilled", "in memory"])
@@ -66,7 +67,7 @@ def test_each_row_is_of_one_side_in_the_order_of_its_arrival(
 
 
 def test_an_interrupted_input_leaves_no_broadcast_row_to_the_next_one(tmp_path: Path) -> None:
-    def breaks_off() -> Iterator[pd.DataFrame]:
+    def breaks_off() -> Iterator[pa.RecordBatch]:
         yield sent(["broadcast", "keyed"], [1, 2])
         raise ConnectionError
 

@@ -1,4 +1,4 @@
-"""Frames of every type, as PySpark's worker makes them, are the same after a spill."""
+"""Rows of every type are the same in Arrow, in the frames of PySpark's worker, after a spill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -15,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from pyspark_ckpt.operator.rows import parts as input_parts
+from pyspark_ckpt.operator.handover.pandas_frames import batches_of
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.sent_rows import bytes_as_objects, joined
 from pyspark_ckpt.operator.values.json import json_writer
 from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
@@ -65,8 +65,8 @@ def sent(kind: T.DataType, value: Any) -> Any:
     return {**text, "variants": in_arrow}
 
 
-def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pd.DataFrame:
-    """Return the frame that PySpark's worker makes of an Arrow batch of rows."""
+def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -> pa.RecordBatch:
+    """Return the Arrow batch in which Spark sends rows."""
     columns: dict[str, Any] = {}
     for index, field in enumerate(schema.fields):
         kind = sent_type(field.dataType)
@@ -76,10 +76,7 @@ def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int
             filler if row[index] is None and numeric else sent(field.dataType, row[index])
             for row in rows
         ]
-        array = pa.array(values, to_arrow_type(kind))
-        columns[f"c{index}"] = ArrowArrayToPandasConversion.convert(
-            array, kind, ser_name=f"c{index}", timezone="UTC"
-        )
+        columns[f"c{index}"] = pa.array(values, to_arrow_type(kind))
     masked = [
         index
         for index, field in enumerate(schema.fields)
@@ -89,10 +86,25 @@ def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int
     ]
     if masked:
         bits = [sum(1 << b for b, i in enumerate(masked) if row[i] is None) for row in rows]
-        columns["__ckpt_nulls_0"] = pd.Series(bits, dtype=np.int64)
-    columns[KEY_GROUP] = pd.Series(groups, dtype=np.int32)
-    columns[TOKEN] = pd.Series([12] * len(rows), dtype=np.int32)
-    return pd.DataFrame(columns)
+        columns["__ckpt_nulls_0"] = pa.array(bits, pa.int64())
+    columns[KEY_GROUP] = pa.array(groups, pa.int32())
+    columns[TOKEN] = pa.array([12] * len(rows), pa.int32())
+    return pa.record_batch(columns)
+
+
+def framed(batch: pa.RecordBatch, schema: T.StructType) -> pd.DataFrame:
+    """Return the frame that PySpark's worker makes of a batch of rows."""
+    kinds = dict(zip(schema.names, (sent_type(field.dataType) for field in schema), strict=True))
+    by_name = {f"c{n}": kinds[name] for n, name in enumerate(schema.names)}
+    return pd.DataFrame(
+        {
+            name: ArrowArrayToPandasConversion.convert(
+                batch[name], by_name.get(name) or from_arrow_type(batch[name].type),
+                ser_name=name, timezone="UTC",
+            )
+            for name in batch.schema.names
+        }
+    )  # fmt: skip
 
 
 def check_spill(
@@ -113,12 +125,15 @@ def check_spill(
     for kind, field in zip(typed, list(columns.sent_schema)[2:], strict=False):
         assert field.type == to_arrow_type(sent_type(kind[0]))
     expected = sorted(repr(row) for one in frames for row in columns.rows(one))
-    parts = InputParts(columns.sent_schema, GROUPS, 1, directory)
+    assert sorted(map(repr, columns.rows(joined(frames)))) == expected
+    through_pandas = batches_of([framed(one, schema) for one in frames], frames[0].schema)
+    assert sorted(repr(row) for one in through_pandas for row in columns.rows(one)) == expected
+    parts = InputParts(GROUPS, 1, directory)
     found = [one for part in parts.split(iter(frames)) for one in part]
     assert parts.spilled_bytes > 0
     assert sorted(repr(row) for one in found for row in columns.rows(one)) == expected
     for one in found:
-        assert one.dtypes.to_dict() == frames[0].drop(columns=TOKEN).dtypes.to_dict()
+        assert one.schema == frames[0].schema
     assert list(directory.iterdir()) == []
 
 
@@ -140,7 +155,7 @@ def test_nested_values_are_the_same_after_a_spill(
 def test_the_frames_are_those_of_the_other_tests() -> None:
     schema = struct(T.LongType(), T.StringType(), T.DateType(), T.TimestampNTZType())
     rows = [(1, "x", datetime.date(2024, 2, 29), None), (None, None, None, None)]
-    pd.testing.assert_frame_equal(shuffled(schema, rows, 0, 3), frame(schema, rows, 0, 3))
+    assert shuffled(schema, rows, 0, 3) == frame(schema, rows, 0, 3)
 
 
 def test_long_variants_count() -> None:
@@ -148,5 +163,5 @@ def test_long_variants_count() -> None:
     small, large = (
         shuffled(schema, [(variants(b"x" * length),)] * 100, *[0] * 100) for length in (1, 1000)
     )
-    grown = input_parts._size_in_memory(large) - input_parts._size_in_memory(small)
+    grown = bytes_as_objects(large) - bytes_as_objects(small)
     assert 190_000 < grown < 210_000

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.values.pandas import ValueColumns
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.state_columns import ValueColumns
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
 
 LONG_AGO = datetime.datetime.fromisoformat("0001-01-01 00:00:00.000001")
@@ -129,3 +132,73 @@ def test_many_keys_are_read_and_written_as_one_by_one(
         subtask_epochs.to_key(1)
         assert state.exists() == alive
         subtask_epochs.end()
+
+
+ENCODED_AS_COLUMNS = [
+    *(typed[0] for typed in VALUES[:4]), T.DoubleType(), T.BooleanType(), T.StringType(),
+    T.BinaryType(),
+]  # fmt: skip
+PANDAS_TYPES = ["int8", "int16", "uint32", "int64", "Int64", "UInt16", "float64", "float32",
+                "Float64", "bool", "boolean", "object", "string", "category"]  # fmt: skip
+_plain = st.one_of(
+    st.none(), st.integers(-(2**63), 2**63 - 1), st.integers(-2, 200), st.floats(), st.booleans(),
+    st.text(max_size=3), st.binary(max_size=3), st.just(pd.NA), st.sampled_from(["x" * 40, "ä"]),
+)  # fmt: skip
+
+
+@given(st.lists(_plain, max_size=4), st.sampled_from(PANDAS_TYPES), st.binary(max_size=2))
+def test_columns_are_encoded_as_the_codec_encodes_each_value(
+    values: list[Any], dtype: str, prefix: bytes
+) -> None:
+    try:
+        series = pd.Series(values, dtype=dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        reject()
+    frame = pd.DataFrame({"v": series})
+    for kind, _, _ in VALUES:
+        columns = columns_of(kind)
+        found = columns.encoded(frame, len(values), prefix)
+        codec = TupleCodec(T.StructType([T.StructField("v", kind)]), "state 's'")
+        if found is not None:  # then every value fits
+            rows = columns.rows(frame, len(values))
+            assert found == [prefix + codec.encode(row) for row in rows]
+            assert kind in ENCODED_AS_COLUMNS
+
+
+@pytest.mark.parametrize("kind", ENCODED_AS_COLUMNS, ids=str)
+def test_columns_of_most_types_need_no_codec(kind: T.DataType) -> None:
+    values = next(values for other, values, _ in VALUES if other == kind)
+    frame = columns_of(kind).frame([(value,) for value in values], pd.RangeIndex(len(values)))
+    assert columns_of(kind).encoded(frame, len(values), b"") is not None
+
+
+def test_columns_of_other_sizes_are_refused_before_they_are_encoded() -> None:
+    with pytest.raises(StateValueError, match="wanted are 2 rows"):
+        ValueColumns(BOTH, "state 's'").encoded(pd.DataFrame({"n": [1], "s": ["x"]}), 2, b"")
+
+
+@pytest.mark.parametrize(("kind", "values", "_"), VALUES, ids=lambda p: str(p)[:20])
+def test_many_values_are_decoded_as_each_is(kind: T.DataType, values: list[Any], _: str) -> None:
+    codec = TupleCodec(T.StructType([T.StructField("v", kind)]), "state 's'")
+    stored = [codec.encode((value,)) for value in values]
+    assert repr(codec.decode_many(stored)) == repr([codec.decode(one) for one in stored])
+    some = [None, stored[0], None, stored[-1]]
+    found = codec.decode_many(some)
+    assert repr(found) == repr([None, codec.decode(stored[0]), None, codec.decode(stored[-1])])
+    assert codec.decode_many([]) == []
+    assert codec.decode_many([None]) == [None]
+
+
+@pytest.mark.parametrize("cut", [b"", b"\x91", b"\x92\x01\x02", b"\x91\xa1x", b"\xc1"])
+def test_a_value_that_cannot_be_decoded_among_many_is_named(cut: bytes) -> None:
+    codec = TupleCodec(NUMBER, "state 's'")
+    with pytest.raises(StateValueError, match="state 's': stored bytes do not fit"):
+        codec.decode_many([codec.encode((1,)), cut, codec.encode((2,))])
+
+
+def test_bytes_that_only_fit_together_are_refused() -> None:
+    """Two halves of a value make a whole one when they are put together."""
+    codec = TupleCodec(BOTH, "state 's'")
+    whole = codec.encode((1, "x"))
+    with pytest.raises(StateValueError, match="state 's': stored bytes do not fit"):
+        codec.decode_many([whole[:2], whole[2:]])

@@ -7,11 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-import pyarrow as pa
-
-from pyspark_ckpt.operator.rows.parts import to_table
-
 _ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BYTES = 2**31 - 1
@@ -45,10 +40,18 @@ class FrameLimits:
         """
         return cls(int(get(_ROWS_KEY, "10000")), int(get(_BYTES_KEY, str(_NO_BYTES))))
 
-    def rows_of_frames(self, sent: pd.DataFrame, schema: pa.Schema) -> int:
-        """Return how many rows of a sent frame make one frame."""
-        rows = self.rows if self.rows > 0 else len(sent)
-        if self.size_bytes >= _NO_BYTES or not len(sent):  # measuring takes as long as the work
-            return max(rows, 1)
-        row_bytes: float = max(to_table(sent, schema).nbytes / len(sent), 1)
-        return max(min(rows, math.ceil(self.size_bytes / row_bytes)), 1)
+    def rows_of_frames(self, rows: int, size_bytes: Callable[[], int]) -> int:
+        """Return how many of a part's rows make one frame.
+
+        Parameters
+        ----------
+        rows
+            The rows of the part.
+        size_bytes
+            Returns the size of all of them.
+        """
+        most = self.rows if self.rows > 0 else rows
+        if self.size_bytes >= _NO_BYTES or not rows:
+            return max(most, 1)
+        row_bytes: float = max(size_bytes() / rows, 1)
+        return max(min(most, math.ceil(self.size_bytes / row_bytes)), 1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
-import pyarrow as pa
 import pytest
 
-from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
+from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
 
-SCHEMA = pa.schema([("x", pa.int64()), ("y", pa.int64())])
-ROWS = pd.DataFrame({"x": range(100), "y": range(100)})  # 16 bytes each
+ROWS = 100
+SIZE_BYTES = 16 * ROWS
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ def test_the_smaller_limit_counts(rows: str, size_bytes: int, wanted: int) -> No
         "spark.sql.execution.arrow.maxBytesPerBatch": str(size_bytes),
     }
     limits = FrameLimits.of_session(lambda key, default: conf.get(key, default))
-    assert limits.rows_of_frames(ROWS, SCHEMA) == wanted
+    assert limits.rows_of_frames(ROWS, lambda: SIZE_BYTES) == wanted
 
 
 def test_defaults_are_sparks() -> None:
@@ -41,4 +39,4 @@ def test_defaults_are_sparks() -> None:
 
 
 def test_no_rows() -> None:
-    assert FrameLimits(-1, 16).rows_of_frames(ROWS.iloc[:0], SCHEMA) == 1
+    assert FrameLimits(-1, 16).rows_of_frames(0, lambda: 0) == 1

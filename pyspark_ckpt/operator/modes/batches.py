@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+from pyspark_ckpt.operator.modes.pandas import PandasOutput, PandasPart
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keyed import KeyedRows
+from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.pandas_mode import PandasOutput, PandasPart
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.table.part_keys import PartKeys
 
 
 class BatchProcessor(StatefulProcessor):
@@ -83,9 +86,10 @@ class BatchProcessor(StatefulProcessor):
 class BatchPart(PandasPart):
     """A part of an epoch that the processor gets in one call."""
 
-    def _keep_keys(self, keyed: KeyedRows) -> None:
-        first_rows = keyed.frame.iloc[self._bounds[:-1]].reset_index(drop=True)
-        self._key_columns = self._columns.pandas_keys(first_rows)
+    @cached_property
+    def stored(self) -> PartKeys:
+        """Key group and encoded key of each key."""
+        return self._keyed.stored
 
     def process(
         self,
@@ -95,14 +99,18 @@ class BatchPart(PandasPart):
     ) -> Iterable[Any] | None:
         """Have the processor handle all keys of the part; the position has no effect."""
         rows = self._frame
-        rows.index = pd.Index(np.repeat(np.arange(len(self.keys)), np.diff(self._bounds)))
-        output: Iterable[Any] | None
-        output = processor.handleInputBatch(self._key_columns, rows, timer_values)
+        rows.index = pd.Index(np.repeat(np.arange(len(self.stored)), np.diff(self._bounds)))
+        keys = self._columns.pandas_keys(self._keyed.first)
+        output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
         return output
 
     def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
         """Return all rows of the part; the position has no effect."""
         return self._frame
+
+    def sent_rows(self, position: int) -> Any:  # noqa: ARG002
+        """Return all rows of the part as they were sent; the position has no effect."""
+        return self._keyed.sent
 
 
 class BatchInput:
@@ -114,16 +122,18 @@ class BatchInput:
         The operator's schemas as they travel.
     """
 
+    method = "handleInputBatch"
+    form = RowForm.PANDAS
     calls_once_per_part = True
 
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
         self._input = input_columns
-        self._output = output_rows
+        self.output_rows = output_rows
 
-    def part(self, frames: list[pd.DataFrame]) -> BatchPart:
+    def part(self, batches: SentRows) -> BatchPart:
         """Return a part of an epoch's rows by their keys."""
-        return BatchPart(self._input, frames)
+        return BatchPart(self._input, batches)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""
-        return PandasOutput(self._output)
+        return PandasOutput(self.output_rows)

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.pandas import PandasOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.pandas_mode import PandasOutput
 
 BEYOND_FLOATS = 2**53 + 1
 
@@ -24,7 +24,7 @@ def taken(output: PandasOutput, *frames: pd.DataFrame) -> list[list[object]]:
     assert output.rows == sum(map(len, frames))
     whole = output.take()
     assert output.rows == 0
-    return [[None if value is pd.NA else value for value in whole[name]] for name in whole]
+    return [column.to_pylist() for column in whole.columns]
 
 
 def test_whole_numbers() -> None:

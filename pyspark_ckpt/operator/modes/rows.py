@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-import pandas as pd
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keyed import keyed_rows
+from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
 
 
 class RowsPart:
@@ -21,16 +24,17 @@ class RowsPart:
     ----------
     columns
         How the rows travel.
-    frames
+    batches
         The rows as they were sent.
     """
 
-    def __init__(self, columns: InputColumns, frames: list[pd.DataFrame]) -> None:
-        keyed = keyed_rows(columns, frames)
-        self.stored = keyed.stored
-        self.keys = keyed.keys
+    def __init__(self, columns: InputColumns, batches: SentRows) -> None:
+        keyed = keyed_rows(columns, batches)
+        self.stored = keyed.stored.pairs()
+        self.keys = user_keys(columns, keyed)
         self._bounds = keyed.bounds
-        self._rows = columns.row_slices(keyed.frame)
+        self._columns, self._sent = columns, keyed.sent
+        self._rows = columns.row_slices(keyed.sent)
         self._event_time = columns.event_time_index
 
     def process(
@@ -53,6 +57,11 @@ class RowsPart:
         ]
         return int(max(times).timestamp() * 1000) if times else None
 
+    def sent_rows(self, position: int) -> Any:
+        """Return the rows of a key as they were sent."""
+        start, stop = self._bounds[position], self._bounds[position + 1]
+        return self._columns.taken(self._sent, np.arange(start, stop))
+
     def rows(self, position: int) -> Iterator[Any]:
         """Return the rows of a key."""
         return self._rows(self._bounds[position], self._bounds[position + 1])
@@ -67,19 +76,21 @@ class RowsInput:
         The operator's schemas as they travel.
     """
 
+    method = "handleInputRows"
+    form = RowForm.ROWS
     calls_once_per_part = False
 
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
         self._input = input_columns
-        self._output = output_rows
+        self.output_rows = output_rows
 
-    def part(self, frames: list[pd.DataFrame]) -> RowsPart:
+    def part(self, batches: SentRows) -> RowsPart:
         """Return a part of an epoch's rows by their keys."""
-        return RowsPart(self._input, frames)
+        return RowsPart(self._input, batches)
 
     def new_output(self) -> RowsOutput:
         """Return an empty buffer for the epoch's output."""
-        return RowsOutput(self._output)
+        return RowsOutput(self.output_rows)
 
 
 class RowsOutput:
@@ -99,7 +110,11 @@ class RowsOutput:
         if output is not None:
             self._rows.extend(output)
 
-    def take(self) -> pd.DataFrame:
-        """Return the rows as a frame in the sent schema, and empty the buffer."""
+    def cut(self, rows: int) -> None:
+        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        del self._rows[rows:]
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows in the sent schema, and empty the buffer."""
         rows, self._rows = self._rows, []
-        return self._schema.frame(rows)
+        return self._schema.batch(rows)

@@ -8,19 +8,24 @@ frames that hold only integers, or only floats, are gathered as arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.rows.frame_limits import FrameLimits
+from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows
+from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.table.part_keys import StoredKey
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -75,14 +80,18 @@ class PandasOutput:
                 self._frames.append(self._numbers_of(self._with_columns(frame)))
                 self._rows += len(frame)
 
-    def take(self) -> pd.DataFrame:
-        """Return the rows as a frame in the sent schema, and empty the buffer."""
+    def cut(self, rows: int) -> None:
+        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        while self._rows > rows:
+            self._rows -= len(self._frames.pop())
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows in the sent schema, and empty the buffer."""
         frames, self._frames, self._rows = self._frames, [], 0
         whole = self._put_together(frames)
-        columns = {}
-        for index, field in enumerate(self._schema.schema.fields):
-            columns[f"c{index}"] = self._column(field, whole[field.name]).array
-        return pd.DataFrame(columns)
+        return self._schema.batch_of(
+            [self._column(field, whole[field.name]) for field in self._schema.schema.fields]
+        )
 
     def _put_together(self, frames: list[pd.DataFrame | _Numbers]) -> pd.DataFrame:
         names = self._schema.schema.names
@@ -121,7 +130,7 @@ class PandasOutput:
             )
         return frame.set_axis(names, axis="columns")
 
-    def _column(self, field: T.StructField, column: pd.Series[Any]) -> pd.Series[Any]:
+    def _column(self, field: T.StructField, column: pd.Series[Any]) -> pa.Array:
         kind = column.dtype.kind if isinstance(column.dtype, np.dtype) else "O"
         is_integer = isinstance(field.dataType, _INTEGERS)
         is_float = isinstance(field.dataType, _FLOATS)
@@ -160,7 +169,7 @@ class PandasPart:
     ----------
     columns
         How the rows travel.
-    frames
+    batches
         The rows as they were sent.
     limits
         The limits of the frames that the processor gets; ``None`` if it gets one frame.
@@ -169,24 +178,30 @@ class PandasPart:
     def __init__(
         self,
         columns: InputColumns,
-        frames: list[pd.DataFrame],
+        batches: SentRows,
         limits: FrameLimits | None = None,
     ) -> None:
-        keyed = keyed_rows(columns, frames)
+        keyed = keyed_rows(columns, batches)
+        rows = len(keyed.sent)
         self._frame_rows = (
-            max(len(keyed.frame), 1)
+            max(rows, 1)
             if limits is None
-            else limits.rows_of_frames(keyed.frame, columns.sent_schema)
+            else limits.rows_of_frames(rows, lambda: columns.size_bytes(keyed.sent))
         )
-        self.stored = keyed.stored
-        self.keys = keyed.keys
+        self._keyed = keyed
         self._bounds = keyed.bounds
         self._columns = columns
-        self._frame = columns.pandas_frame(keyed.frame)
-        self._keep_keys(keyed)
+        self._frame = columns.pandas_frame(keyed.sent)
 
-    def _keep_keys(self, keyed: KeyedRows) -> None:
-        """Keep the keys as columns if the mode needs them; this one does not."""
+    @cached_property
+    def stored(self) -> Sequence[StoredKey]:
+        """Key group and encoded key of each key."""
+        return self._keyed.stored.pairs()
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """The keys as the processor sees them."""
+        return user_keys(self._columns, self._keyed)
 
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
@@ -202,6 +217,11 @@ class PandasPart:
     def newest_event_time_ms(self, position: int) -> int | None:
         """Return the newest event time of a key's rows, ``None`` without one."""
         return self._columns.newest_event_time_ms(self.rows(position))
+
+    def sent_rows(self, position: int) -> Any:
+        """Return the rows of a key as they were sent."""
+        start, stop = self._bounds[position], self._bounds[position + 1]
+        return self._columns.taken(self._keyed.sent, np.arange(start, stop))
 
     def rows(self, position: int) -> pd.DataFrame:
         """Return the rows of a key."""
@@ -219,6 +239,8 @@ class PandasInput:
         The limits of the frames that the processor gets.
     """
 
+    method = "handleInputRows"
+    form = RowForm.PANDAS
     calls_once_per_part = False
 
     def __init__(
@@ -228,16 +250,16 @@ class PandasInput:
         limits: FrameLimits | None = None,
     ) -> None:
         self._input = input_columns
-        self._output = output_rows
-        self._limits = limits or FrameLimits()
+        self.output_rows = output_rows
+        self.limits = limits or FrameLimits()
 
-    def part(self, frames: list[pd.DataFrame]) -> PandasPart:
+    def part(self, batches: SentRows) -> PandasPart:
         """Return a part of an epoch's rows by their keys."""
-        return PandasPart(self._input, frames, self._limits)
+        return PandasPart(self._input, batches, self.limits)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""
-        return PandasOutput(self._output)
+        return PandasOutput(self.output_rows)
 
 
 def _in_frames(rows: pd.DataFrame, most: int) -> Iterator[pd.DataFrame]:

@@ -1,0 +1,1 @@
+"""How rows get from Spark's worker to an operator and back: through Arrow, or through pandas."""

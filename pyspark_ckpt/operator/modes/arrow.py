@@ -1,0 +1,253 @@
+"""``transformWithStateInArrow``: the processor gets all keys of a part at once, as Arrow tables."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.mode import RowForm
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
+from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
+
+
+class ArrowProcessor(StatefulProcessor):
+    """A processor that handles many keys in one call, as Arrow tables.
+
+    It is the fastest way, because no value becomes a Python object unless the processor asks for
+    it. Columns have the Arrow types of their Spark types: times are microseconds in UTC.
+
+    For a time to live in event time, what a call writes is as old as the newest row of the call.
+    Timers are set with ``registerTimers(keys, times)`` of the handle, and handled key by key, in
+    ``handleExpiredTimer``, which also yields Arrow tables.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import pyarrow.compute as pc
+    >>> class Count(ckpt.ArrowProcessor):
+    ...     def init(self, handle):
+    ...         self.count = handle.getValueState("count", "n long")
+    ...
+    ...     def handleInputArrow(self, keys, rows, timerValues):
+    ...         rows = rows.group_by("key_position").aggregate([([], "count_all")])
+    ...         counted = rows.sort_by("key_position").column("count_all")
+    ...         n = pc.add(pc.fill_null(self.count.getMany(keys).column("n"), 0), counted)
+    ...         self.count.updateMany(keys, pa.table({"n": n}))
+    ...         yield keys.append_column("n", n)
+    ...
+    ...     def close(self): ...
+    >>> counts = ckpt.key_by(events, "user").transformWithStateInArrow(
+    ...     Count(), "user string, n long", "Update", "None", uid="count"
+    ... )
+    """
+
+    @abstractmethod
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: TimerValues
+    ) -> Iterable[pa.Table] | None:
+        """Handle all rows of some keys; called on an executor, once or a few times per epoch.
+
+        Parameters
+        ----------
+        keys : pyarrow.Table
+            The key columns, one row per key, and ``key_position``, which is 0, 1, 2 and so on.
+            Pass it, or some of its rows, to ``getMany`` and ``updateMany`` of value state.
+        rows : pyarrow.Table
+            All rows of these keys, in the order of the keys. The column ``key_position`` says to
+            which key of `keys` a row belongs.
+        timerValues : TimerValues
+            The epoch's times.
+
+        Returns
+        -------
+        iterable of pyarrow.Table or None
+            The output, with the columns of ``outputStructType``; other columns are left out.
+
+        Examples
+        --------
+        >>> class Rows(ckpt.ArrowProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputArrow(self, keys, rows, timerValues):
+        ...         yield rows
+        ...
+        ...     def close(self): ...
+        """
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        """Not called: rows come to :meth:`handleInputArrow`."""
+        raise NotImplementedError("an ArrowProcessor gets its rows in handleInputArrow")
+
+
+class ArrowOutput:
+    """Tables that the processor has yielded; columns by name.
+
+    Parameters
+    ----------
+    output_rows
+        The operator's output schema as it travels.
+    """
+
+    def __init__(self, output_rows: OutputRows) -> None:
+        self._schema = output_rows
+        self._batches: list[pa.RecordBatch] = []
+        self.rows = 0
+
+    def extend(self, output: Iterable[Any] | None) -> None:
+        """Add what one call of the processor yields.
+
+        Raises
+        ------
+        StateValueError
+            If it is no Arrow table, lacks a column, or a value does not fit its column.
+        """
+        if isinstance(output, pa.Table | pa.RecordBatch):
+            raise StateValueError(
+                f"{self._schema.where}: the processor returned a table: yield it, or return a list "
+                "of tables"
+            )
+        for table in output or ():
+            batch = self._batch(table)
+            if batch.num_rows:
+                self._batches.append(batch)
+                self.rows += batch.num_rows
+
+    def cut(self, rows: int) -> None:
+        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        while self.rows > rows:
+            self.rows -= self._batches.pop().num_rows
+
+    def take(self) -> pa.RecordBatch:
+        """Return the rows in the sent schema, and empty the buffer."""
+        batches, self._batches, self.rows = self._batches, [], 0
+        if len(batches) == 1:
+            return batches[0]
+        table = pa.Table.from_batches(batches, self._schema.arrow_schema)
+        return self._schema.batch_of([whole(column) for column in table.columns])
+
+    def _batch(self, table: Any) -> pa.RecordBatch:
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise StateValueError(
+                f"{self._schema.where}: the processor yielded {type(table).__name__}: yield Arrow "
+                "tables"
+            )
+        names = self._schema.schema.names
+        missing = [name for name in names if name not in table.column_names]
+        if missing:
+            raise StateValueError(
+                f"{self._schema.where}: a yielded table has the columns {table.column_names} and "
+                f"lacks {missing} of its outputStructType"
+            )
+        return self._schema.batch_of(
+            [self._column(field, table.column(field.name)) for field in self._schema.schema.fields]
+        )
+
+    def _column(self, field: T.StructField, column: pa.ChunkedArray) -> pa.Array:
+        def make(values: Any) -> pa.Array:
+            return self._schema.column(field, values)
+
+        try:
+            return sent_column(field.dataType, column, make)
+        except pa.ArrowException as exc:
+            raise StateValueError(
+                f"{self._schema.where}: output column {field.name!r} is "
+                f"{field.dataType.simpleString()}, the yielded column is {column.type} ({exc})"
+            ) from exc
+
+
+class ArrowPart:
+    """A part of an epoch that the processor gets in one call.
+
+    Parameters
+    ----------
+    columns
+        How the rows travel.
+    batches
+        The rows as they were sent.
+    """
+
+    def __init__(self, columns: InputColumns, batches: SentRows) -> None:
+        self._columns = columns
+        self._keyed = keyed_rows(columns, batches)
+
+    @cached_property
+    def stored(self) -> PartKeys:
+        """Key group and encoded key of each key."""
+        return self._keyed.stored
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """The keys as the processor sees them."""
+        return user_keys(self._columns, self._keyed)
+
+    def process(
+        self,
+        processor: Any,
+        position: int,  # noqa: ARG002
+        timer_values: TimerValues,
+    ) -> Iterable[Any] | None:
+        """Have the processor handle all keys of the part; the position has no effect."""
+        numbers = np.arange(len(self.stored))
+        of_rows = np.repeat(numbers, np.diff(self._keyed.bounds))
+        keys = self._columns.arrow_keys(self._keyed.first)
+        rows = self._columns.arrow_rows(self._keyed.sent)
+        output: Iterable[Any] | None = processor.handleInputArrow(
+            keys.append_column(KEY_POSITION, pa.array(numbers)),
+            rows.append_column(KEY_POSITION, pa.array(of_rows)),
+            timer_values,
+        )
+        return output
+
+    def sent_rows(self, position: int) -> Any:  # noqa: ARG002
+        """Return all rows of the part as they were sent; the position has no effect."""
+        return self._keyed.sent
+
+    def initial_states(self, position: int) -> Iterator[Any]:
+        """Return what ``handleInitialState`` gets for a key: its rows in one table."""
+        start, stop = self._keyed.bounds[position], self._keyed.bounds[position + 1]
+        yield self._columns.arrow_rows(self._keyed.sent.slice(start, stop - start))
+
+    def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
+        """Return the newest event time of the part, ``None`` without one."""
+        return self._columns.newest_sent_time_ms(self._keyed.sent)
+
+
+class ArrowInput:
+    """All keys of a part in one call, Arrow tables out.
+
+    Parameters
+    ----------
+    input_columns, output_rows
+        The operator's schemas as they travel.
+    """
+
+    method = "handleInputArrow"
+    form = RowForm.ARROW
+    calls_once_per_part = True
+
+    def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
+        self._input = input_columns
+        self.output_rows = output_rows
+
+    def part(self, batches: SentRows) -> ArrowPart:
+        """Return a part of an epoch's rows by their keys."""
+        return ArrowPart(self._input, batches)
+
+    def new_output(self) -> ArrowOutput:
+        """Return an empty buffer for the epoch's output."""
+        return ArrowOutput(self.output_rows)

@@ -1,0 +1,112 @@
+"""Which keys take the most time, from samples: a thread looks at the key under way now and then.
+
+The cost does not grow with the keys: nothing is done per key, and a look takes some microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
+from pyspark_ckpt.operator.user_frames import shown
+
+PERIOD_S = 0.05
+_MOST_KEYS = 500
+_KEPT_KEYS = 8
+_KEY_CHARACTERS = 100
+_KEPT_SHARE = 31 / 32
+"""Each epoch, so much of the time before still counts: the last 32 epochs matter most."""
+
+
+class KeyTimes:
+    """The time of the keys of an epoch, as far as samples found them.
+
+    Parameters
+    ----------
+    key
+        Returns the key under way, ``None`` if there is none.
+    """
+
+    def __init__(self, key: Callable[[], tuple[Any, ...] | None]) -> None:
+        self._key = key
+        self._took_ns: dict[str, int] = {}
+        self._sampled_ns = time.perf_counter_ns()
+
+    def sample(self) -> None:
+        """Add the time since the sample before to the key under way."""
+        key, now_ns = self._key(), time.perf_counter_ns()
+        took_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
+        if key is None:
+            return
+        parts = (each if isinstance(each, str) else shown(each) for each in key)
+        text = ", ".join(parts)[:_KEY_CHARACTERS]
+        if text in self._took_ns or len(self._took_ns) < _MOST_KEYS:
+            self._took_ns[text] = self._took_ns.get(text, 0) + took_ns
+
+    def after(self, before: SlowKeys | msgspec.UnsetType) -> SlowKeys | msgspec.UnsetType:
+        """Return the slowest keys of this epoch and the epochs before; unset without samples.
+
+        Parameters
+        ----------
+        before
+            The slowest keys of the epochs before.
+        """
+        found = list(self._took_ns.items())
+        if not found and before is msgspec.UNSET:
+            return before
+        sampled = SlowKeys(0, ()) if before is msgspec.UNSET else before
+        took_ms = {each.key: _KEPT_SHARE * each.ms for each in sampled.keys}
+        for text, took_ns in found:
+            took_ms[text] = took_ms.get(text, 0) + took_ns / 1_000_000
+        total_ms = _KEPT_SHARE * sampled.sampled_ms + sum(ns for _, ns in found) / 1_000_000
+        slowest = sorted(took_ms.items(), key=lambda item: -item[1])[:_KEPT_KEYS]
+        keys = tuple(SlowKey(text, int(ms)) for text, ms in slowest if ms >= 1)
+        return SlowKeys(int(total_ms), keys)
+
+
+class _Sampler:
+    """A thread of this process, which sleeps while no epoch is under way."""
+
+    def __init__(self) -> None:
+        self._times: KeyTimes | None = None
+        self._is_under_way = threading.Event()
+        self._process_id: int | None = None
+
+    def begin(self, times: KeyTimes) -> None:
+        if self._process_id != os.getpid():  # threads do not live on in a forked process
+            self._process_id = os.getpid()
+            self._is_under_way = threading.Event()
+            threading.Thread(target=self._run, name="pyspark_ckpt key times", daemon=True).start()
+        self._times = times
+        self._is_under_way.set()
+
+    def end(self) -> None:
+        self._is_under_way.clear()
+        self._times = None
+
+    def _run(self) -> None:
+        while self._is_under_way.wait():
+            time.sleep(PERIOD_S)
+            times = self._times
+            if times is not None:
+                times.sample()
+
+
+_sampler = _Sampler()
+
+
+@contextmanager
+def sampled(times: KeyTimes) -> Iterator[None]:
+    """Sample the key under way in a task, every :data:`PERIOD_S`."""
+    _sampler.begin(times)
+    try:
+        yield
+    finally:
+        _sampler.end()

@@ -1,0 +1,72 @@
+"""The keys of a part of an epoch in their stored form, as columns and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_ckpt.operator.values.message_pack_columns import (
+    big_endian,
+    fixed_width,
+    joined,
+    repeated,
+)
+
+Numbers = np.ndarray[Any, Any]
+StoredKey = tuple[bytes, bytes]
+"""Key group and encoded key."""
+
+
+class PartKeys(Sequence[StoredKey]):
+    """Key group and encoded key of each key, in the order of their bytes.
+
+    Parameters
+    ----------
+    key_groups
+        The key groups of the keys, in any order.
+    encoded
+        The encoded keys, in the same order.
+
+    `order` has, for each place of this sequence, the place that its key had.
+    """
+
+    def __init__(self, key_groups: Numbers, encoded: pa.BinaryArray) -> None:
+        groups = fixed_width(big_endian(key_groups.astype(np.uint16)))
+        order = pc.array_sort_indices(joined(groups, encoded))
+        self.order: Numbers = order.to_numpy().astype(np.int64)
+        self._groups, self._encoded = groups.take(order), encoded.take(order)
+        self._pairs: list[StoredKey] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._encoded)
+
+    @overload
+    def __getitem__(self, place: int) -> StoredKey: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[StoredKey]: ...
+    def __getitem__(self, place: int | slice) -> StoredKey | list[StoredKey]:
+        """Return one key, or several."""
+        return self.pairs()[place]
+
+    def pairs(self) -> list[StoredKey]:
+        """Return all keys as a list, which is faster than this object where each is looked at."""
+        if self._pairs is None:
+            self._pairs = list(zip(_as_list(self._groups), _as_list(self._encoded), strict=True))
+        return self._pairs
+
+    def below(self, state_id: bytes, places: Sequence[int]) -> list[bytes]:
+        """Return the stored keys of a state for the keys at some places."""
+        groups, encoded = self._groups, self._encoded
+        if list(places) != list(range(len(self))):
+            wanted = pa.array(places, pa.int64())
+            groups, encoded = groups.take(wanted), encoded.take(wanted)
+        return _as_list(joined(groups, repeated(state_id, len(groups)), encoded))
+
+
+def _as_list(column: pa.Array) -> list[bytes]:
+    return list(column.to_numpy(zero_copy_only=False).tolist())

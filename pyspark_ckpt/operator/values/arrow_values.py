@@ -1,0 +1,121 @@
+"""Spark's types as Arrow types, and stored values as Arrow columns.
+
+Values arrive in plain form, as MessagePack stores them: times are integers, structs are tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
+
+_LEAVES: dict[type[T.DataType], pa.DataType] = {
+    T.BooleanType: pa.bool_(),
+    T.ByteType: pa.int8(),
+    T.ShortType: pa.int16(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.FloatType: pa.float32(),
+    T.DoubleType: pa.float64(),
+    **dict.fromkeys(TEXTS, pa.string()),
+    T.BinaryType: pa.binary(),
+    T.DateType: pa.date32(),
+    T.TimestampType: pa.timestamp("us", "UTC"),
+    T.TimestampNTZType: pa.timestamp("us"),
+    **dict.fromkeys(TIME_OF_DAY, pa.time64("ns")),
+    T.DayTimeIntervalType: pa.duration("us"),
+    T.YearMonthIntervalType: pa.int32(),
+    T.VariantType: pa.struct(
+        [
+            pa.field("value", pa.binary(), nullable=False),
+            pa.field("metadata", pa.binary(), nullable=False),
+        ]
+    ),
+    T.NullType: pa.null(),
+}
+
+
+def arrow_type(data_type: T.DataType) -> pa.DataType:
+    """Return the Arrow type of a Spark type.
+
+    Arrow has no type for an interval of months that other libraries read: it is the number of
+    months. A variant is a struct of its two binaries.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If states cannot have the type.
+    """
+    if isinstance(data_type, T.DecimalType):
+        return pa.decimal128(data_type.precision, data_type.scale)
+    if isinstance(data_type, T.ArrayType):
+        return pa.list_(arrow_type(data_type.elementType))
+    if isinstance(data_type, T.MapType):
+        return pa.map_(arrow_type(data_type.keyType), arrow_type(data_type.valueType))
+    if isinstance(data_type, T.StructType):
+        return pa.struct([(field.name, arrow_type(field.dataType)) for field in data_type.fields])
+    try:
+        return _LEAVES[type(data_type)]
+    except KeyError:
+        raise NotBuiltYetError(
+            f"values of type {data_type.simpleString()} are not built yet"
+        ) from None
+
+
+def arrow_array(data_type: T.DataType, plain: Sequence[Any]) -> pa.Array:
+    """Return plain values of a Spark type as an Arrow array."""
+    convert = _for_arrow(data_type)
+    if convert is not None:
+        plain = [None if value is None else convert(value) for value in plain]
+    return pa.array(plain, arrow_type(data_type))
+
+
+def _for_arrow(data_type: T.DataType) -> Callable[[Any], Any] | None:
+    """Return what turns plain values into values that Arrow takes, ``None`` if they are that."""
+    if isinstance(data_type, T.VariantType):
+        return lambda parts: {"value": parts[0], "metadata": parts[1]}
+    if isinstance(data_type, T.ArrayType):
+        item = _for_arrow(data_type.elementType)
+        return None if item is None else _each(item)
+    if isinstance(data_type, T.MapType):
+        return _entries(_for_arrow(data_type.keyType), _for_arrow(data_type.valueType))
+    if isinstance(data_type, T.StructType):
+        return _struct(data_type)
+    return None
+
+
+def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda items: [None if item is None else convert(item) for item in items]
+
+
+def _entries(
+    key: Callable[[Any], Any] | None, value: Callable[[Any], Any] | None
+) -> Callable[[Any], Any]:
+    def convert(entries: dict[Any, Any]) -> list[tuple[Any, Any]]:
+        return [
+            (
+                k if key is None else key(k),
+                v if value is None or v is None else value(v),
+            )
+            for k, v in entries.items()
+        ]
+
+    return convert
+
+
+def _struct(data_type: T.StructType) -> Callable[[Any], Any]:
+    converts = [_for_arrow(field.dataType) for field in data_type.fields]
+
+    # By position, as pairs, because a struct may have two fields of one name.
+    def convert(values: Sequence[Any]) -> dict[str, Any]:
+        return {
+            name: value if convert is None or value is None else convert(value)
+            for name, convert, value in zip(data_type.names, converts, values, strict=True)
+        }
+
+    return convert

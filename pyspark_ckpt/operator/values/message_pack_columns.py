@@ -1,0 +1,303 @@
+"""Arrow columns as MessagePack, a column at a time: the bytes that the state's codecs write.
+
+Numbers, texts and bytes are encoded by NumPy and Arrow, without a Python call per value. Types that
+have no such way are encoded value by value with the codec itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from enum import Enum, auto
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.values.codec import TupleCodec, holds
+from pyspark_ckpt.operator.values.leaves import TEXTS
+from pyspark_ckpt.operator.values.transport import travels_as_json
+
+Bytes = np.ndarray[Any, Any]
+
+_NULL = 0xC0
+_MARK_BYTES = 1
+_MOST_BYTES = 9
+_FIX_TUPLE = 15
+_AS_INTEGERS = (
+    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DateType, T.TimestampType,
+    T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType,
+)  # fmt: skip
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Form(Enum):
+    """What a tuple is in the state: equal keys have equal bytes, and keys of rows travel."""
+
+    VALUE = auto()
+    MAP_KEY = auto()
+    KEY = auto()
+
+
+def encoded_tuples(
+    columns: Sequence[pa.Array], schema: T.StructType, form: Form, *heads: pa.Array
+) -> pa.BinaryArray:
+    """Return the encoded tuple of each row, behind the bytes of `heads`.
+
+    Parameters
+    ----------
+    columns
+        The columns of the tuples, in the order of the schema.
+    schema
+        The Spark schema of the tuples.
+    form
+        What the tuples are.
+    *heads
+        Binary arrays without nulls, whose bytes come first.
+    """
+    rows = len(heads[0]) if heads else len(columns[0])
+    head = repeated(_tuple_head(len(schema.fields)), rows)
+    parts = [
+        part
+        for column, field in zip(columns, schema.fields, strict=True)
+        for part in _encoded_column(column, field, form)
+    ]
+    return joined(*heads, head, *parts)
+
+
+def joined(*parts: pa.Array) -> pa.BinaryArray:
+    """Return the concatenated bytes of binary arrays of the same length, row by row."""
+    if len(parts) == 1:
+        return parts[0]
+    separator = pa.scalar(b"", pa.binary())
+    found: pa.BinaryArray = pc.binary_join_element_wise(*parts, separator)
+    return found
+
+
+def repeated(data: bytes, rows: int) -> pa.BinaryArray:
+    """Return an array that has the same bytes in each row."""
+    return fixed_width(np.tile(np.frombuffer(data, np.uint8), (rows, 1)))
+
+
+def fixed_width(matrix: Bytes) -> pa.BinaryArray:
+    """Return a binary array of the rows of a matrix of bytes."""
+    rows, width = matrix.shape
+    offsets = np.arange(rows + 1, dtype=np.int32) * width
+    return _binary(offsets, np.ascontiguousarray(matrix))
+
+
+def big_endian(values: Bytes) -> Bytes:
+    """Return integers as a matrix of their bytes, the highest first."""
+    width = values.dtype.itemsize
+    swapped = np.ascontiguousarray(values.astype(values.dtype.newbyteorder(">")))
+    return swapped.view(np.uint8).reshape(len(values), width)
+
+
+def _tuple_head(width: int) -> bytes:
+    if width <= _FIX_TUPLE:
+        return bytes([0x90 | width])
+    return b"\xdc" + width.to_bytes(2, "big")
+
+
+def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[pa.Array]:
+    """Return the parts of a column whose concatenation is the encoded column."""
+    data_type = field.dataType
+    is_text_of_key = form is Form.KEY and isinstance(data_type, T.TimestampNTZType)
+    if form is Form.KEY and travels_as_json(data_type):
+        return _binaries(_one_by_one(column, _nested_key(field)), 0xC4)
+    if isinstance(data_type, _AS_INTEGERS) and not is_text_of_key:
+        return [_integers(column)]
+    if isinstance(data_type, T.FloatType | T.DoubleType):
+        return [_floats(column, is_key=form is not Form.VALUE)]
+    if isinstance(data_type, T.BooleanType):
+        return [_booleans(column)]
+    if isinstance(data_type, TEXTS):
+        return _texts(column)
+    if isinstance(data_type, T.BinaryType):
+        return _binaries(column, 0xC4)
+    if is_text_of_key:
+        return _texts(pa.array(map(_local_time_text, column.to_pylist()), pa.string()))
+    return [_one_by_one(column, _by_codec(field, form))]
+
+
+def _flags(column: pa.Array) -> Bytes | None:
+    if column.null_count == 0:
+        return None
+    flags: Bytes = column.is_null().to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _integers(column: pa.Array) -> pa.BinaryArray:
+    nulls = _flags(column)
+    plain = column.cast(pa.int32()) if pa.types.is_date(column.type) else column
+    numbers = plain.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    matrix = np.empty((len(numbers), _MOST_BYTES), np.uint8)
+    matrix[:, 0] = numbers.astype(np.uint8)
+    lengths = np.ones(len(numbers), np.int64)
+    in_bytes = big_endian(numbers)
+    for low, high, mark in (
+        (128, 1 << 8, 0xCC), (1 << 8, 1 << 16, 0xCD), (1 << 16, 1 << 32, 0xCE),
+        (1 << 32, 1 << 63, 0xCF), (-(1 << 7), -32, 0xD0), (-(1 << 15), -(1 << 7), 0xD1),
+        (-(1 << 31), -(1 << 15), 0xD2), (-(1 << 63), -(1 << 31), 0xD3),
+    ):  # fmt: skip
+        places = np.flatnonzero((numbers >= low) & (numbers <= high - 1))
+        if len(places):
+            width = 1 << (mark & 3)
+            matrix[places, 0] = mark
+            matrix[places, 1 : 1 + width] = in_bytes[places, 8 - width :]
+            lengths[places] += width
+    if nulls is not None:
+        matrix[nulls, 0] = _NULL
+        lengths[nulls] = 1
+    return _ragged(matrix, lengths)
+
+
+def _floats(column: pa.Array, *, is_key: bool) -> pa.BinaryArray:
+    nulls = _flags(column)
+    numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
+    if is_key:  # -0.0 is 0.0, and all NaNs are one
+        numbers = np.where(np.isnan(numbers), np.nan, numbers + 0.0)
+    matrix = np.empty((len(numbers), _MOST_BYTES), np.uint8)
+    matrix[:, 0] = 0xCB
+    matrix[:, 1:] = big_endian(numbers)
+    if nulls is None:
+        return fixed_width(matrix)
+    matrix[nulls, 0] = _NULL
+    return _ragged(matrix, np.where(nulls, _MARK_BYTES, _MOST_BYTES))
+
+
+def _booleans(column: pa.Array) -> pa.BinaryArray:
+    nulls = _flags(column)
+    flags = column.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003  # of Arrow
+    marks = np.where(flags, np.uint8(0xC3), np.uint8(0xC2))
+    if nulls is not None:
+        marks[nulls] = _NULL
+    return fixed_width(marks.reshape(-1, 1))
+
+
+def _texts(column: pa.Array) -> list[pa.Array]:
+    plain = column.cast(pa.string()).cast(pa.binary())
+    lengths = _lengths(plain)
+    heads = np.zeros((len(lengths), 5), np.uint8)
+    heads[:, 0] = 0xA0 | np.minimum(lengths, 31)
+    widths = np.ones(len(lengths), np.int64)
+    _set_heads(heads, widths, lengths, ((32, 1 << 8, 0xD9), (1 << 8, 1 << 16, 0xDA)), 0xDB)
+    return _with_heads(plain, heads, widths)
+
+
+def _binaries(column: pa.Array, mark: int) -> list[pa.Array]:
+    plain = column.cast(pa.binary())
+    lengths = _lengths(plain)
+    heads = np.zeros((len(lengths), 5), np.uint8)
+    widths = np.ones(len(lengths), np.int64)
+    ranges = ((0, 1 << 8, mark), (1 << 8, 1 << 16, mark + 1))
+    _set_heads(heads, widths, lengths, ranges, mark + 2)
+    return _with_heads(plain, heads, widths)
+
+
+def _set_heads(
+    heads: Bytes,
+    widths: Bytes,
+    lengths: Bytes,
+    ranges: Sequence[tuple[int, int, int]],
+    last_mark: int,
+) -> None:
+    """Set the heads of the lengths in each range; a head has 1, 2, then 4 bytes of length."""
+    in_bytes = big_endian(lengths.astype(np.uint32))
+    last = (ranges[-1][1], 1 << 32, last_mark)
+    for number, (low, high, mark) in enumerate((*ranges, last)):
+        places = np.flatnonzero((lengths >= low) & (lengths < high))
+        if len(places):
+            width = 1 << number
+            heads[places, 0] = mark
+            heads[places, 1 : 1 + width] = in_bytes[places, 4 - width :]
+            widths[places] = 1 + width
+
+
+def _with_heads(plain: pa.Array, heads: Bytes, widths: Bytes) -> list[pa.Array]:
+    nulls = _flags(plain)
+    if nulls is not None:
+        heads[nulls, 0] = _NULL
+        widths[nulls] = _MARK_BYTES
+        plain = plain.fill_null(b"")
+    return [_ragged(heads, widths), plain]
+
+
+def _lengths(column: pa.Array) -> Bytes:
+    lengths: Bytes = pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _ragged(matrix: Bytes, lengths: Bytes) -> pa.BinaryArray:
+    """Return a binary array of the first bytes of each row of a matrix."""
+    width = int(lengths.max(initial=1))
+    data = matrix[:, :width][np.arange(width) < lengths[:, None]]
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return _binary(offsets, data)
+
+
+def _binary(offsets: Bytes, data: Bytes) -> pa.BinaryArray:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _one_by_one(column: pa.Array, encode: Callable[[Any], bytes | None]) -> pa.BinaryArray:
+    return pa.array([encode(value) for value in column.to_pylist()], pa.binary())
+
+
+def _by_codec(field: T.StructField, form: Form) -> Callable[[Any], bytes]:
+    """Return a function that encodes a value as a tuple's codec does, without the tuple's head."""
+    if form is Form.KEY:  # a decimal, which travels as it is
+        return _decimal_text
+    encode = _codec(field, is_key=form is Form.MAP_KEY).encode
+    restored = of_arrow(field.dataType)
+    return lambda value: encode((None if value is None else restored(value),))[1:]
+
+
+def _nested_key(field: T.StructField) -> Callable[[Any], bytes]:
+    """Return a function that encodes a key of a type that travels as text; a null has bytes too."""
+    encode, restored = _codec(field, is_key=True).encode, _or_none(of_arrow(field.dataType))
+    return lambda value: encode((restored(value),))
+
+
+def _codec(field: T.StructField, *, is_key: bool) -> TupleCodec:
+    return TupleCodec(T.StructType([field]), f"column {field.name!r}", is_key=is_key)
+
+
+def _decimal_text(value: Decimal | None) -> bytes:
+    return _encode(value)
+
+
+def _local_time_text(value: Any) -> str | None:
+    """Return a time without a zone as Spark's cast to text does, without trailing zeros."""
+    if value is None:
+        return None
+    text: str = value.isoformat(
+        sep=" ", timespec="microseconds" if value.microsecond else "seconds"
+    )
+    return text.rstrip("0") if value.microsecond else text
+
+
+def of_arrow(data_type: T.DataType) -> Callable[[Any], Any]:
+    """Return a function from Arrow's Python value to the user's value."""
+    if not holds(data_type, T.VariantType):
+        return lambda value: value
+    if isinstance(data_type, T.VariantType):
+        return lambda value: T.VariantVal(value["value"], value["metadata"])
+    if isinstance(data_type, T.ArrayType):
+        inner = _or_none(of_arrow(data_type.elementType))
+        return lambda values: [inner(value) for value in values]
+    if isinstance(data_type, T.MapType):
+        of_key, of_value = of_arrow(data_type.keyType), _or_none(of_arrow(data_type.valueType))
+        return lambda entries: [(of_key(key), of_value(value)) for key, value in entries]
+    assert isinstance(data_type, T.StructType)
+    fields = {field.name: _or_none(of_arrow(field.dataType)) for field in data_type.fields}
+    return lambda value: {name: convert(value[name]) for name, convert in fields.items()}
+
+
+def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)

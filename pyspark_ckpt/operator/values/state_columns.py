@@ -1,0 +1,225 @@
+"""The values of a state for many keys as pandas columns, and back without any loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.values.arrow_forms import cast, values_column, whole
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
+
+_NULLABLE: dict[type[T.DataType], str] = {
+    T.ByteType: "Int8",
+    T.ShortType: "Int16",
+    T.IntegerType: "Int32",
+    T.LongType: "Int64",
+    T.FloatType: "Float32",
+    T.DoubleType: "Float64",
+    T.BooleanType: "boolean",
+}
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+
+
+class ValueColumns:
+    """The schema of a state as columns.
+
+    Parameters
+    ----------
+    schema
+        The schema of the state's tuples.
+    what
+        The state, for errors.
+    """
+
+    def __init__(self, schema: T.StructType, what: str) -> None:
+        self._schema = schema
+        self.what = what
+
+    def frame(self, values: Sequence[tuple[Any, ...] | None], index: pd.Index[Any]) -> pd.DataFrame:
+        """Return tuples as columns; ``None`` becomes a row of nulls."""
+        missing = (None,) * len(self._schema.fields)
+        columns = zip(*[missing if value is None else value for value in values], strict=True)
+        empty: list[Sequence[Any]] = [()] * len(self._schema.fields)
+        return pd.DataFrame(
+            {
+                field.name: _series(field.dataType, column, index)
+                for field, column in zip(
+                    self._schema.fields, columns if values else empty, strict=True
+                )
+            },
+            index=index,
+        )
+
+    def table(self, values: Sequence[tuple[Any, ...] | None]) -> pa.Table:
+        """Return tuples as columns of an Arrow table; ``None`` becomes a row of nulls."""
+        missing = (None,) * len(self._schema.fields)
+        columns = zip(*[missing if value is None else value for value in values], strict=True)
+        empty: list[Sequence[Any]] = [()] * len(self._schema.fields)
+        return pa.Table.from_arrays(
+            [
+                values_column(field.dataType, column)
+                for field, column in zip(
+                    self._schema.fields, columns if values else empty, strict=True
+                )
+            ],
+            names=self._schema.names,
+        )
+
+    def encoded(
+        self, frame: pd.DataFrame | pa.Table, length: int, prefix: bytes
+    ) -> list[bytes] | None:
+        """Return columns as encoded tuples behind a prefix; ``None`` if that needs each value.
+
+        Most columns are encoded as a whole. A column of another type, or with a value that does not
+        fit, goes value by value through the state's codec, which names the value.
+
+        Raises
+        ------
+        StateValueError
+            If a column is missing or the number of rows differs.
+        """
+        self._check(frame, length)
+        if isinstance(frame, pa.Table):
+            columns = [self._of_table(field, frame) for field in self._schema.fields]
+        else:
+            columns = [
+                arrow_column(field.dataType, frame[field.name]) for field in self._schema.fields
+            ]
+        known = [column for column in columns if column is not None]
+        if not known or len(known) < len(columns):
+            return None
+        tuples = encoded_tuples(known, self._schema, Form.VALUE, repeated(prefix, length))
+        return list(tuples.to_numpy(zero_copy_only=False).tolist())
+
+    def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
+        """Return columns as tuples; every kind of null that pandas has becomes ``None``.
+
+        NaN in a plain float column stays NaN.
+
+        Raises
+        ------
+        StateValueError
+            If a column is missing or the number of rows differs.
+        """
+        self._check(frame, length)
+        columns = [_values(field, frame[field.name]) for field in self._schema.fields]
+        return zip(*columns, strict=True)
+
+    def _of_table(self, field: T.StructField, table: pa.Table) -> pa.Array:
+        """Return a column of an Arrow table in the type of the state.
+
+        Raises
+        ------
+        StateValueError
+            If a value does not fit.
+        """
+        column = table.column(field.name)
+        try:
+            return whole(cast(column, arrow_type(field.dataType)))
+        except pa.ArrowException as exc:
+            raise StateValueError(
+                f"{self.what}: column {field.name!r} is {column.type}, its type in the schema is "
+                f"{field.dataType.simpleString()} ({exc}); cast it"
+            ) from exc
+
+    def _check(self, frame: pd.DataFrame | pa.Table, length: int) -> None:
+        names = frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
+        missing = [name for name in self._schema.names if name not in names]
+        if missing or len(frame) != length:
+            raise StateValueError(
+                f"{self.what}: updateMany got {len(frame)} rows with the columns "
+                f"{names}, wanted are {length} rows with {self._schema.names}"
+            )
+
+
+def _series(data_type: T.DataType, column: Sequence[Any], index: pd.Index[Any]) -> pd.Series[Any]:
+    nullable = _NULLABLE.get(type(data_type))
+    if nullable is None:
+        return pd.Series(list(column), index=index, dtype=object)
+    kind = nullable.lower().replace("boolean", "bool")
+    filled = column
+    mask = np.zeros(len(column), dtype=bool)
+    if None in column:
+        mask = np.fromiter((value is None for value in column), dtype=bool, count=len(column))
+        filled = [0 if value is None else value for value in column]
+    numbers = np.array(filled, dtype=kind)
+    array: Any
+    if isinstance(data_type, T.BooleanType):
+        array = pd.arrays.BooleanArray(numbers, mask)
+    elif isinstance(data_type, _INTEGERS):
+        array = pd.arrays.IntegerArray(numbers, mask)
+    else:
+        array = pd.arrays.FloatingArray(numbers, mask)
+    return pd.Series(array, index=index)
+
+
+def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iub":
+        return series.tolist()
+    if isinstance(field.dataType, _INTEGERS) and series.dtype.kind == "f":
+        return _whole_numbers(series)
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
+        return series.tolist()
+    values = series.tolist()
+    if isinstance(field.dataType, T.FloatType | T.DoubleType):
+        return [None if value is None or value is pd.NA else value for value in values]
+    nulls = series.isna().tolist()
+    return [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
+
+
+def _whole_numbers(series: pd.Series[Any]) -> list[Any]:
+    """Return integers that pandas turned into floats; their NaN means null."""
+    nulls = series.isna().tolist()
+    return [
+        None if is_null else int(value) if float(value).is_integer() else value
+        for value, is_null in zip(series.tolist(), nulls, strict=True)
+    ]
+
+
+_ARROW_NUMBERS: dict[type[T.DataType], tuple[pa.DataType, str]] = {
+    T.ByteType: (pa.int8(), "iu"),
+    T.ShortType: (pa.int16(), "iu"),
+    T.IntegerType: (pa.int32(), "iu"),
+    T.LongType: (pa.int64(), "iu"),
+    T.DoubleType: (pa.float64(), "f"),
+    T.BooleanType: (pa.bool_(), "b"),
+}
+"""Types whose columns are encoded as a whole, and the kinds of pandas columns that can be."""
+
+_ARROW_OBJECTS: dict[type[T.DataType], tuple[pa.DataType, type]] = {
+    T.StringType: (pa.string(), str),
+    T.BinaryType: (pa.binary(), bytes),
+}
+
+
+def arrow_column(data_type: T.DataType, series: pd.Series[Any]) -> pa.Array | None:
+    """Return a column as Arrow has it, ``None`` if its values must be looked at one by one."""
+    try:
+        if type(data_type) in _ARROW_NUMBERS:
+            arrow_type, kinds = _ARROW_NUMBERS[type(data_type)]
+            return _numbers(series, arrow_type, kinds)
+        if type(data_type) in _ARROW_OBJECTS and series.dtype == object:
+            arrow_type, kind = _ARROW_OBJECTS[type(data_type)]
+            values = series.to_numpy()
+            if set(map(type, values)) <= {kind, type(None)}:
+                return pa.array(values, arrow_type, from_pandas=False)
+    except (pa.ArrowException, UnicodeError):
+        pass  # the codec names the value that does not fit
+    return None
+
+
+def _numbers(series: pd.Series[Any], arrow_type: pa.DataType, kinds: str) -> pa.Array | None:
+    dtype: Any = series.dtype
+    if getattr(dtype, "kind", "O") not in kinds or (kinds == "f" and dtype.itemsize != 8):
+        return None
+    if isinstance(dtype, np.dtype):
+        return pa.array(series.to_numpy(), from_pandas=False).cast(arrow_type)
+    masked = pd.arrays.BooleanArray, pd.arrays.IntegerArray, pd.arrays.FloatingArray
+    return pa.array(series.array).cast(arrow_type) if isinstance(series.array, masked) else None

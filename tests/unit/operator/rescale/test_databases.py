@@ -1,0 +1,196 @@
+"""A database is divided by its key groups; what the new subtasks get is what entries say."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import (
+    BaseFile,
+    BaseSnapshot,
+    Handle,
+    Segment,
+    StateDescriptor,
+    new_version,
+)
+from pyspark_ckpt.formats.layout import segment_path, snapshot_path
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.operator.rescale.databases import Share, can_be_divided, divided, shares_of
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.table.stored_keys import (
+    OPERATOR_STATE,
+    RAW_STATE,
+    TIME_BYTES,
+    TIME_INDEX,
+    TIMERS_ID,
+    encode_key_group,
+    encode_time,
+)
+from pyspark_ckpt.storage.chunks import chunks_of
+from pyspark_ckpt.storage.local import LocalStorage
+from state_backends import Changes, open_backend
+from tests.query.harness import flip_bit
+
+MAX, UID = 16, "op"
+SCHEMA = '{"type":"struct","fields":[]}'
+STATE = StateDescriptor(name="n", kind="value", value_schema=SCHEMA)
+WANTED = OperatorDescriptor(uid=UID, parallelism=4, max_parallelism=MAX, key_schema=SCHEMA)
+Entries = dict[bytes, bytes]
+
+
+def entry(key_group: int, number: int) -> bytes:
+    return encode_key_group(key_group) + b"\x00" + number.to_bytes(4, "big")
+
+
+def timer(key_group: int, number: int, time_ms: int) -> Entries:
+    key, time = number.to_bytes(4, "big"), encode_time(time_ms)
+    group = encode_key_group(key_group)
+    return {group + TIMERS_ID + key + time: b"", TIME_INDEX + time + group + key: b""}
+
+
+def entries_of(groups: range) -> Entries:
+    """Two hundred entries of each key group, and a timer of each; the last group has the first."""
+    found = {entry(group, number): b"v%d" % number for group in groups for number in range(200)}
+    for group in groups:
+        found |= timer(group, 7, 1000 - group)
+    return found
+
+
+def key_group_of(key: bytes) -> int:
+    start = len(TIME_INDEX) + TIME_BYTES if key.startswith(TIME_INDEX) else 0
+    return int.from_bytes(key[start : start + 2], "big")
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "stored")
+
+
+def stored(
+    storage: LocalStorage, directory: Path, subtask: int, parts: Sequence[Entries]
+) -> Handle:
+    """Store the handle of a subtask whose database has a file for each part."""
+    first = Handle(
+        query_id="old",
+        uid=UID,
+        subtask=subtask,
+        parallelism=2,
+        max_parallelism=MAX,
+        epoch=3,
+        key_schema=SCHEMA,
+        states=(STATE,),
+    )
+    version = new_version(3)
+    with open_backend("rocksdb", directory / f"{subtask}", create=True) as backend:
+        for part in parts:
+            backend.apply([Changes(sorted(part), [part[key] for key in sorted(part)])], version)
+        place = directory / f"{subtask}-snapshot"
+        names = backend.snapshot_files(place)
+    files = []
+    for name in names:
+        with (place / name).open("rb") as file:
+            path = snapshot_path(UID, subtask, 3, "0123456789abcdef")
+            files.append(BaseFile(name, storage.write(path, chunks_of(file))))
+    base = BaseSnapshot(version, 3, None, tuple(files), "rocksdb")
+    return msgspec.structs.replace(first, base=base)
+
+
+def shares(handles: Sequence[Handle], operator: OperatorDescriptor = WANTED) -> list[Share]:
+    bases = [handle.base for handle in handles if handle.base is not None]
+    return shares_of(handles, bases, operator, "new", 9)
+
+
+def made(storage: LocalStorage, share: Share, scratch: Path) -> Handle | None:
+    scratch.mkdir()
+    return divided(share, storage, storage, (STATE,), scratch, has_same_clock=True)
+
+
+def content(storage: LocalStorage, handle: Handle) -> Entries:
+    assert handle.base is not None
+    found: dict[bytes, bytes | None] = {}
+    for part in read_base(storage, handle.base):
+        found.update(zip(part.keys, part.values, strict=True))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path) -> None:
+    """Two become four; the second old one has no state. Large files are shared."""
+    whole = entries_of(range(8))
+    large = {
+        entry(group, 10_000 + n): random.randbytes(4096) for group in (0, 7) for n in range(1500)
+    }
+    handle = stored(storage, tmp_path, 0, [large, whole])
+    whole |= large
+    written, removed = {entry(1, 999): b"later", entry(6, 5): b"new"}, [entry(2, 3), entry(5, 4)]
+    changes = Changes([*written, *removed], [*written.values(), None, None])
+    reference = storage.write(segment_path(UID, 0, 4), encode_changes([changes]))
+    segment = Segment(new_version(4), 4, len(changes), reference.size_bytes, file=reference)
+    handle = msgspec.structs.replace(handle, segments=(segment,))
+    expected = {k: v for k, v in (whole | written).items() if k not in removed}
+    results = [
+        made(storage, share, tmp_path / f"s{share.first.subtask}") for share in shares([handle])
+    ]
+    assert [each.subtask for each in results if each is not None] == [0, 1]
+    for each in results:
+        assert each is not None
+        groups = key_groups_of(each.subtask, 4, MAX)
+        assert content(storage, each) == {
+            key: value for key, value in expected.items() if key_group_of(key) in groups
+        }
+        assert each.timeout_ms == 1000 - groups[-1] - 1
+        assert (each.query_id, each.epoch, each.parallelism) == ("new", 9, 4)
+        assert each.version not in handle.lineage
+    shared = set.intersection(*({file.path for file in each.files()} for each in results if each))
+    assert shared
+
+
+@pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
+def test_state_that_belongs_to_no_key(storage: LocalStorage, tmp_path: Path, head: bytes) -> None:
+    handle = stored(storage, tmp_path, 1, [entries_of(range(8, 16)) | {head + b"\x00": b"x"}])
+    share = shares([handle])[0]
+    assert share.first.subtask == 2
+    assert made(storage, share, tmp_path / "scratch") is None
+
+
+def test_a_damaged_file(storage: LocalStorage, tmp_path: Path) -> None:
+    """It is found when the database is divided, or by its digest when the result is read."""
+    handle = stored(storage, tmp_path, 0, [entries_of(range(8))])
+    flip_bit(storage.path(max(handle.files(), key=lambda file: file.size_bytes).path), 100)
+    with pytest.raises(CorruptFileError):  # noqa: PT012  # either of the two
+        result = made(storage, shares([handle])[0], tmp_path / "scratch")
+        assert result is not None
+        content(storage, result)
+
+
+def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> None:
+    handles = [
+        stored(storage, tmp_path, 0, [entries_of(range(8))]),
+        stored(storage, tmp_path, 1, [entries_of(range(8, 16))]),
+    ]
+    states = UnifiedStates(UID, handles)
+
+    def possible(old: Sequence[Handle], parallelism: int, maximum: int = MAX) -> bool:
+        operator = msgspec.structs.replace(WANTED, parallelism=parallelism, max_parallelism=maximum)
+        return can_be_divided(old, operator, states)
+
+    assert possible(handles, 4)
+    assert possible(handles, 16)
+    assert not possible(handles, 3)  # the second would get a part of both
+    assert possible(handles[:1], 3)
+    assert not possible(handles, 1)
+    assert not possible(handles, 4, 32)
+    with_changes = msgspec.structs.replace(handles[0], base=None)
+    assert not possible([with_changes, handles[1]], 4)
+    other = msgspec.structs.replace(STATE, name="before")
+    renumbered = msgspec.structs.replace(handles[0], states=(other, STATE))
+    assert not can_be_divided(
+        [renumbered, handles[1]], WANTED, UnifiedStates(UID, [handles[1], renumbered])
+    )
