@@ -1,0 +1,1 @@
+"""Aggregates that are combined in each map task, before the shuffle, and merged into state."""

@@ -1,0 +1,132 @@
+"""The plan of a combination: whether rows are combined before the shuffle, and the operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.combine.before_shuffle import CombinedBeforeShuffle
+from pyspark_ckpt.combine.combination import Aggregates, FunctionOverTables
+from pyspark_ckpt.combine.processor import CombiningProcessor
+from pyspark_ckpt.combine.rules import has_collation
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.plan.operator import KeyedInput, OperatorArguments, OperatorPlan
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
+
+_GROUPED = (
+    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
+    T.StringType, T.BinaryType, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType,
+)  # fmt: skip
+"""Types of columns that Arrow groups, and that leave a map task as they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class CombinationPlan:
+    """Everything that goes into a combination; built on the driver.
+
+    Parameters
+    ----------
+    keyed
+        The rows.
+    combination
+        What is combined.
+    uid
+        The operator's uid, ``None`` for the only operator of a query.
+    output_mode
+        ``Append`` or ``Update``.
+    before_shuffle
+        Whether rows are combined in the map tasks; ``None`` wherever it cannot change a result.
+    ttl_ms
+        How long a key is kept behind its last row, in milliseconds; ``None`` for ever.
+    """
+
+    keyed: KeyedInput
+    combination: Aggregates | FunctionOverTables
+    uid: str | None
+    output_mode: str
+    before_shuffle: bool | None
+    ttl_ms: int | None
+
+    def build(self) -> DataFrame:
+        """Return a row per key and epoch that has rows of the key.
+
+        Raises
+        ------
+        PlanError
+            If a name stands twice, or rows cannot be combined before the shuffle but must be.
+        """
+        before_shuffle = self._combines_before_shuffle()
+        keys = self.keyed.columns.key_schema
+        self._check_names(keys.names)
+        inputs = self.combination.inputs
+        df = self.keyed.df.select(
+            *self.keyed.columns.plain_key_columns(),
+            *[F.col(_quoted(name)).alias(alias) for name, alias in inputs.items()],
+        )
+        if before_shuffle:
+            fields = _nullable([*keys.fields, *self.combination.schema.fields])
+            df = df.mapInArrow(CombinedBeforeShuffle(self.combination, keys.names), fields)
+        else:
+            fields = _nullable(df.schema.fields)
+        columns = InputColumns(fields, keys.names, self.keyed.columns.time_zone)
+        arguments = OperatorArguments.checked(
+            CombiningProcessor(
+                self.combination, combines_rows=not before_shuffle, ttl_ms=self.ttl_ms
+            ),
+            _nullable([*keys.fields, *self.combination.schema.fields]),
+            self.output_mode,
+            "None" if self.ttl_ms is None else "ProcessingTime",
+            self.uid,
+            None,
+        )
+        keyed = KeyedInput(df, columns, self.keyed.parallelism, self.keyed.max_parallelism)
+        return OperatorPlan(keyed, None, None, arguments, ArrowInput).build()
+
+    def _combines_before_shuffle(self) -> bool:
+        if self.before_shuffle is False:
+            return False
+        rows = self.keyed.columns.schema
+        fields = [*self.keyed.columns.key_schema, *(rows[name] for name in self.combination.inputs)]
+        other = [
+            field.name
+            for field in fields
+            if type(field.dataType) not in _GROUPED or has_collation(field.dataType)
+        ]
+        if self.before_shuffle and other:
+            raise PlanError(
+                f"{self._where}: beforeShuffle=True, but the columns {other} have types that are "
+                "only combined behind the shuffle: leave beforeShuffle out"
+            )
+        return not other and (bool(self.before_shuffle) or not self.combination.needs_order)
+
+    def _check_names(self, keys: list[str]) -> None:
+        names = [*keys, *self.combination.schema.names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PlanError(f"{self._where}: {twice} are keys and results, or twice: rename them")
+        taken = [name for name in names if name == KEY_POSITION or name.startswith("__")]
+        if taken:
+            raise PlanError(f"{self._where}: the names {taken} are taken: rename them")
+
+    @property
+    def _where(self) -> str:
+        return where(self.uid)
+
+
+def where(uid: str | None) -> str:
+    """Return the operator, for errors."""
+    return "combine" if uid is None else f"operator {uid!r}"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _nullable(fields: list[T.StructField]) -> T.StructType:
+    """Return fields without metadata and as nullable, however the rows come."""
+    return T.StructType([T.StructField(field.name, field.dataType) for field in fields])

@@ -1,0 +1,70 @@
+"""The processor behind the shuffle: merges partial rows with those of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.combine.combination import Combination
+from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
+from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
+
+STATE = "combined"
+"""The name of the state."""
+
+_PRESENT = "__present"
+"""A column of the state that is never null: it says that a key has a value."""
+
+
+class CombiningProcessor(ArrowProcessor):
+    """Merges what came for a key in an epoch with what the state has.
+
+    Parameters
+    ----------
+    combination
+        What is combined.
+    combines_rows
+        Whether rows come as they are; else they come as partial rows.
+    ttl_ms
+        How long a key is kept behind its last row, in milliseconds; ``None`` for ever.
+    """
+
+    def __init__(
+        self, combination: Combination, *, combines_rows: bool, ttl_ms: int | None = None
+    ) -> None:
+        self._combination = combination
+        self._combines_rows = combines_rows
+        self._ttl_ms = ttl_ms
+
+    def init(self, handle: Any) -> None:
+        """Open the state."""
+        fields = [T.StructField(_PRESENT, T.BooleanType()), *self._combination.schema.fields]
+        self._state = handle.getValueState(STATE, T.StructType(fields), self._ttl_ms)
+
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: Any
+    ) -> Iterator[pa.Table]:
+        """Yield one row per key: its columns and the results."""
+        del timerValues
+        by = [KEY_POSITION]
+        names = [KEY_POSITION, *self._combination.schema.names]
+        new = self._combination.partials(rows, by) if self._combines_rows else rows.select(names)
+        stored = self._state.getMany(keys).append_column(KEY_POSITION, keys.column(KEY_POSITION))
+        old = stored.filter(stored.column(_PRESENT).is_valid()).select(names)
+        partials = pa.concat_tables([old, new.cast(old.schema)])
+        merged = self._combination.merge(partials, by).sort_by(KEY_POSITION)
+        present = pa.array(np.ones(len(merged), np.bool_))
+        self._state.updateMany(keys, merged.append_column(_PRESENT, present))
+        yield _beside(keys.drop([KEY_POSITION]), merged.drop([KEY_POSITION]))
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def _beside(keys: pa.Table, results: pa.Table) -> pa.Table:
+    columns: Sequence[Any] = [*keys.columns, *results.columns]
+    return pa.Table.from_arrays(columns, names=[*keys.column_names, *results.column_names])
