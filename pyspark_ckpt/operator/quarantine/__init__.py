@@ -1,0 +1,1 @@
+"""Keys whose processor raised: their rows are kept, and given to the processor when released."""

@@ -1,0 +1,287 @@
+"""The parked keys of a subtask: two states of its table, which are moved and saved as all states.
+
+``__quarantine`` says of each parked key since when and why it is parked. ``__quarantine_rows`` is
+the list of its rows, in the order of their arrival, each with its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import IncompatibleStateError, QuarantineError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.descriptor import QuarantineLimits
+from pyspark_ckpt.operator.rows.parked import RowKeeping
+from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
+from pyspark_ckpt.operator.state.kinds import StateKind
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.registry import StateRegistry
+from pyspark_ckpt.operator.state.value import ValueState
+from pyspark_ckpt.operator.table.catalog import codec_of
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.operator.values.codec import TupleCodec
+
+KEYS_STATE = LIBRARY_PREFIX
+ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
+
+EPOCH_COLUMN = "parked_in_epoch"
+
+_KEYS_SCHEMA = T.StructType(
+    [
+        T.StructField("since_epoch", T.LongType()),
+        T.StructField("step", T.StringType()),
+        T.StructField("error", T.StringType()),
+        T.StructField("rows", T.LongType()),
+        T.StructField("size_bytes", T.LongType()),
+    ]
+)
+
+
+class ParkedKey(msgspec.Struct, array_like=True, frozen=True):
+    """Why a key is parked, and how much is kept of it."""
+
+    since_epoch: int
+    step: str
+    error: str
+    rows: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfEpoch:
+    """The rows of a parked key that came in one epoch, as they were sent."""
+
+    epoch: int
+    sent: Any
+
+
+class ParkedKeys:
+    """The parked keys of one subtask in one epoch.
+
+    Parameters
+    ----------
+    states
+        The processor's handle, after ``init``.
+    keeping
+        How rows become values; ``None`` if the operator has no quarantine.
+    key_groups
+        The key groups of the subtask.
+    limits
+        How much is kept.
+    epoch
+        The number of the epoch.
+    where
+        The operator and subtask, for errors.
+
+    `found` has the parked keys by their stored form.
+
+    Raises
+    ------
+    QuarantineError
+        If keys are parked and the operator has no quarantine.
+    IncompatibleStateError
+        If keys are parked whose rows had other columns.
+    """
+
+    def __init__(
+        self,
+        states: StateRegistry,
+        keeping: RowKeeping | None,
+        key_groups: Iterable[int],
+        limits: QuarantineLimits,
+        epoch: int,
+        where: str,
+    ) -> None:
+        self._states = states
+        self._table = states.table
+        self._keeping = keeping
+        self._limits = limits
+        self._epoch = epoch
+        self._where = where
+        self._keys: ValueState | None = None
+        self._rows: ListState | None = None
+        self._row_schema = None if keeping is None else _with_epoch(keeping.schema)
+        self.found: dict[StoredKey, ParkedKey] = self._stored(key_groups)
+        self._check_continues()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that are kept."""
+        return sum(each.rows for each in self.found.values())
+
+    def has_current(self) -> bool:
+        """Return whether the key being worked on is parked."""
+        return bool(self.found) and self._current in self.found
+
+    def park(self, step: str, error: str) -> None:
+        """Park the key being worked on, which keeps its state and timers.
+
+        Raises
+        ------
+        QuarantineError
+            If too many keys are parked.
+        """
+        if len(self.found) >= self._limits.keys:
+            raise QuarantineError(
+                f"{self._where}: {len(self.found)} keys are parked, and another key's processor "
+                f"raised in {step}: {error}; correct the processor, or raise "
+                "spark.ckpt.quarantine.max-keys"
+            )
+        self._put(ParkedKey(self._epoch, step, error))
+
+    def note_error(self, step: str, error: str) -> None:
+        """Note why the key being worked on stays parked."""
+        key = self.found[self._current]
+        self._put(msgspec.structs.replace(key, step=step, error=error))
+
+    def keep(self, sent: Any) -> None:
+        """Keep rows of the key being worked on, which is parked, behind those that are kept.
+
+        Raises
+        ------
+        QuarantineError
+            If the key has too many rows, or too many bytes.
+        """
+        assert self._keeping is not None
+        rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
+        _, state = self._opened()
+        codec = _SentValues(self._row_schema)
+        key = self.found[self._current]
+        key = msgspec.structs.replace(
+            key,
+            rows=key.rows + len(rows),
+            size_bytes=key.size_bytes + sum(len(codec.encode(row)) for row in rows),
+        )
+        limits = self._limits
+        if key.rows > limits.rows_per_key or key.size_bytes > limits.bytes_per_key:
+            raise QuarantineError(
+                f"{self._where}: a key that is parked since epoch {key.since_epoch} has "
+                f"{key.rows} rows of {key.size_bytes} bytes; it was parked because {key.step} "
+                f"raised {key.error}; correct the processor and release the key, or raise "
+                "spark.ckpt.quarantine.max-rows-per-key and max-bytes-per-key"
+            )
+        state.appendList(rows)
+        self._put(key)
+
+    def kept(self) -> list[RowsOfEpoch]:
+        """Return the rows of the key being worked on, by the epoch in which they came."""
+        assert self._keeping is not None
+        key_group = int.from_bytes(self._current[0], "big")
+        _, state = self._opened()
+        return [
+            RowsOfEpoch(epoch, self._keeping.sent([row[1:] for row in rows], key_group))
+            for epoch, rows in groupby(state.get(), key=lambda row: row[0])
+        ]
+
+    def remove(self) -> None:
+        """Remove the key being worked on from the parked keys, with its rows."""
+        keys, rows = self._opened()
+        keys.clear()
+        rows.clear()
+        del self.found[self._current]
+
+    @property
+    def _current(self) -> StoredKey:
+        current = self._table.current
+        assert current.key_group is not None  # a key is being worked on
+        return current.key_group, current.key
+
+    def _put(self, key: ParkedKey) -> None:
+        keys, _ = self._opened()
+        keys.update(msgspec.structs.astuple(key))
+        self.found[self._current] = key
+
+    def _stored(self, key_groups: Iterable[int]) -> dict[StoredKey, ParkedKey]:
+        state_id = self._states.catalog.find(KEYS_STATE)
+        if state_id is None:
+            return {}
+        found: dict[StoredKey, ParkedKey] = {}
+        decode = codec_of(self._states.catalog.descriptor(state_id), self._where).decode
+        for number in key_groups:
+            group = encode_key_group(number)
+            prefix = group + bytes([state_id])
+            for key, value in self._table.scan(prefix):
+                found[group, key[len(prefix) :]] = ParkedKey(*decode(value))
+        return found
+
+    def _check_continues(self) -> None:
+        """Refuse a program that would handle later rows of a parked key before those kept."""
+        if not self.found:
+            return
+        if self._row_schema is None:
+            raise QuarantineError(
+                f"{self._where}: {len(self.found)} keys are parked, and the operator was built "
+                "without onError='quarantine': give it back, start the query and release the keys"
+            )
+        rows_id = self._states.catalog.find(ROWS_STATE)
+        assert rows_id is not None  # both are made together
+        stored = self._states.catalog.descriptor(rows_id).value_schema
+        if stored != self._row_schema.json():
+            raise IncompatibleStateError(
+                f"{self._where}: {len(self.found)} keys are parked, whose rows have the schema "
+                f"{stored}; now rows have {self._row_schema.json()}: release the keys before the "
+                "columns of the input change"
+            )
+
+    def _opened(self) -> tuple[ValueState, ListState]:
+        """Return the two states, made if they are new."""
+        if self._keys is None or self._rows is None:
+            assert self._row_schema is not None
+            keys = self._id_of(KEYS_STATE, StateKind.VALUE, _KEYS_SCHEMA)
+            rows = self._id_of(ROWS_STATE, StateKind.LIST, self._row_schema)
+            keys_codec = TupleCodec(_KEYS_SCHEMA, self._where)
+            self._keys = ValueState(self._table, keys, keys_codec)
+            self._rows = ListState(self._table, rows, _SentValues(self._row_schema))
+        return self._keys, self._rows
+
+    def _id_of(self, name: str, kind: StateKind, schema: T.StructType) -> bytes:
+        catalog = self._states.catalog
+        wanted = StateDescriptor(name=name, kind=kind.stored_name, value_schema=schema.json())
+        state_id = catalog.find(name)
+        if state_id is None:
+            state_id = catalog.add(wanted)
+        elif not self.found:  # there is no entry of another schema
+            catalog.replace(state_id, wanted)
+        return bytes([state_id])
+
+
+class _SentValues:
+    """Encodes rows whose values are in the form in which they are sent.
+
+    The bytes are those of the state's schema, so that its table shows the values.
+
+    Parameters
+    ----------
+    schema
+        The schema of the rows.
+    """
+
+    prefix = b""
+
+    def __init__(self, schema: T.StructType | None) -> None:
+        assert schema is not None
+        types = [
+            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
+            for field in schema.fields
+        ]
+        self.encode = msgspec.msgpack.Encoder().encode
+        self.decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
+
+    def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
+        """Decode several rows."""
+        return [None if data is None else self.decode(data) for data in stored]
+
+
+def _with_epoch(schema: T.StructType) -> T.StructType:
+    name = EPOCH_COLUMN
+    while name in schema.names:
+        name += "_"
+    return T.StructType([T.StructField(name, T.LongType()), *schema.fields])

@@ -1,0 +1,183 @@
+"""Calls of a processor that park the key if they raise, and keys that an epoch releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from pyspark_ckpt.errors import CheckpointError, CrashedError, QuarantineError
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.descriptor import QuarantineLimits
+from pyspark_ckpt.operator.quarantine.parked_keys import ParkedKeys, RowsOfEpoch
+from pyspark_ckpt.operator.quarantine.releases import ReleasedKeys
+from pyspark_ckpt.operator.rows.mode import Output
+from pyspark_ckpt.operator.rows.parked import RowKeeping
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from state_backends import StateBackendError
+
+logger = library_logger(__name__)
+
+_NOT_OF_A_KEY = (CheckpointError, CrashedError, QuarantineError, StateBackendError, MemoryError)
+"""Errors that say nothing of a key: they fail the epoch, which Spark may repeat."""
+
+Describe = Callable[[Exception], str]
+Call = Callable[[], Iterable[Any] | None]
+
+
+class Releases(Protocol):
+    """What an epoch releases."""
+
+    def keys(self) -> ReleasedKeys:
+        """Return the stored keys that the epoch releases."""
+
+    def arm(self) -> None:
+        """Have later epochs decide what they release."""
+
+
+class Quarantine:
+    """The quarantine of one subtask in one epoch.
+
+    Parameters
+    ----------
+    states
+        The processor's handle.
+    keeping
+        How rows are kept; ``None`` if the operator has no quarantine.
+    key_groups
+        The key groups of the subtask.
+    limits
+        How much is kept.
+    releases
+        What the epoch releases.
+    epoch
+        The number of the epoch.
+    where
+        The operator and subtask, for errors.
+
+    `parks` says whether the operator has a quarantine. Without one, no key may be parked.
+    """
+
+    def __init__(
+        self,
+        states: ProcessorHandle,
+        keeping: RowKeeping | None,
+        key_groups: Iterable[int],
+        limits: QuarantineLimits,
+        releases: Releases,
+        epoch: int,
+        where: str,
+    ) -> None:
+        self.parks = keeping is not None
+        self._table = states.table
+        self._releases = releases
+        self._where = where
+        self._keys = ParkedKeys(states, keeping, key_groups, limits, epoch, where)
+        states.timers.parked = self._keys.found
+        if self._keys.found:
+            releases.arm()  # the state may come from another location
+
+    @property
+    def parked(self) -> Iterable[StoredKey]:
+        """The keys that are parked."""
+        return tuple(self._keys.found)
+
+    @property
+    def parked_keys(self) -> int:
+        """The number of keys that are parked."""
+        return len(self._keys.found)
+
+    @property
+    def parked_rows(self) -> int:
+        """The number of rows that are kept of parked keys."""
+        return self._keys.rows
+
+    def handle_rows(
+        self, step: str, call: Call, sent: Callable[[], Any], output: Output, describe: Describe
+    ) -> None:
+        """Have the processor handle the rows of the current key, or keep them if it is parked.
+
+        Parameters
+        ----------
+        step
+            The method of the processor.
+        call
+            Calls it.
+        sent
+            Returns the rows as they were sent.
+        output
+            The epoch's output; without the rows of a call that raises.
+        describe
+            Returns the text that is kept of an error.
+        """
+        if not self._keys.has_current():
+            error = self._error_of(call, output)
+            if error is None:
+                return
+            self._park(step, error, describe)
+        self._keys.keep(sent())
+
+    def fire_timer(self, step: str, call: Call, output: Output, describe: Describe) -> bool:
+        """Have the processor handle a timer of the current key; return whether the timer fired."""
+        if self._keys.has_current():
+            return False
+        error = self._error_of(call, output)
+        if error is not None:
+            self._park(step, error, describe)
+        return error is None
+
+    def released(self) -> Iterator[tuple[StoredKey, list[RowsOfEpoch]]]:
+        """Make each released key the current one; yield it with its rows by epoch.
+
+        The caller calls :meth:`release` for each.
+        """
+        if not self._keys.found:
+            return
+        keys = self._releases.keys()
+        for stored in sorted(key for key in self._keys.found if key[1] in keys):
+            self._table.begin_part([stored])
+            self._table.enter(0)
+            yield stored, self._keys.kept()
+
+    def release(self, step: str, call: Call, output: Output, describe: Describe) -> None:
+        """Give the kept rows of a key to the processor; the key stays parked if it raises.
+
+        Parameters
+        ----------
+        step
+            The method of the processor.
+        call
+            Calls it for the rows of each epoch.
+        output, describe
+            As for :meth:`handle_rows`.
+        """
+        stored = self._table.current.key_group or b"", self._table.current.key
+        error = self._error_of(call, output)
+        self._table.begin_part([stored])
+        self._table.enter(0)
+        if error is None:
+            self._keys.remove()
+        else:
+            logger.warning("%s: a released key stays parked: %s", self._where, describe(error))
+            self._keys.note_error(step, describe(error))
+
+    def _error_of(self, call: Call, output: Output) -> Exception | None:
+        """Make a call; return what it raised, as if it had not been made."""
+        rows = output.rows
+        self._table.begin_call()
+        try:
+            output.extend(call())
+        except _NOT_OF_A_KEY:
+            raise
+        except Exception as exc:
+            self._table.undo_call()
+            output.cut(rows)
+            return exc
+        self._table.keep_call()
+        return None
+
+    def _park(self, step: str, error: Exception, describe: Describe) -> None:
+        text = describe(error)
+        self._releases.arm()
+        self._keys.park(step, text)
+        logger.warning("%s: a key is parked, because %s raised %s", self._where, step, text)

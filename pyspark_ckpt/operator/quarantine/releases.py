@@ -1,0 +1,201 @@
+"""Releases of parked keys: requests, and what each epoch decided, as files.
+
+::
+
+    releases/armed                              there is a parked key, or was once
+    releases/<time>-<random>.request.json       a request to release keys
+    releases/epoch-<timeline>-<epoch>.json      the requests that an epoch carries out
+
+From the first parked key on, each epoch decides once which requests it carries out. The first task
+that asks writes the decision exclusively. All other tasks of the epoch read that file, and so do
+all attempts to repeat the epoch. So a request has its effect in one epoch, the same in every
+attempt. A rollback begins a new timeline, in which epochs decide again. A request that an epoch has
+carried out is done in all timelines.
+
+Everybody who may write the directory can post a request, so every file is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.storage.base import Storage
+
+_RELEASES = "releases"
+_ARMED = f"{_RELEASES}/armed"
+_REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
+_EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
+
+MAX_BYTES = 4 << 20
+KEPT = 50
+"""How many decisions stay, for epochs that are repeated."""
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of an operator that are released: stored keys as hexadecimal digits, or all."""
+
+    uid: str
+    keys: tuple[str, ...] | None = None
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to release keys."""
+
+    release: Release
+    requested_at_ms: int
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an epoch releases, and the requests that need no other epoch."""
+
+    releases: tuple[Release, ...] = ()
+    done: tuple[str, ...] = ()
+
+    def releases_of(self, uid: str) -> ReleasedKeys:
+        """Return the keys of an operator that the epoch releases."""
+        own = [release for release in self.releases if release.uid == uid]
+        if any(release.keys is None for release in own):
+            return EVERY_KEY
+        return frozenset(bytes.fromhex(key) for release in own for key in release.keys or ())
+
+
+class ReleasedKeys(Protocol):
+    """The stored keys that an epoch releases."""
+
+    def __contains__(self, key: object, /) -> bool:
+        """Return whether the epoch releases a stored key."""
+
+    def __len__(self) -> int:
+        """Return 0 if it releases no key."""
+
+
+class _EveryKey:
+    def __contains__(self, key: object, /) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 1
+
+
+EVERY_KEY = _EveryKey()
+NO_KEY: ReleasedKeys = frozenset()
+
+
+class ReleaseFiles:
+    """The releases of one query.
+
+    Parameters
+    ----------
+    storage
+        Its checkpoints directory.
+    timeline
+        How many rollbacks the location has had.
+    """
+
+    def __init__(self, storage: Storage, timeline: int = 0) -> None:
+        self._storage = storage
+        self._timeline = timeline
+
+    def arm(self) -> None:
+        """Have epochs decide from now on, because a key is parked."""
+        if not self.is_armed:
+            with suppress(FileExistsError):
+                self._storage.write(_ARMED, [b"1"])
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether there is a parked key, or was once."""
+        return self._storage.exists(_ARMED)
+
+    def request(self, release: Release) -> str:
+        """Write a request, durable on return; return its id."""
+        at_ms = now_ms()
+        name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
+        request = ReleaseRequest(release=release, requested_at_ms=at_ms)
+        self._storage.write(f"{_RELEASES}/{name}", [msgspec.json.encode(request)])
+        return name.removesuffix(".request.json")
+
+    def decide(self, epoch: int) -> Decision:
+        """Return what an epoch releases; decide it if no task has.
+
+        Raises
+        ------
+        CorruptFileError
+            If a file is not what this library writes.
+        """
+        if not self.is_armed:
+            return Decision()
+        found = self.decided(epoch)
+        if found is not None:
+            return found
+        names = self._storage.list(_RELEASES)
+        before = self._newest_before(epoch, names)
+        done = () if before is None else self._read(before, Decision).done
+        waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
+        releases = tuple(self._read(name, ReleaseRequest).release for name in waiting)
+        kept = [name for name in done if name in names]
+        decision = Decision(releases=releases, done=(*kept, *waiting))
+        try:
+            self._storage.write(self._path(epoch), [msgspec.json.encode(decision)])
+        except FileExistsError:
+            return self._of(epoch)
+        self._trim(epoch, names, done)
+        return decision
+
+    def decided(self, epoch: int) -> Decision | None:
+        """Return what an epoch releases, ``None`` if no task has decided it."""
+        return self._of(epoch) if self._storage.exists(self._path(epoch)) else None
+
+    def _of(self, epoch: int) -> Decision:
+        return self._read(self._name(epoch), Decision)
+
+    def _newest_before(self, epoch: int, names: list[str]) -> str | None:
+        found = [(_place(name), name) for name in names if _EPOCH.fullmatch(name)]
+        earlier = [each for each in found if each[0] < (self._timeline, epoch)]
+        return max(earlier)[1] if earlier else None
+
+    def _trim(self, epoch: int, names: list[str], done: tuple[str, ...]) -> None:
+        """Delete decisions that no attempt needs, and requests that were done before them."""
+        old = [
+            name
+            for name in names
+            if _EPOCH.fullmatch(name) and _place(name) < (self._timeline, epoch - KEPT)
+        ]
+        if not old:
+            return
+        done_then = set(self._read(max(old, key=_place), Decision).done) & set(done)
+        self._storage.delete(f"{_RELEASES}/{name}" for name in [*old, *sorted(done_then)])
+
+    def _name(self, epoch: int) -> str:
+        return f"epoch-{self._timeline}-{epoch}.json"
+
+    def _path(self, epoch: int) -> str:
+        return f"{_RELEASES}/{self._name(epoch)}"
+
+    def _read(self, name: str, kind: type[_T]) -> _T:
+        path = f"{_RELEASES}/{name}"
+        size_bytes = self._storage.size_bytes(path)
+        try:
+            if size_bytes is not None and size_bytes > MAX_BYTES:
+                raise msgspec.DecodeError(f"it has {size_bytes} bytes")
+            return msgspec.json.decode(self._storage.read(path), type=kind)
+        except msgspec.MsgspecError as exc:
+            raise CorruptFileError(
+                f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
+                "and release the keys again"
+            ) from exc
+
+
+def _place(name: str) -> tuple[int, int]:
+    match = _EPOCH.fullmatch(name)
+    assert match is not None
+    return int(match[1]), int(match[2])

@@ -1,0 +1,85 @@
+"""What an epoch releases is decided once, also where tasks race and requests come late."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.operator.quarantine.releases import KEPT, Decision, Release, ReleaseFiles
+from pyspark_ckpt.storage.open import LocalStorage
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ReleaseFiles:
+    files = ReleaseFiles(LocalStorage(tmp_path))
+    files.arm()
+    return files
+
+
+def keys(decision: Decision, uid: str = "op") -> set[bytes]:
+    released = decision.releases_of(uid)
+    return {key for key in (b"a", b"b", b"c") if key in released}
+
+
+def release(*given: bytes, uid: str = "op") -> Release:
+    return Release(uid=uid, keys=tuple(key.hex() for key in given) or None)
+
+
+def test_a_request_has_its_effect_in_one_epoch(files: ReleaseFiles) -> None:
+    assert keys(files.decide(3)) == set()
+    files.request(release(b"a"))
+    files.request(release(b"b", uid="other"))
+    assert keys(files.decide(3)) == set(), "epoch 3 is decided"
+    assert keys(files.decide(4)) == {b"a"}
+    assert keys(files.decide(4), "other") == {b"b"}
+    files.request(release())
+    assert keys(files.decide(4)) == {b"a"}
+    assert keys(files.decide(5)) == {b"a", b"b", b"c"}
+    assert keys(files.decide(6)) == set()
+
+
+def test_no_epoch_decides_before_a_key_is_parked(tmp_path: Path) -> None:
+    files = ReleaseFiles(LocalStorage(tmp_path))
+    files.request(release())
+    assert keys(files.decide(0)) == set()
+    assert files.decided(0) is None
+    files.arm()
+    files.arm()
+    assert keys(files.decide(1)) == {b"a", b"b", b"c"}
+
+
+def test_tasks_that_race_decide_the_same(files: ReleaseFiles) -> None:
+    for epoch in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            requests = [pool.submit(files.request, release(b"a")) for _ in range(4)]
+            found = [pool.submit(files.decide, epoch) for _ in range(8)]
+        assert len({task.result() for task in found}) == 1
+        assert all(task.result() for task in requests)
+
+
+def test_each_timeline_decides_for_itself_and_repeats_no_request(tmp_path: Path) -> None:
+    first = ReleaseFiles(LocalStorage(tmp_path), 0)
+    first.arm()
+    first.request(release(b"a"))
+    assert keys(first.decide(7)) == {b"a"}
+    second = ReleaseFiles(LocalStorage(tmp_path), 1)
+    assert keys(second.decide(5)) == set()
+    second.request(release(b"b"))
+    assert keys(second.decide(7)) == {b"b"}
+
+
+def test_old_decisions_and_their_requests_are_deleted(files: ReleaseFiles, tmp_path: Path) -> None:
+    for epoch in range(3 * KEPT):
+        files.request(release(b"a"))
+        assert keys(files.decide(epoch)) == {b"a"}
+    names = [path.name for path in (tmp_path / "releases").iterdir()]
+    assert len(names) <= 2 * KEPT + 5
+    assert keys(files.decide(3 * KEPT)) == set(), "no request is repeated"
+
+
+def test_a_file_of_somebody_else_is_refused(files: ReleaseFiles, tmp_path: Path) -> None:
+    bad = tmp_path / "releases" / f"{1:015}-{'0' * 16}.request.json"
+    bad.write_text('{"release": {"uid": 3}}')
+    with pytest.raises(CorruptFileError, match="delete it"):
+        files.decide(0)
