@@ -35,6 +35,8 @@ The examples of the methods continue this one.
 
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.harness import ProcessorHarness
+from pyspark_ckpt.testing.replaying.differences import Difference
+from pyspark_ckpt.testing.replaying.replay import ReplayResult, replay
 from pyspark_ckpt.testing.snapshot import Snapshot
 
-__all__ = ["CrashStep", "ProcessorHarness", "Snapshot"]
+__all__ = ["CrashStep", "Difference", "ProcessorHarness", "ReplayResult", "Snapshot", "replay"]

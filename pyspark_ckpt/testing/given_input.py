@@ -14,7 +14,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.key_columns import Codes, codes_of_objects
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
+from pyspark_ckpt.operator.rows.sent_rows import Places
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput
 
@@ -37,8 +39,6 @@ class GivenColumns:
     """
 
     event_time_index = None
-    sent_schema = pa.schema([])
-    """Empty, because no row is sent to Spark."""
 
     def __init__(self, keys: GivenKeys, key_names: Sequence[str] = ()) -> None:
         self._keys = keys
@@ -48,6 +48,18 @@ class GivenColumns:
     def decode_key(self) -> Callable[[bytes], Key]:
         """The function that turns a stored key into the key that the processor sees."""
         return self._keys.decode
+
+    def joined(self, frames: list[pd.DataFrame]) -> pd.DataFrame:
+        """Return several frames as one."""
+        return frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+
+    def taken(self, frame: pd.DataFrame, places: Places) -> pd.DataFrame:
+        """Return the rows at some places."""
+        return frame.take(places)
+
+    def size_bytes(self, frame: pd.DataFrame) -> int:  # noqa: ARG002
+        """Return 0, because no row is sent to Spark."""
+        return 0
 
     def key_codes(self, frame: pd.DataFrame) -> Codes:
         """Return a number for each row; rows with equal keys have equal numbers."""
@@ -65,6 +77,10 @@ class GivenColumns:
         """Return the key of each row in its shuffle form."""
         return frame[_KEY].tolist()
 
+    def encoded_keys(self, frame: pd.DataFrame) -> pa.BinaryArray:
+        """Return the key of each row as it is stored."""
+        return pa.array(map(key_encoder(), self.sent_keys(frame)), pa.binary())
+
     def key_groups(self, frame: pd.DataFrame) -> np.ndarray[Any, Any]:
         """Return the key group of each row."""
         return frame[KEY_GROUP].to_numpy()
@@ -75,7 +91,7 @@ class GivenColumns:
 
     def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the key columns of rows."""
-        return frame[list(self.key_names)]
+        return frame[list(self.key_names)].reset_index(drop=True)
 
     def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
         """Return keys as the processor sees them."""
@@ -89,6 +105,11 @@ def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFra
     for place, (_, row) in enumerate(pairs):  # a list of tuples would become a matrix
         rows[place] = row
     return _with_keys(pd.DataFrame({_ROW: rows}), [key for key, _ in pairs])
+
+
+def is_frame_of_rows(frame: pd.DataFrame) -> bool:
+    """Return whether a frame was made by :func:`frame_of_rows`."""
+    return _ROW in frame.columns
 
 
 def frame_of_frames(given: Sequence[tuple[GivenKey, pd.DataFrame]]) -> pd.DataFrame:
@@ -135,6 +156,7 @@ class GivenInput:
         event_time: EventTime | None,
         without_rows: Sequence[tuple[GivenKey, Any]] = (),
     ) -> None:
+        self.method, self.form = mode.method, mode.form
         self.calls_once_per_part = mode.calls_once_per_part
         self._mode = mode
         self._output = output
@@ -169,6 +191,7 @@ class GivenPart:
         self.keys = part.keys
         self.process = part.process
         self.initial_states = part.initial_states
+        self.sent_rows = part.sent_rows
         self._rows = part.rows
         self._event_time = event_time
 
@@ -199,6 +222,10 @@ class PartWithoutRows:
         """Call the processor for the key at a position."""
         rows = self.initial_states(position)
         return processor.handleInputRows(self.keys[position], rows, timer_values)
+
+    def sent_rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
+        """Return no rows."""
+        return pd.DataFrame()
 
     def initial_states(self, position: int) -> Iterator[Any]:
         """Return an iterator over the one empty frame, or over no row."""

@@ -17,16 +17,16 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.operator import OperatorArguments
-from pyspark_ckpt.operator.rows.batch_mode import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
-from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
-from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.given_input import EventTime
 from pyspark_ckpt.testing.given_keys import GivenKeys
 from pyspark_ckpt.testing.harness_clock import HarnessClock
-from pyspark_ckpt.testing.harness_epochs import HarnessEpochs, Mode
+from pyspark_ckpt.testing.harness_epochs import HarnessEpochs, Mode, refuse_arrow
 from pyspark_ckpt.testing.harness_faults import HarnessFaults
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 from pyspark_ckpt.testing.schema_text import parse_schema
@@ -87,6 +87,8 @@ class ProcessorHarness(HarnessFaults):
     failOnLostAttributes : bool
         Whether an epoch fails if the processor changes attributes outside of ``init``. A query
         logs one warning.
+    onError : str
+        ``fail``, or ``quarantine`` as for ``transformWithState``; see :meth:`release`.
 
     Raises
     ------
@@ -122,6 +124,7 @@ class ProcessorHarness(HarnessFaults):
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
         failOnLostAttributes: bool = False,
+        onError: str = "fail",
     ) -> None:
         if initialStateRow is not None and initialStatePandas is not None:
             raise HarnessUseError(
@@ -130,8 +133,15 @@ class ProcessorHarness(HarnessFaults):
         schema = outputStructType
         schema = parse_schema(schema) if isinstance(schema, str) else schema
         arguments = OperatorArguments.checked(
-            processor, schema or T.StructType(), outputMode, timeMode, uid, migrations
+            processor,
+            schema or T.StructType(),
+            outputMode,
+            timeMode,
+            uid,
+            migrations,
+            on_error=onError,
         )
+        refuse_arrow(processor, uid)
         chosen = check_max_parallelism(maxParallelism, 1)
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
@@ -142,6 +152,7 @@ class ProcessorHarness(HarnessFaults):
             max_parallelism=chosen,
             key_schema=T.StructType().json(),
             time_mode=arguments.time_mode,
+            on_error=arguments.on_error,
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes
@@ -167,6 +178,7 @@ class ProcessorHarness(HarnessFaults):
         migrations: Mapping[str, Migration] | None = None,
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
+        onError: str = "fail",
     ) -> ProcessorHarness:
         """Return a new harness that starts from a snapshot, perhaps with another processor.
 
@@ -189,6 +201,8 @@ class ProcessorHarness(HarnessFaults):
         outputStructType : StructType or str, optional
             As for the constructor.
         conf : Mapping of str to str, optional
+            As for the constructor.
+        onError : str
             As for the constructor.
 
         Returns
@@ -220,6 +234,7 @@ class ProcessorHarness(HarnessFaults):
             migrations=migrations,
             outputStructType=outputStructType,
             conf=conf,
+            onError=onError,
         )
         harness.restore(snapshot)
         return harness

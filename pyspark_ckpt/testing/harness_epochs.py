@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.rows.batch_mode import BatchInput
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
+from pyspark_ckpt.operator.modes.batches import BatchInput
+from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
-from pyspark_ckpt.operator.rows.rows_mode import RowsInput
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import (
     EventTime,
@@ -128,6 +129,12 @@ class HarnessEpochs:
         rows = [input] if in_frames else list(input)
         return self._epoch([], broadcast=iter(rows) if len(input) else None)
 
+    def releasing(self, *, in_frames: bool | None) -> Any:
+        """Release parked keys, whose rows came as given; ``None`` if there are no rows."""
+        if in_frames is not None:
+            self._mode = PandasInput if in_frames else RowsInput
+        return self._epoch([])
+
     def without_rows(self) -> Any:
         """Fire the timers that are due."""
         return self._epoch([])
@@ -155,3 +162,18 @@ class HarnessEpochs:
             parts.append([])
         self._subtask.process(parts, columns, given, self._clock.now(), broadcast)
         return output.result()
+
+
+def refuse_arrow(processor: object, uid: str) -> None:
+    """Refuse a processor that gets Arrow tables.
+
+    Raises
+    ------
+    NotBuiltYetError
+        If it does.
+    """
+    if isinstance(processor, ArrowProcessor):
+        raise NotBuiltYetError(
+            f"operator {uid!r}: the harness does not take an ArrowProcessor yet: run it over a "
+            "batch DataFrame"
+        )

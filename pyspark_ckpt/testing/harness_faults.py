@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
 from pyspark_ckpt.testing.crash_step import CrashStep
+from pyspark_ckpt.testing.harness_epochs import HarnessEpochs
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
 from pyspark_ckpt.testing.state_access import StateAccess
 
@@ -19,6 +24,8 @@ class HarnessFaults(StateAccess):
     clock : HarnessClock
         The harness's times.
     """
+
+    _epochs: HarnessEpochs
 
     def crashAt(self, step: CrashStep) -> None:
         """Crash the next epoch that reaches a step, once.
@@ -46,6 +53,55 @@ class HarnessFaults(StateAccess):
         [Row(user='ada', n=3)]
         """
         self._subtask.crash.plan(CrashStep(step))
+
+    def parkedKeys(self) -> dict[Any, str]:
+        """Return the keys that are parked, with the errors of their processor.
+
+        Returns
+        -------
+        dict
+            Each error by its key; empty without ``onError="quarantine"``.
+
+        Examples
+        --------
+        >>> harness.parkedKeys()
+        {}
+        """
+        found = self._subtask.parked(self._clock.now()).errors
+        known = self._keys.known
+        return {
+            known[encoded] if self._keys.columns > 1 else known[encoded][0]: error
+            for encoded, error in found.items()
+        }
+
+    def release(self, keys: Sequence[Any] | None = None) -> Any:
+        """Give the rows of parked keys to the processor, in an epoch without other rows.
+
+        The processor gets the rows in a call for each epoch that they came in. If it raises, the
+        key stays parked.
+
+        Parameters
+        ----------
+        keys : sequence, optional
+            Keys as in :meth:`ProcessorHarness.test`; by default all parked keys.
+
+        Returns
+        -------
+        list of Row, or pandas.DataFrame
+            What the processor yielded, also for timers that were due.
+
+        Examples
+        --------
+        >>> harness.release()
+        []
+        """
+        wanted = keys if keys is None else [self._keys.given(key).encoded for key in keys]
+        self._subtask.releases.next = EVERY_KEY if wanted is None else frozenset(wanted)
+        try:
+            parked = self._subtask.parked(self._clock.now())
+            return self._epochs.releasing(in_frames=parked.in_frames)
+        finally:
+            self._subtask.releases.next = NO_KEY
 
     def loseLocalCopy(self) -> None:
         """Delete the backend's directory, as when an executor is lost.

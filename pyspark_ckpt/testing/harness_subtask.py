@@ -20,7 +20,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, QuarantineLimits
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
@@ -31,6 +31,7 @@ from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
@@ -39,6 +40,12 @@ from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
 from pyspark_ckpt.testing.given_input import GivenColumns, GivenInput
 from pyspark_ckpt.testing.given_keys import GivenKey
+from pyspark_ckpt.testing.given_parked import (
+    GivenParked,
+    GivenReleases,
+    GivenRows,
+    parked_of,
+)
 from pyspark_ckpt.testing.noted_states import NotedStates
 from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import StateBackendError
@@ -78,7 +85,8 @@ class HarnessSubtask:
         Migrations by the name of the new state.
 
     `handle` names the state after the last epoch that ended. With `fails_on_lost_attributes` an
-    epoch fails if the processor changes its attributes.
+    epoch fails if the processor changes its attributes. `releases` has what the next epoch
+    releases.
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class HarnessSubtask:
         self.storage = LocalStorage(root / "checkpoints")
         self.crash = PlannedCrash(self.where)
         self.processor = processor
+        self.releases = GivenReleases()
         self._descriptor = descriptor
         self._local = root / "local"
         self._settings = settings
@@ -132,8 +141,16 @@ class HarnessSubtask:
                 self._migrations,
                 broadcast=None,
                 initial=None,
+                keeping=GivenRows() if self._parks else None,
             )
-            processing = function.processing(attempt.handle, attempt.table, clock, attempt.number)
+            processing = function.processing(
+                attempt.handle,
+                attempt.table,
+                clock,
+                attempt.number,
+                self.releases,
+                self._limits(),
+            )
             for _ in processing.run(partial(self._read, parts, broadcast), attempt.number):
                 pass  # the mode keeps the output
             if self.fails_on_lost_attributes and processing.lost_attributes:
@@ -232,12 +249,32 @@ class HarnessSubtask:
             )
             if handle.base != base:
                 reach(CrashStep.AFTER_BASE)
-            writes = EpochWrites(settings.memory_limit_bytes // WRITES_SHARE, local.scratch)
+            kind = UndoableWrites if self._parks else EpochWrites
+            writes = kind(settings.memory_limit_bytes // WRITES_SHARE, local.scratch)
             table = StateTable(local.backend, writes=writes)
             try:
                 yield _Attempt(handle, table, clock, number)
             finally:
                 table.close()
+
+    def parked(self, clock: EpochClock) -> GivenParked:
+        """Return what is known of the parked keys."""
+        if not self._parks:
+            return GivenParked({}, None)
+        groups = range(self.handle.max_parallelism)
+        return self.look(clock, lambda states: parked_of(states, groups, self.where))
+
+    @property
+    def _parks(self) -> bool:
+        return self._descriptor.on_error is OnError.QUARANTINE
+
+    def _limits(self) -> QuarantineLimits:
+        settings = self._settings
+        return QuarantineLimits(
+            settings.quarantine_keys,
+            settings.quarantine_rows_per_key,
+            settings.quarantine_bytes_per_key,
+        )
 
     def _states(self, attempt: _Attempt) -> NotedStates:
         return NotedStates(

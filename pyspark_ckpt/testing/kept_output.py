@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.rows.mode import Output
@@ -55,14 +56,19 @@ class KeptOutput:
         yielded = [] if output is None else list(output)
         if self._in_frames:
             self._check_frames(yielded)
-        self._kept.extend(yielded)
         if self._checked is not None:
             self._checked.extend(yielded)
+        self._kept.extend(yielded)
         self._after_call()
 
-    def take(self) -> pd.DataFrame:
+    def cut(self, rows: int) -> None:
+        """Remove the checked rows of a call that raised; its output is not kept."""
+        if self._checked is not None:
+            self._checked.cut(rows)
+
+    def take(self) -> pa.RecordBatch:
         """Check the rows that are not checked yet; :meth:`result` returns what was yielded."""
-        return pd.DataFrame() if self._checked is None else self._checked.take()
+        return pa.record_batch({}) if self._checked is None else self._checked.take()
 
     def result(self) -> Any:
         """Return all of the epoch's output, as a list of Rows or as one frame."""

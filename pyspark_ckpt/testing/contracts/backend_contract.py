@@ -92,6 +92,16 @@ class BackendContract:
             backend.apply([Changes([b"b", b"c", b"never there"], [b"new", None, None])], "2")
         self.check(directory, {b"a": b"1", b"b": b"new"}, "2")
 
+    def test_ranges_are_deleted(self, directory: Path) -> None:
+        content = {b"%05d" % number: b"x" for number in range(25_000)}
+        self.make(directory, content)
+        ranges = [(b"", b"00003"), (b"00010", b"00012"), (b"12000", b"24998"), (b"7", b"8")]
+        for start, end in ranges:
+            content = {key: b"x" for key in content if not start <= key < end}
+        with self.open(directory) as backend:
+            backend.delete_ranges(ranges, "2")
+        self.check(directory, content, "2")
+
     def test_changes_are_applied_in_order(self, directory: Path) -> None:
         with self.open(directory, create=True) as backend:
             first = Changes([b"a", b"a", b"b", b"c"], [b"1", b"2", None, b"1"])

@@ -647,3 +647,15 @@ class _Returns(Processor):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         return self.output
+
+
+def test_a_processor_of_arrow_tables_is_refused() -> None:
+    class Tables(ckpt.ArrowProcessor):
+        def init(self, handle: Any) -> None: ...
+
+        def handleInputArrow(self, keys: Any, rows: Any, timerValues: Any) -> None: ...
+
+        def close(self) -> None: ...
+
+    with pytest.raises(ckpt.NotBuiltYetError, match="over a batch DataFrame"):
+        ProcessorHarness(Tables())

@@ -1,0 +1,1 @@
+"""What a processor sees in an epoch, recorded, so that it can be replayed without Spark."""

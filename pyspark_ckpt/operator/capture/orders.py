@@ -1,0 +1,112 @@
+"""Which epochs of a query are captured, as files in its checkpoints directory.
+
+Everybody who may write the directory can post a request, so every file is checked. A start reads
+them; tasks get what they need with the settings of the query.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.layout import CAPTURES, CaptureName, capture_name
+from pyspark_ckpt.operator.descriptor import CaptureOrder
+from pyspark_ckpt.storage.base import Storage
+
+MAX_BYTES = 1 << 20
+_REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
+
+
+class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to capture epochs."""
+
+    orders: tuple[CaptureOrder, ...]
+    requested_at_ms: int
+
+
+def orders_of(epochs: Iterable[int], uid: str | None) -> tuple[CaptureOrder, ...]:
+    """Return epochs as orders, one for each run of numbers that follow each other."""
+    orders: list[CaptureOrder] = []
+    for epoch in sorted(set(epochs)):
+        if orders and orders[-1].last == epoch - 1:
+            orders[-1] = CaptureOrder(orders[-1].first, epoch, uid)
+        else:
+            orders.append(CaptureOrder(epoch, epoch, uid))
+    return tuple(orders)
+
+
+class CaptureFiles:
+    """The requests and captures of one query.
+
+    Parameters
+    ----------
+    storage
+        Its checkpoints directory.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def request(self, orders: Sequence[CaptureOrder]) -> None:
+        """Have epochs captured from the next start on; durable on return.
+
+        Nothing is written if earlier requests have all of it.
+        """
+        known = self.orders()
+        if all(any(_has(each, order) for each in known) for order in orders):
+            return
+        at_ms = now_ms()
+        request = CaptureRequest(orders=tuple(orders), requested_at_ms=at_ms)
+        name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
+        self._storage.write(f"{CAPTURES}/{name}", [msgspec.json.encode(request)])
+
+    def orders(self) -> tuple[CaptureOrder, ...]:
+        """Return what all requests order.
+
+        Raises
+        ------
+        CorruptFileError
+            If a request is not what this library writes.
+        """
+        found = [order for name in self._requests() for order in self._read(name).orders]
+        return tuple(dict.fromkeys(found))
+
+    def captured(self) -> dict[str, CaptureName]:
+        """Return what the names of the captured epochs say, by the path of the file."""
+        named = {name: capture_name(name) for name in self._storage.list(CAPTURES)}
+        return {f"{CAPTURES}/{name}": each for name, each in named.items() if each is not None}
+
+    def delete(self, paths: Iterable[str], orders: Sequence[CaptureOrder]) -> None:
+        """Delete captures, and the requests that order nothing else."""
+        done = [
+            f"{CAPTURES}/{name}"
+            for name in self._requests()
+            if all(any(_has(each, order) for each in orders) for order in self._read(name).orders)
+        ]
+        self._storage.delete([*done, *paths])
+
+    def _requests(self) -> list[str]:
+        return sorted(name for name in self._storage.list(CAPTURES) if _REQUEST.fullmatch(name))
+
+    def _read(self, name: str) -> CaptureRequest:
+        path = f"{CAPTURES}/{name}"
+        size_bytes = self._storage.size_bytes(path)
+        try:
+            if size_bytes is not None and size_bytes > MAX_BYTES:
+                raise msgspec.DecodeError(f"it has {size_bytes} bytes")
+            return msgspec.json.decode(self._storage.read(path), type=CaptureRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise CorruptFileError(
+                f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
+                "and ask for the captures again"
+            ) from exc
+
+
+def _has(order: CaptureOrder, other: CaptureOrder) -> bool:
+    is_within = order.first <= other.first and other.last <= order.last
+    return is_within and order.uid in (None, other.uid)

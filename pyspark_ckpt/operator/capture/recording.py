@@ -1,0 +1,259 @@
+"""Records an epoch of a subtask: its rows, the state that it works on, its writes and output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.capture.capture_file import SectionName
+from pyspark_ckpt.operator.capture.touched import Entry, NotingTable, is_of, stored_entries
+from pyspark_ckpt.operator.quarantine.quarantine import Quarantine
+from pyspark_ckpt.operator.rows.mode import Part
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.rows.sides import EpochInput
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.writes import EpochWrites, in_frames
+from state_backends import StateBackend
+
+STEP_COLUMN = "__ckpt_step"
+KEY_COLUMN = "__ckpt_key"
+"""Columns of captured output: the method that yielded a row, and the stored key it was for."""
+
+_CODEC = "zstd"
+_NO_LIMIT = 1 << 62
+
+ReadInput = Callable[[], EpochInput]
+
+
+class Origins(Protocol):
+    """The calls that the output comes from."""
+
+    step: str
+
+    def stored_key_of(self, row: int) -> StoredKey | None:
+        """Return the stored key of the call that a row is of."""
+
+    def place_of(self, row: int) -> int:
+        """Return the place among the keys of the call that a row is of."""
+
+
+class Processing(Protocol):
+    """What runs the processor over an epoch."""
+
+    states: ProcessorHandle
+    origins: Any
+    quarantine: Quarantine | None
+    part_under_way: Part | None
+    completed_checkpoint_id: int | None
+
+    def run(self, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches."""
+
+
+class SeenInput(Protocol):
+    """Sees the input of an epoch while it is read."""
+
+    def parts(self, keyed: Iterator[SentRows]) -> Iterator[SentRows]:
+        """Yield the parts of the keyed rows as they are."""
+
+    def broadcast(self, sent: SentRows) -> None:
+        """See the broadcast rows."""
+
+
+class Recording(Protocol):
+    """Runs epochs of a subtask, and perhaps records them."""
+
+    @property
+    def seen(self) -> SeenInput | None:
+        """What sees the input."""
+
+    def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
+        """Return the epoch's view of the state."""
+
+    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches."""
+
+
+class NotRecorded:
+    """Runs epochs without recording them."""
+
+    seen = None
+
+    def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
+        """Return the epoch's view of the state."""
+        return StateTable(backend, writes=writes)
+
+    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches."""
+        return processing.run(read, epoch)
+
+
+NOT_RECORDED = NotRecorded()
+
+
+class EpochRecorder:
+    """Records all of an epoch, in memory.
+
+    Parameters
+    ----------
+    states
+        The states before the epoch, by their ids.
+    names
+        The columns of the keyed rows that are kept.
+    limit_bytes
+        Bytes after which nothing is kept.
+
+    `left_out` says that the epoch is too large. After :meth:`run`, `touched` has the keys that were
+    worked on, `before` and `writes` their entries, and `states_after` the states.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[StateDescriptor],
+        names: Sequence[str],
+        limit_bytes: int = _NO_LIMIT,
+    ) -> None:
+        self._states = states
+        self._names = list(names)
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._backend: StateBackend | None = None
+        self._table: NotingTable | None = None
+        self.left_out: str | None = None
+        self.rows: list[SentRows] = []
+        self.broadcast_rows: SentRows = []
+        self.output: SentRows = []
+        self.before: dict[bytes, bytes] = {}
+        self.writes: dict[bytes, bytes | None] = {}
+        self.touched: dict[StoredKey, None] = {}
+        self.states_after: tuple[StateDescriptor, ...] = ()
+
+    @property
+    def seen(self) -> SeenInput:
+        """What sees the input: this object."""
+        return self
+
+    def parts(self, keyed: Iterator[SentRows]) -> Iterator[SentRows]:
+        """Yield the parts of the keyed rows as they are, and keep them."""
+        for batches in keyed:
+            kept = [batch.select(self._names) for batch in batches]
+            self._count(sum(batch.nbytes for batch in kept), "rows")
+            if self.left_out is None:
+                self.rows.append(kept)
+            yield batches
+
+    def broadcast(self, sent: SentRows) -> None:
+        """Keep the broadcast rows."""
+        self._count(sum(batch.nbytes for batch in sent), "broadcast rows")
+        if self.left_out is None:
+            self.broadcast_rows = list(sent)
+
+    def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
+        """Return a view of the state that notes the keys that are worked on."""
+        self._backend = backend
+        self._table = NotingTable(backend, writes)
+        return self._table
+
+    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches, and keep it."""
+        for batch in processing.run(read, epoch):
+            if self.left_out is None:
+                kept = with_origins(batch, processing.origins)
+                self._count(kept.nbytes, "output")
+                self.output.append(kept)
+            yield batch
+        self.end(processing)
+
+    def end(self, processing: Processing, *, writes: bool = True) -> None:
+        """Keep the state of the keys that were worked on; with `writes`, what the epoch wrote."""
+        assert self._table is not None
+        assert self._backend is not None
+        self.states_after = processing.states.descriptors
+        self.touched = dict(self._table.touched)
+        if processing.quarantine is not None:
+            self.touched.update(dict.fromkeys(processing.quarantine.parked))
+        entries = stored_entries(self._backend, self._states, self.touched)
+        for key, value in entries:
+            self.before[key] = value
+            if self._count(len(key) + len(value), "state") is not None:
+                break
+        if writes and self.left_out is None:
+            for part in self._table.changes():
+                self._keep_writes(zip(part.keys, part.values, strict=True))
+        if self.left_out is not None:
+            self._clear()
+
+    def sections(self) -> dict[SectionName, bytes]:
+        """Return what was kept, as the sections of a capture."""
+        rows = [batch for batches in self.rows for batch in batches]
+        contents = {
+            SectionName.KEYS: in_changes((b"".join(key), b"") for key in self.touched),
+            SectionName.ROWS: in_arrow(rows),
+            SectionName.BROADCAST: in_arrow(self.broadcast_rows),
+            SectionName.BEFORE: in_changes(self.before.items()),
+            SectionName.AFTER: in_changes(self.writes.items()),
+            SectionName.OUTPUT: in_arrow(self.output),
+        }
+        return {name: data for name, data in contents.items() if data}
+
+    def _keep_writes(self, entries: Iterable[Entry]) -> None:
+        for key, value in entries:
+            if is_of(key, self.touched):
+                self.writes[key] = value
+                self._count(len(key) + len(value or b""), "writes")
+
+    def _count(self, size_bytes: int, what: str) -> str | None:
+        """Count bytes; return why the epoch is left out, if there are too many."""
+        self._size_bytes += size_bytes
+        if self._size_bytes > self._limit_bytes and self.left_out is None:
+            self.left_out = (
+                f"with its {what} it has more than {self._limit_bytes} bytes; raise "
+                "spark.ckpt.capture.max-size and capture the epoch again"
+            )
+            self._clear()
+        return self.left_out
+
+    def _clear(self) -> None:
+        self.rows, self.broadcast_rows, self.output = [], [], []
+        self.touched.clear()
+        self.before.clear()
+        self.writes.clear()
+
+
+def with_origins(batch: pa.RecordBatch, origins: Origins) -> pa.RecordBatch:
+    """Return output with the method and the stored key of the call that yielded each row."""
+    keys = [origins.stored_key_of(row) for row in range(batch.num_rows)]
+    stored = [None if key is None else b"".join(key) for key in keys]
+    return pa.RecordBatch.from_arrays(
+        [
+            *batch.columns,
+            pa.array([origins.step] * batch.num_rows, pa.string()),
+            pa.array(stored, pa.binary()),
+        ],
+        names=[*batch.schema.names, STEP_COLUMN, KEY_COLUMN],
+    )
+
+
+def in_arrow(batches: SentRows) -> bytes:
+    """Return record batches as an Arrow IPC stream; nothing without a batch."""
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    codec = _CODEC if pa.Codec.is_available(_CODEC) else None
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def in_changes(entries: Iterable[Entry]) -> bytes:
+    """Return entries as a change file; nothing without an entry."""
+    ordered = sorted(entries, key=lambda entry: entry[0])
+    return b"".join(encode_changes(in_frames(iter(ordered)))) if ordered else b""

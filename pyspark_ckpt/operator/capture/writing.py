@@ -1,0 +1,296 @@
+"""Writes what was recorded of an epoch into the query's checkpoints directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+import pyarrow as pa
+
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import CkptError, ProcessorError, StateUseError, StateValueError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import capture_path, failure_path
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.capture.capture_file import (
+    CapturedClock,
+    CapturedEpoch,
+    CapturedProgram,
+    Released,
+    SectionName,
+    encode_part,
+)
+from pyspark_ckpt.operator.capture.recording import (
+    EpochRecorder,
+    Processing,
+    ReadInput,
+    SeenInput,
+    in_arrow,
+    in_changes,
+)
+from pyspark_ckpt.operator.capture.touched import stored_entries
+from pyspark_ckpt.operator.descriptor import Runtime
+from pyspark_ckpt.operator.quarantine.quarantine import Releases
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.writes import EpochWrites
+from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.storage.base import WorkerStorage
+from state_backends import StateBackend
+
+logger = library_logger(__name__)
+
+_OF_THE_PROCESSOR = (ProcessorError, StateValueError, StateUseError)
+"""Errors that the processor can repeat on another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOfTask:
+    """What is known of an epoch before it runs.
+
+    Parameters
+    ----------
+    handle
+        What the epoch starts from.
+    clock, number
+        The epoch's times and its number.
+    program
+        How the operator was built.
+    columns
+        The columns of the keyed rows.
+    calls_once_per_part
+        Whether the processor gets all keys of a part in one call.
+    runtime, storage
+        The settings of the query, and its checkpoints directory.
+    releases
+        The parked keys that the epoch releases.
+    """
+
+    handle: Handle
+    clock: EpochClock
+    number: int
+    program: CapturedProgram
+    columns: tuple[str, ...]
+    calls_once_per_part: bool
+    runtime: Runtime
+    storage: WorkerStorage
+    releases: Releases
+
+    def header(self, processing: Processing) -> CapturedEpoch:
+        """Return the header of the epoch's capture."""
+        clock, runtime = self.clock, self.runtime
+        released: ReleasedKeys = frozenset()
+        if processing.quarantine is not None:
+            released = self.releases.keys()
+        return CapturedEpoch(
+            epoch=self.number,
+            timeline=len(runtime.rolled_back),
+            run=runtime.run,
+            run_started_ms=runtime.captures.run_started_ms,
+            written_at_ms=now_ms(),
+            handle=_without_files(self.handle),
+            states_after=processing.states.descriptors,
+            clock=CapturedClock(
+                mode=clock.mode,
+                processing_time_ms=clock.processing_time_ms,
+                watermark_ms=clock.watermark_ms,
+                drained_at_ms=clock.drained_at_ms,
+            ),
+            program=self.program,
+            completed_checkpoint_id=processing.completed_checkpoint_id,
+            released=_described(released),
+        )
+
+
+class WrittenEpoch:
+    """Records an epoch that was asked for, and writes it when it is over.
+
+    A capture that cannot be written is left out with a warning: the query needs none.
+
+    Parameters
+    ----------
+    epoch
+        The epoch.
+    limit_bytes
+        Bytes after which nothing of it is kept.
+    """
+
+    def __init__(self, epoch: EpochOfTask, limit_bytes: int) -> None:
+        self._epoch = epoch
+        self._recorder = EpochRecorder(epoch.handle.states, epoch.columns, limit_bytes)
+
+    @property
+    def seen(self) -> SeenInput:
+        """What sees the input."""
+        return self._recorder
+
+    def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
+        """Return the epoch's view of the state."""
+        return self._recorder.table(backend, writes)
+
+    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches, and write the capture."""
+        recorder = self._recorder
+        try:
+            yield from recorder.run(processing, read, epoch)
+        except _OF_THE_PROCESSOR as exc:
+            recorder.end(processing, writes=False)
+            recorder.output = []
+            handle = self._epoch.handle
+            path = failure_path(handle.uid, handle.subtask, epoch, b"")
+            _write_failure(self._epoch, path, self._header(processing), recorder.sections(), exc)
+            raise
+        path = capture_path(self._epoch.handle.uid, self._epoch.handle.subtask, epoch)
+        _write(self._epoch, path, self._header(processing), recorder.sections())
+
+    def _header(self, processing: Processing) -> CapturedEpoch:
+        recorder = self._recorder
+        return msgspec.structs.replace(
+            self._epoch.header(processing),
+            batches=tuple(map(len, recorder.rows)),
+            left_out=recorder.left_out,
+        )
+
+
+class WrittenFailure:
+    """Writes what a failing key saw; while nothing fails, it keeps nothing but references.
+
+    Parameters
+    ----------
+    epoch
+        The epoch.
+    """
+
+    def __init__(self, epoch: EpochOfTask) -> None:
+        self._epoch = epoch
+        self._backend: StateBackend | None = None
+        self._table: StateTable | None = None
+        self._broadcast: SentRows = []
+
+    @property
+    def seen(self) -> SeenInput:
+        """What sees the input: this object."""
+        return self
+
+    def parts(self, keyed: Iterator[SentRows]) -> Iterator[SentRows]:
+        """Return the parts of the keyed rows as they are."""
+        return keyed
+
+    def broadcast(self, sent: SentRows) -> None:
+        """Keep the broadcast rows, which the failing call may depend on."""
+        self._broadcast = list(sent)
+
+    def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
+        """Return the epoch's view of the state."""
+        self._backend = backend
+        self._table = StateTable(backend, writes=writes)
+        return self._table
+
+    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
+        """Process an epoch; yield its output in batches. If the processor raises, write why."""
+        try:
+            yield from processing.run(read, epoch)
+        except _OF_THE_PROCESSOR as exc:
+            self._write(processing, exc)
+            raise
+
+    def _write(self, processing: Processing, error: CkptError) -> None:
+        assert self._backend is not None
+        handle = self._epoch.handle
+        touched, rows = self._failing(processing, error)
+        before = stored_entries(self._backend, handle.states, touched)
+        sections = {
+            SectionName.KEYS: in_changes((b"".join(each), b"") for each in touched),
+            SectionName.ROWS: in_arrow(rows),
+            SectionName.BROADCAST: in_arrow(self._broadcast),
+            SectionName.BEFORE: in_changes(before),
+        }
+        header = msgspec.structs.replace(
+            self._epoch.header(processing), batches=(len(rows),) if rows else ()
+        )
+        key = b"".join(chain.from_iterable(touched))
+        path = failure_path(handle.uid, handle.subtask, self._epoch.number, key)
+        kept = {name: data for name, data in sections.items() if data}
+        _write_failure(self._epoch, path, header, kept, error)
+
+    def _failing(
+        self, processing: Processing, error: CkptError
+    ) -> tuple[dict[StoredKey, None], SentRows]:
+        """Return the keys that the failing call was for, and their rows."""
+        assert self._table is not None
+        part, current = processing.part_under_way, self._table.current
+        row = getattr(error, "row", None)
+        if part is not None and self._epoch.calls_once_per_part:
+            return dict.fromkeys(part.stored), [self._kept(part.sent_rows(0))]
+        if part is not None:
+            place = current.position if row is None else processing.origins.place_of(row)
+            return {part.stored[place]: None}, [self._kept(part.sent_rows(place))]
+        if row is not None:
+            stored = processing.origins.stored_key_of(row)
+            return ({} if stored is None else {stored: None}), []
+        if current.key_group is None:
+            return {}, []
+        return {(current.key_group, current.key): None}, []
+
+    def _kept(self, sent: pa.RecordBatch) -> pa.RecordBatch:
+        return sent.select(list(self._epoch.columns))
+
+
+def _write(
+    epoch: EpochOfTask,
+    path: str,
+    header: CapturedEpoch,
+    sections: dict[SectionName, bytes],
+) -> bool:
+    """Write a capture; return whether it is there."""
+    try:
+        epoch.storage.write(path, encode_part(header, sections))
+    except FileExistsError:
+        return True
+    except (OSError, CkptError) as exc:
+        logger.warning("%s could not be captured: %s", header.what, exc)
+        return False
+    if header.left_out is not None:
+        logger.warning("%s is not captured: %s", header.what, header.left_out)
+    return True
+
+
+def _write_failure(
+    epoch: EpochOfTask,
+    path: str,
+    header: CapturedEpoch,
+    sections: dict[SectionName, bytes],
+    error: CkptError,
+) -> None:
+    header = msgspec.structs.replace(header, error=f"{type(error).__name__}: {error}")
+    if _write(epoch, path, header, sections):
+        error.append(
+            f"\n  To run it again without Spark: pyspark_ckpt.testing.replay("
+            f"'{epoch.storage.url}/{path}', the processor)"
+        )
+
+
+def _without_files(handle: Handle) -> Handle:
+    """Return a handle with the subtask and its states, and nothing that refers to a file."""
+    return Handle(
+        query_id=handle.query_id,
+        uid=handle.uid,
+        subtask=handle.subtask,
+        parallelism=handle.parallelism,
+        max_parallelism=handle.max_parallelism,
+        epoch=handle.epoch,
+        key_schema=handle.key_schema,
+        states=handle.states,
+        time_mode=handle.time_mode,
+    )
+
+
+def _described(released: ReleasedKeys) -> Released:
+    if released is EVERY_KEY:
+        return Released(all=True)
+    assert isinstance(released, frozenset)
+    return Released(keys=tuple(sorted(key.hex() for key in released)))

@@ -1,0 +1,1 @@
+"""Runs captured epochs again without Spark, and says what differs."""

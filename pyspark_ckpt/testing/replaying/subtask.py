@@ -1,0 +1,298 @@
+"""One subtask of a capture: its epochs run again, each from the state that the last one left."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from pyspark_ckpt.errors import HarnessUseError
+from pyspark_ckpt.formats.handle import EMPTY_VERSION, StateDescriptor
+from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch, Released
+from pyspark_ckpt.operator.capture.described import columns_of, mode_of
+from pyspark_ckpt.operator.capture.recording import EpochRecorder
+from pyspark_ckpt.operator.capture.touched import key_of, stored_entries, times_of
+from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
+from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
+from pyspark_ckpt.operator.modes.batches import BatchProcessor
+from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.rows.parked import ParkedRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
+from pyspark_ckpt.operator.run.function import OperatorFunction
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.stored_keys import is_keyed
+from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
+from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.testing.replaying.parts import ReadPart
+from pyspark_ckpt.testing.schema_text import ParsedSchemas
+from state_backends import StateBackend, in_parts, open_backend
+
+Entries = dict[bytes, bytes]
+
+_ENTRIES_AT_ONCE = 10_000
+_BYTES_AT_ONCE = 8 << 20
+_KINDS: Mapping[str, type] = {"batches": BatchProcessor, "arrow": ArrowProcessor}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one of the two runs made of an epoch: its output, and the state that it left."""
+
+    output: SentRows
+    entries: Entries
+    states: tuple[StateDescriptor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedEpoch:
+    """An epoch of a subtask that was run again; `captured` is ``None`` if it had failed."""
+
+    epoch: CapturedEpoch
+    captured: Side | None
+    replayed: Side
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The captured state of the keys that were worked on so far; operator state under ``None``."""
+
+    by_key: dict[StoredKey | None, Entries] = field(default_factory=lambda: defaultdict(dict))
+
+    def of(self, keys: Iterable[StoredKey | None]) -> Entries:
+        found: Entries = {}
+        for key in keys:
+            found |= self.by_key.get(key, {})
+        return found
+
+
+class SubtaskReplay:
+    """Runs the epochs of one subtask.
+
+    An entry that the replay left as the captured run did goes on with the captured value, also if
+    epochs between are not captured. An entry that differs goes on with the replay's value.
+
+    Parameters
+    ----------
+    processor
+        The processor; each epoch works with a copy, as in a query.
+    backend_type
+        Where the state is.
+    migrations
+        As for ``transformWithState``.
+    directory
+        A directory for this subtask.
+    """
+
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        backend_type: str,
+        migrations: Mapping[str, Migration],
+        directory: Path,
+    ) -> None:
+        self._processor = processor
+        self._backend_type = backend_type
+        self._migrations = migrations
+        self._directory = directory
+        self._numbers = count()
+        self._seen = _Seen()
+        self._states: tuple[StateDescriptor, ...] | None = None
+        self._captured_states: tuple[StateDescriptor, ...] = ()
+        self._backend = self._new_backend()
+
+    def close(self) -> None:
+        """Close the state."""
+        self._backend.close()
+
+    def run(self, part: ReadPart) -> ReplayedEpoch:
+        """Run an epoch; return what both runs made of it.
+
+        Raises
+        ------
+        ProcessorError
+            If the processor raises.
+        IncompatibleStateError
+            If the processor asks for states that the stored states cannot become.
+        """
+        epoch = part.epoch
+        before, touched = part.before(), dict.fromkeys(part.touched())
+        if not self._continues(epoch):
+            self._begin_anew()
+        self._load(before, touched)
+        output, also_touched, states = self._replayed(part)
+        keys = {**touched, **also_touched}
+        replayed = Side(output, dict(stored_entries(self._backend, states, keys)), states)
+        self._states = None if epoch.error is not None else states
+        if epoch.error is not None:
+            return ReplayedEpoch(epoch, None, replayed)
+        self._see(part.writes())
+        self._captured_states = epoch.states_after
+        captured = self._seen.of([None, *keys])
+        live = {number for number, state in enumerate(epoch.states_after) if state.sweeps is None}
+        return ReplayedEpoch(
+            epoch,
+            Side(part.output(), _of_states(captured, live), epoch.states_after),
+            replayed,
+        )
+
+    def _continues(self, epoch: CapturedEpoch) -> bool:
+        """Return whether stored entries mean the same in both runs, so that they can be mixed."""
+        if epoch.error is not None or self._states is None:
+            return False
+        shape = _shape(self._captured_states)
+        return _shape(self._states) == shape == _shape(epoch.handle.states)
+
+    def _begin_anew(self) -> None:
+        self._backend.close()
+        self._backend = self._new_backend()
+        self._seen = _Seen()
+
+    def _new_backend(self) -> StateBackend:
+        directory = self._directory / str(next(self._numbers))
+        backend = open_backend(self._backend_type, directory, create=True)
+        backend.load((), EMPTY_VERSION)
+        return backend
+
+    def _load(self, before: Entries, touched: Mapping[StoredKey, None]) -> None:
+        """Bring the entries that both runs have alike to what they were before the epoch."""
+        by_key: dict[StoredKey | None, Entries] = {key: {} for key in (None, *touched)}
+        for stored, value in before.items():
+            by_key[key_of(stored) if is_keyed(stored) else None][stored] = value
+        old, new = self._seen.of(by_key), before
+        places = sorted(old.keys() | new.keys())
+        mine = self._backend.get_many(places)
+        changed: dict[bytes, bytes | None] = {
+            place: new.get(place)
+            for place, value in zip(places, mine, strict=True)
+            if value == old.get(place) and value != new.get(place)
+        }
+        for place in list(changed):
+            changed |= dict.fromkeys(times_of([place]), changed[place])
+        self._apply(changed)
+        self._seen.by_key.update(by_key)
+
+    def _see(self, writes: Mapping[bytes, bytes | None]) -> None:
+        for stored, value in writes.items():
+            entries = self._seen.by_key[key_of(stored) if is_keyed(stored) else None]
+            if value is None:
+                entries.pop(stored, None)
+            else:
+                entries[stored] = value
+
+    def _apply(self, changed: Mapping[bytes, bytes | None]) -> None:
+        parts = in_parts(iter(sorted(changed.items())), _ENTRIES_AT_ONCE, _BYTES_AT_ONCE)
+        self._backend.apply(parts, f"loaded-{next(self._numbers)}")
+
+    def _replayed(
+        self, part: ReadPart
+    ) -> tuple[SentRows, dict[StoredKey, None], tuple[StateDescriptor, ...]]:
+        epoch = part.epoch
+        function, broadcast = _function(self._processor, epoch, self._migrations)
+        clock = EpochClock(
+            epoch.clock.mode,
+            epoch.clock.processing_time_ms,
+            epoch.clock.watermark_ms,
+            epoch.clock.drained_at_ms,
+        )
+        recorder = EpochRecorder(epoch.handle.states, ())
+        writes = function.writes(DEFAULT_LIMIT_BYTES, self._directory)
+        with closing(recorder.table(self._backend, writes)) as table:
+            processing = function.processing(
+                epoch.handle, table, clock, epoch.epoch, _Releases(epoch.released)
+            )
+            processing.completed_checkpoint_id = epoch.completed_checkpoint_id
+            received = None if broadcast is None else broadcast.received(part.broadcast())
+            given = EpochInput(iter(part.rows()), received)
+            for _ in recorder.run(processing, lambda: given, epoch.epoch):
+                pass  # the recorder keeps the output
+            self._backend.apply(table.changes(), f"epoch-{next(self._numbers)}")
+        return recorder.output, recorder.touched, recorder.states_after
+
+
+class _Releases:
+    """The parked keys that the captured epoch released."""
+
+    def __init__(self, released: Released) -> None:
+        self._released = released
+
+    def keys(self) -> ReleasedKeys:
+        """Return the stored keys that the epoch releases."""
+        if self._released.all:
+            return EVERY_KEY
+        return frozenset(map(bytes.fromhex, self._released.keys))
+
+    def arm(self) -> None:
+        """Do nothing: later epochs release what they released."""
+
+
+def _function(
+    processor: StatefulProcessor, epoch: CapturedEpoch, migrations: Mapping[str, Migration]
+) -> tuple[OperatorFunction, BroadcastRows | None]:
+    """Return the operator as the query built it, with another processor."""
+    handle, program = epoch.handle, epoch.program
+    _check_kind(processor, program.mode, epoch.uid)
+    columns = columns_of(program.columns)
+    mode = mode_of(program, columns, epoch.uid)
+    schemas = ParsedSchemas()
+    schemas.update({text: struct_type(schema) for text, schema in program.schemas.items()})
+    descriptor = OperatorDescriptor(
+        uid=epoch.uid,
+        parallelism=handle.parallelism,
+        max_parallelism=handle.max_parallelism,
+        key_schema=handle.key_schema,
+        time_mode=handle.time_mode,
+        on_error=OnError.QUARANTINE if program.parks else OnError.FAIL,
+    )
+    broadcast = None
+    if program.broadcast is not None:
+        broadcast = BroadcastRows(columns_of(program.broadcast), mode.form)
+    function = OperatorFunction(
+        copy_as_sent(processor, epoch.uid),
+        descriptor,
+        columns,
+        mode,
+        schemas,
+        migrations,
+        broadcast,
+        initial=None,
+        keeping=ParkedRows(columns) if program.parks else None,
+    )
+    return function, broadcast
+
+
+def _check_kind(processor: StatefulProcessor, mode: str, uid: str) -> None:
+    if not isinstance(processor, StatefulProcessor):
+        raise HarnessUseError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
+    for name, kind in _KINDS.items():
+        if isinstance(processor, kind) != (mode == name):
+            raise HarnessUseError(
+                f"operator {uid!r} was captured with rows handed over as {mode}, which does not "
+                f"fit {type(processor).__name__}: give a processor of the same kind"
+            )
+
+
+def _shape(states: Iterable[StateDescriptor]) -> list[tuple[object, ...]]:
+    """Return what must be equal for stored entries of two runs to mean the same."""
+    return [
+        (state.name, state.kind, state.value_schema, state.map_key_schema, state.earlier_schemas)
+        for state in states
+    ]
+
+
+def _of_states(entries: Entries, live: Iterable[int]) -> Entries:
+    """Return entries without those of states that were deleted."""
+    numbers = {*live, 0xFF}
+    return {
+        stored: value
+        for stored, value in entries.items()
+        if not is_keyed(stored) or stored[2] in numbers
+    }

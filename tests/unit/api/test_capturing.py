@@ -1,0 +1,109 @@
+"""Requests for captures, and the file that is made of the captures of committed epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.operator.capture.orders import CaptureFiles
+from pyspark_ckpt.operator.descriptor import CaptureOrder, Captures
+from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.testing import replay
+from tests.unit.testing.captured_query import CapturedQuery
+from tests.unit.testing.test_replay import Frames
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Iterator[CapturedQuery]:
+    made = CapturedQuery(tmp_path, "heap", Frames(), mode="pandas")
+    yield made
+    made.close()
+
+
+def commit(location: Path, *epochs: int) -> None:
+    (location / "commits").mkdir(exist_ok=True)
+    for epoch in epochs:
+        (location / "commits" / str(epoch)).write_text("v1\n{}")
+
+
+def ordered(location: Path) -> tuple[CaptureOrder, ...]:
+    return CaptureFiles(LocalStorage(location / "pyspark_ckpt")).orders()
+
+
+def test_requests_add_up_and_are_written_once(tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    ckpt.capture(str(location), [1, 2, 3, 7])
+    ckpt.capture(str(location), range(1, 3))
+    ckpt.capture(str(location), 7, uid="op")
+    assert ordered(location) == (CaptureOrder(1, 3), CaptureOrder(7, 7))
+    ckpt.capture(str(location), 8, uid="op")
+    captures = Captures(orders=ordered(location))
+    wanted = {
+        (uid, epoch) for uid in ("op", "other") for epoch in range(10) if captures.wants(uid, epoch)
+    }
+    assert wanted == {("op", e) for e in (1, 2, 3, 7, 8)} | {("other", e) for e in (1, 2, 3, 7)}
+
+
+def test_a_request_is_deleted_with_all_of_its_epochs(tmp_path: Path) -> None:
+    location = tmp_path / "location"
+    ckpt.capture(str(location), [1, 2])
+    capture = ckpt.capture(str(location), 7)
+    capture.delete()
+    assert ordered(location) == (CaptureOrder(1, 2),)
+
+
+@pytest.mark.parametrize("epochs", [[], [-1], ["a"], [1 << 60]])
+def test_what_is_no_epoch_is_refused(tmp_path: Path, epochs: list[int]) -> None:
+    with pytest.raises(ckpt.PlanError, match="give numbers of epochs"):
+        ckpt.capture(str(tmp_path / "location"), epochs)
+    assert not (tmp_path / "location").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"orders":[{"first":0,"last":1,"x":1}]}', b"\xff"])
+def test_a_damaged_request_is_named(tmp_path: Path, content: bytes) -> None:
+    location = tmp_path / "location"
+    ckpt.capture(str(location), [1])
+    (file,) = (location / "pyspark_ckpt" / "captures").iterdir()
+    file.write_bytes(content)
+    with pytest.raises(ckpt.CorruptFileError, match="delete it, and ask for the captures again"):
+        ckpt.capture(str(location), [2])
+
+
+def test_only_committed_epochs_are_saved(query: CapturedQuery, tmp_path: Path) -> None:
+    for number in range(3):
+        query.epoch([("a", number)])
+    capture = ckpt.capture(str(tmp_path), range(3))
+    commit(tmp_path, 0, 1)
+    assert capture.captured() == [0, 1]
+    file = capture.save(tmp_path / "saved.capture")
+    result = replay(file, Frames())
+    assert result.epochs == [0, 1]
+    result.assert_same()
+    assert ckpt.capture(str(tmp_path), 1).captured() == [1]
+    assert ckpt.capture(str(tmp_path), 1, uid="other").captured() == []
+    with pytest.raises(ckpt.CheckpointNotFoundError, match="wait until the epochs are committed"):
+        ckpt.capture(str(tmp_path), 2).save(tmp_path / "none.capture")
+    capture.delete()
+    assert capture.captured() == []
+
+
+@pytest.mark.parametrize("newer", [{"run_started_ms": 5}, {"timeline": 1, "run_started_ms": 0}])
+def test_the_newest_run_of_an_epoch_is_saved(
+    query: CapturedQuery, tmp_path: Path, newer: dict[str, int]
+) -> None:
+    """Attempts of one run are equal for a replay; those of an earlier program are not."""
+    query.epoch([("a", 1)])
+    query.number = 0
+    older = query.files()[0].read_bytes()
+    for name, value in newer.items():
+        setattr(query, name, value)
+    query.processor.more = 10  # type: ignore[attr-defined]
+    query.epoch([("a", 1)])
+    first, second = query.files()
+    assert older in (first.read_bytes(), second.read_bytes())
+    commit(tmp_path, 0)
+    file = ckpt.capture(str(tmp_path), 0).save(tmp_path / "saved.capture")
+    assert replay(file, query.processor).captured_output["n"].tolist() == [12]
