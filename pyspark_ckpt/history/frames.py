@@ -12,6 +12,7 @@ import pandas as pd
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.history_frame import History
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -19,12 +20,16 @@ from pyspark_ckpt.stores.open import find_store
 
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
-    "new_bytes", "files", "phases_ms", "path", "reason",
+    "new_bytes", "files", "phases_ms", "path", "reason", "parallelism_before", "parallelism",
+    "pause_ms",
 )  # fmt: skip
-_NUMBERS = ("checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files")
+_NUMBERS = (
+    "checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files",
+    "parallelism_before", "parallelism", "pause_ms",
+)  # fmt: skip
 
 
-def history(path: str) -> pd.DataFrame:
+def history(path: str) -> History:
     """Return the history of a query's checkpoints and savepoints.
 
     It needs no Spark and runs in the calling process.
@@ -36,11 +41,13 @@ def history(path: str) -> pd.DataFrame:
 
     Returns
     -------
-    pandas.DataFrame
-        Oldest first, by the ids of checkpoints, because the wall clock may jump: kind,
+    History
+        A ``pandas.DataFrame`` whose ``plot()`` draws the checkpoints; this needs the extra
+        ``plot``. Oldest first, by the ids of checkpoints, because the wall clock may jump: kind,
         status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
         triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
-        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason.
+        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason,
+        and of restarts in place (kind ``restart``) parallelism_before, parallelism and pause_ms.
         :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
         left out. Savepoints and failures are included, up to a thousand.
 
@@ -66,7 +73,7 @@ def history(path: str) -> pd.DataFrame:
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
         entries = [*entries_of(store), *HistoryLog(storage).entries()]
-    return as_frame(sorted(entries, key=HistoryEntry.order))
+    return History(as_frame(sorted(entries, key=HistoryEntry.order)))
 
 
 def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:

@@ -112,36 +112,48 @@ def rows_of_tree(root: Storage) -> list[dict[str, Any]]:
     by_query: dict[str, list[_StoredEpoch]] = {}
     for epoch in _below(root, _LEVELS):
         by_query.setdefault(epoch.metadata.query_id, []).append(epoch)
-    there = {epoch.identity for of_one in by_query.values() for epoch in of_one}
-    restored: dict[_Identity | None, list[str]] = {}
+    there: dict[_Identity, list[str]] = {}
+    for epoch in (each for of_one in by_query.values() for each in of_one):
+        there.setdefault(epoch.identity, []).append(epoch.url)
+    restored: dict[str | None, list[str]] = {}
     for query_id, stored in by_query.items():
         stored.sort(key=lambda each: (each.metadata.epoch, each.metadata.completed_at_ms))
         origin = stored[0].metadata.parent
-        place = None if origin is None else _identity_of(origin)
-        restored.setdefault(place if place in there else None, []).append(query_id)
+        urls = [] if origin is None else there.get(_identity_of(origin), [])
+        restored.setdefault(_url_of(origin, urls), []).append(query_id)
     return list(_tree(by_query, restored))
 
 
+def _url_of(origin: Origin | None, urls: list[str]) -> str | None:
+    """Return which of the epochs with an origin's identity it is, ``None`` if there is none.
+
+    Savepoints of one epoch differ by their paths only, and any of them may have been moved.
+    """
+    if origin is None or not urls:
+        return None
+    return origin.path if origin.path in urls else urls[0]
+
+
 def _tree(
-    by_query: dict[str, list[_StoredEpoch]], restored: dict[_Identity | None, list[str]]
+    by_query: dict[str, list[_StoredEpoch]], restored: dict[str | None, list[str]]
 ) -> Iterator[dict[str, Any]]:
     """Yield rows depth first; a query that names itself as its origin is never reached."""
     waiting = [(query_id, 0) for query_id in reversed(restored.get(None, []))]
-    unfound: set[_Identity] = set()
+    unfound: set[str] = set()
     stack: list[tuple[_StoredEpoch, int]] = []
     while waiting or stack:
         if not stack:
             query_id, generation = waiting.pop()
             origin = by_query[query_id][0].metadata.parent
             if origin is not None:
-                if _identity_of(origin) not in unfound:
-                    unfound.add(_identity_of(origin))
+                if origin.path not in unfound:
+                    unfound.add(origin.path)
                     yield unfound_row(origin)
                 generation += 1
             stack = [(each, generation) for each in reversed(by_query[query_id])]
         epoch, generation = stack.pop()
         yield {**found_row(epoch.metadata, epoch.url), "generation": generation}
-        for query_id in reversed(restored.get(epoch.identity, [])):
+        for query_id in reversed(restored.get(epoch.url, [])):
             stack += [(each, generation + 1) for each in reversed(by_query[query_id])]
 
 

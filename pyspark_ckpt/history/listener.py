@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
+from contextvars import copy_context
 
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.log_fields import library_logger, log_fields
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class CheckpointListener:
@@ -92,7 +93,10 @@ class Listeners:
         with self._changed:
             if self._outcomes and self._caller is None:
                 self._caller = threading.Thread(
-                    target=self._run, name="pyspark_ckpt listeners", daemon=True
+                    target=copy_context().run,
+                    args=(self._run,),
+                    name="pyspark_ckpt listeners",
+                    daemon=True,
                 )
                 self._caller.start()
 
@@ -105,8 +109,9 @@ class Listeners:
 
     def _run(self) -> None:
         while (outcome := self._next()) is not None:
-            for listener in list(self._listeners):
-                _call(listener, outcome)
+            with log_fields(checkpoint=outcome.checkpoint_id, epoch=outcome.epoch):
+                for listener in list(self._listeners):
+                    _call(listener, outcome)
 
     def _next(self) -> CompletedCheckpoint | AbortedCheckpoint | None:
         with self._changed:

@@ -7,7 +7,6 @@ be written or read is left out.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,9 +17,10 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.formats.modes import CheckpointKind, EntryStatus, SavepointFormat
+from pyspark_ckpt.formats.modes import EntryKind, EntryStatus, SavepointFormat
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 
@@ -72,10 +72,10 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     `run` names the start of the query, as in ``_in_progress``; only a begun savepoint has it.
     `format` is the format of a savepoint. `requests` is known only to the driver that took the
-    checkpoint.
+    checkpoint. Only a restart in place has `parallelism_before`, `parallelism` and `pause_ms`.
     """
 
-    kind: CheckpointKind
+    kind: EntryKind
     status: EntryStatus
     triggered_at_ms: int | None = None
     duration_ms: int | None = None
@@ -90,6 +90,9 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[str, int] | None = None
     run: str | None = None
     format: SavepointFormat | None = None
+    parallelism_before: int | None = None
+    parallelism: int | None = None
+    pause_ms: int | None = None
     last_id: int = 0
     """The highest id of a checkpoint when the entry was written."""
 
@@ -115,7 +118,7 @@ def checkpoint_entries(
     for number, path, metadata in checkpoints:
         if isinstance(metadata, CkptError):
             yield HistoryEntry(
-                kind=CheckpointKind.CHECKPOINT,
+                kind=EntryKind.CHECKPOINT,
                 status=EntryStatus.CORRUPT,
                 checkpoint_id=number,
                 path=path,
@@ -129,7 +132,7 @@ def checkpoint_entries(
 def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
     """Describe a savepoint that was completed."""
     return HistoryEntry(
-        kind=CheckpointKind.SAVEPOINT,
+        kind=EntryKind.SAVEPOINT,
         status=EntryStatus.COMPLETED,
         epoch=savepoint.epoch,
         triggered_at_ms=savepoint.triggered_at_ms,
@@ -145,7 +148,7 @@ def savepoint_entry(savepoint: Savepoint, last_id: int = 0) -> HistoryEntry:
 def aborted_entry(aborted: AbortedCheckpoint, last_id: int = 0) -> HistoryEntry:
     """Describe a checkpoint or savepoint that was aborted."""
     return HistoryEntry(
-        kind=aborted.kind,
+        kind=EntryKind(str(aborted.kind)),
         status=EntryStatus.ABORTED,
         checkpoint_id=aborted.checkpoint_id,
         epoch=aborted.epoch,
@@ -156,12 +159,29 @@ def aborted_entry(aborted: AbortedCheckpoint, last_id: int = 0) -> HistoryEntry:
     )
 
 
+def restart_entry(
+    epoch: int, parallelism: tuple[int, int], began_at_ms: int, pause_ms: int, reason: str
+) -> HistoryEntry:
+    """Describe a restart in place; `parallelism` is that before and that after."""
+    return HistoryEntry(
+        kind=EntryKind.RESTART,
+        status=EntryStatus.COMPLETED,
+        epoch=epoch,
+        triggered_at_ms=began_at_ms,
+        duration_ms=pause_ms,
+        reason=reason[:_MAX_REASON],
+        parallelism_before=parallelism[0],
+        parallelism=parallelism[1],
+        pause_ms=pause_ms,
+    )
+
+
 def _completed(
     checkpoint_id: int, path: str, metadata: CheckpointMetadata, before: CheckpointMetadata | None
 ) -> HistoryEntry:
     sizes = sizes_of(metadata, before)
     return HistoryEntry(
-        kind=CheckpointKind.CHECKPOINT,
+        kind=EntryKind.CHECKPOINT,
         status=EntryStatus.COMPLETED,
         checkpoint_id=checkpoint_id,
         epoch=metadata.epoch,
@@ -175,7 +195,7 @@ def _completed(
     )
 
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 KEPT = 1000
 """Entries that stay; older ones are removed."""
@@ -212,7 +232,7 @@ class HistoryLog(CheckpointListener):
         """Write an entry for a savepoint that is being taken; return the entry's name."""
         return self._note(
             HistoryEntry(
-                kind=CheckpointKind.SAVEPOINT,
+                kind=EntryKind.SAVEPOINT,
                 status=EntryStatus.BEGUN,
                 triggered_at_ms=triggered_at_ms,
                 duration_ms=0,
@@ -242,12 +262,23 @@ class HistoryLog(CheckpointListener):
         """Write an entry for a completed savepoint."""
         self._note(savepoint_entry(savepoint, self._last_id))
 
-    def entries(self) -> list[HistoryEntry]:
-        """Return the entries, oldest first unless the clock jumped between two checkpoints."""
-        return [entry for _, entry in self._named()]
+    def note_restart(self, entry: HistoryEntry) -> None:
+        """Write an entry of :func:`restart_entry`."""
+        self._note(msgspec.structs.replace(entry, last_id=self._last_id))
 
-    def _named(self) -> Iterator[tuple[str, HistoryEntry]]:
-        for name in self._storage.list(HISTORY)[-KEPT:]:
+    def entries(self, most: int = KEPT) -> list[HistoryEntry]:
+        """Return the newest entries, oldest first unless the clock jumped between two checkpoints.
+
+        Parameters
+        ----------
+        most
+            How many.
+        """
+        return [entry for _, entry in self._named(most)]
+
+    def _named(self, most: int = KEPT) -> Iterator[tuple[str, HistoryEntry]]:
+        names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]
+        for name in names[-most:]:
             if (entry := self._read(name)) is not None:
                 yield name, entry
 

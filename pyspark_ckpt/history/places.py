@@ -13,7 +13,7 @@ from pyspark_ckpt.formats.layout import (
     is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.formats.modes import CheckpointKind, EntryStatus
+from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes
@@ -97,13 +97,13 @@ def _entry(place: Storage) -> HistoryEntry:
     except CkptError as exc:
         is_begun = isinstance(exc, CheckpointNotFoundError)
         return HistoryEntry(
-            kind=CheckpointKind.SAVEPOINT,
+            kind=EntryKind.SAVEPOINT,
             status=EntryStatus.BEGUN if is_begun else EntryStatus.CORRUPT,
             path=place.url,
             reason=str(exc),
         )
     return HistoryEntry(
-        kind=metadata.kind,
+        kind=EntryKind(metadata.kind.value),
         status=EntryStatus.COMPLETED,
         epoch=metadata.epoch,
         triggered_at_ms=metadata.triggered_at_ms,

@@ -8,6 +8,7 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.formats.handle import CANONICAL_FORMAT
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
+from pyspark_ckpt.html_form import html_facts, size_text, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,16 @@ class CompletedCheckpoint:
             requests=requests,
         )
 
+    def _repr_html_(self) -> str:
+        facts = {
+            "epoch": self.epoch,
+            "triggered": time_text(self.triggered_at_ms),
+            "duration": f"{self.duration_ms} ms",
+            "size": size_text(self.size_bytes),
+            "path": self.path,
+        }
+        return html_facts(f"Checkpoint {self.checkpoint_id}", facts)
+
 
 @dataclass(frozen=True, slots=True)
 class AbortedCheckpoint:
@@ -111,6 +122,17 @@ class AbortedCheckpoint:
     duration_ms: int
     reason: AbortReason
     message: str
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "kind": self.kind.value,
+            "epoch": self.epoch,
+            "triggered": time_text(self.triggered_at_ms),
+            "duration": f"{self.duration_ms} ms",
+            "reason": self.reason.value,
+            "message": self.message,
+        }
+        return html_facts(f"Aborted: {self.kind.value} {self.checkpoint_id or ''}", facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +189,17 @@ class Savepoint:
             files=len(files) + 1,
             format=savepoint_format.value,
         )
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "epoch": self.epoch,
+            "query": self.query_id,
+            "completed": time_text(self.completed_at_ms),
+            "duration": f"{self.completed_at_ms - self.triggered_at_ms} ms",
+            "size": f"{size_text(self.size_bytes)} in {self.files} files, {self.format}",
+            "path": self.path,
+        }
+        return html_facts("Savepoint", facts)
 
 
 def format_of(metadata: CheckpointMetadata) -> SavepointFormat | None:

@@ -119,6 +119,32 @@ def test_a_directory_is_shown_as_a_tree(storage: Storage, snapshot: CheckpointMe
     assert set(own_checkpoint.generation) <= {0}
 
 
+def test_two_savepoints_of_one_epoch(storage: Storage, snapshot: CheckpointMetadata) -> None:
+    """A fork stands once, behind the savepoint that it was restored from."""
+    root = storage.root.parent / "sp"
+
+    def saved(query: str, parent: Origin | None = None) -> str:
+        own = msgspec.structs.replace(snapshot, query_id=query, epoch=0, parent=parent)
+        return write_savepoint(own, storage, str(root), SavepointFormat.NATIVE).path
+
+    originals = [saved("original") for _ in range(3)]
+    parents = {
+        f"fork{number}": Origin(
+            path=path, kind=CheckpointKind.SAVEPOINT, checkpoint_id=None, query_id="original",
+            epoch=0, operators=("count",),
+        )
+        for number, path in enumerate([*originals, "/moved/since"])
+    }  # fmt: skip
+    forks = {query: saved(query, parent) for query, parent in parents.items()}
+    shown = lineage(str(root))
+    assert sorted(shown.path) == sorted([*originals, *forks.values()])
+    order = list(shown.path)
+    for query in ("fork0", "fork1", "fork2"):
+        before = [path for path in order[: order.index(forks[query])] if path in originals]
+        assert before[-1] == parents[query].path
+    assert list(shown.generation) == [0 if path in originals else 1 for path in order]
+
+
 def test_a_directory_without_snapshots_has_no_lineage(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "file").write_text("x")

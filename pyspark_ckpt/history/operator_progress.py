@@ -1,0 +1,148 @@
+"""The progress of an operator in an epoch, in the form of Spark's ``lastProgress``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pyspark_ckpt.formats.handle import EpochMetrics, EpochPhases, Handle, StateCounts
+
+_COUNTS = {
+    "numInputRows": "rows",
+    "numKeysTouched": "keys",
+    "numStateReads": "reads",
+    "numCacheHits": "cache_hits",
+    "numStateWrites": "writes",
+    "numTimersFired": "timers_fired",
+    "numExpired": "expired",
+    "numRebuilds": "rebuilds",
+}
+_TIMES = {"openTimeMs": "open_ms", "processTimeMs": "process_ms", "barrierTimeMs": "barrier_ms"}
+
+
+_PHASES = {"readTimeMs": "read_ms", "userTimeMs": "user_ms", "writeTimeMs": "write_ms"}
+
+
+def operator_progress(
+    uid: str, epoch: int, backend_type: str, handles: Sequence[Handle]
+) -> dict[str, Any]:
+    """Return the progress of an operator in an epoch.
+
+    Counts are sums over the subtasks. Times are the times of the slowest subtask. A subtask that
+    Spark did not call in the epoch adds nothing.
+
+    Parameters
+    ----------
+    uid
+        The operator.
+    epoch
+        The epoch, committed.
+    backend_type
+        The backend of its state.
+    handles
+        The handles of the epoch, by subtask.
+    """
+    metrics = [handle.metrics or EpochMetrics() for handle in handles if handle.epoch == epoch]
+    phases = [each for handle in handles for each in handle.phases or () if each.epoch == epoch]
+    return {
+        "operatorName": uid,
+        "epoch": epoch,
+        "backend": backend_type,
+        "numSubtasks": len(metrics),
+        **{name: sum(getattr(each, field) for each in metrics) for name, field in _COUNTS.items()},
+        **{
+            name: max((getattr(each, field) for each in metrics), default=0)
+            for name, field in _TIMES.items()
+        },
+        **{
+            name: max((getattr(each, field) for each in phases), default=0)
+            for name, field in _PHASES.items()
+        },
+        "numRequests": sum(each.requests or 0 for each in metrics),
+        "numParkedKeys": _parked(handles, "parked_keys"),
+        "numParkedRows": _parked(handles, "parked_rows"),
+        "numPandasHandOvers": sum(each.pandas_hand_overs or 0 for each in metrics),
+        **_counted([handle.counts or None for handle in handles]),
+        "subtasks": [
+            {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
+            for handle in handles
+        ],
+    }
+
+
+def _parked(handles: Sequence[Handle], field: str) -> int:
+    """Return the sum over all subtasks, also those that Spark did not call in the epoch."""
+    metrics = [handle.metrics for handle in handles if handle.metrics is not None]
+    return sum(getattr(each, field) or 0 for each in metrics)
+
+
+def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:
+    """Return the phases of an operator's last epochs, oldest first: of the slowest subtask of each.
+
+    `began_ms` is the begin of the earliest subtask.
+
+    Parameters
+    ----------
+    handles
+        The handles of an epoch, by subtask.
+    """
+    slowest: dict[int, EpochPhases] = {}
+    began_ms: dict[int, int] = {}
+    for each in (phases for handle in handles for phases in handle.phases or ()):
+        found = slowest.setdefault(each.epoch, each)
+        if each.total_ms > found.total_ms:
+            slowest[each.epoch] = each
+        began_ms[each.epoch] = min(each.began_ms, began_ms.get(each.epoch, each.began_ms))
+    return [
+        msgspec.structs.replace(slowest[epoch], began_ms=began_ms[epoch])
+        for epoch in sorted(slowest)
+    ]
+
+
+def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
+    """Return the sizes of the states, extrapolated from the key groups that were counted.
+
+    They are ``None`` until every subtask has counted.
+    """
+    known = [each for each in counts if each is not None and each.groups]
+    states: dict[str, dict[str, float]] = {}
+    timers = 0.0
+    for each in known:
+        scale = each.of_groups / each.groups
+        timers += scale * each.timers
+        for state in each.states:
+            sums = states.setdefault(state.name, {"keys": 0, "entries": 0, "size_bytes": 0})
+            sums["keys"] += scale * state.keys
+            sums["entries"] += scale * state.entries
+            sums["size_bytes"] += scale * state.size_bytes
+    is_known = len(known) == len(counts)
+    return {
+        "numKeys": round(max((sums["keys"] for sums in states.values()), default=0))
+        if is_known
+        else None,
+        "numTimers": round(timers) if is_known else None,
+        "states": [
+            {
+                "state": name,
+                "numKeys": round(sums["keys"]),
+                "numEntries": round(sums["entries"]),
+                "sizeBytes": round(sums["size_bytes"]),
+            }
+            for name, sums in states.items()
+        ]
+        if is_known
+        else None,
+        "isEstimated": any(each.groups < each.of_groups for each in known),
+        "countedAtEpoch": min((each.epoch for each in known), default=None),
+    }
+
+
+def _state_size(handle: Handle) -> dict[str, int]:
+    """Return the sizes of the files of a handle, as they are stored."""
+    return {
+        "baseBytes": 0 if handle.base is None else handle.base.size_bytes,
+        "changelogBytes": sum(segment.size_bytes for segment in handle.segments),
+        "changelogSegments": len(handle.segments),
+    }

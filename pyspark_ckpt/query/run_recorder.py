@@ -1,0 +1,378 @@
+"""Records what a run of a query does, for who looks at it later: in a thread of its own.
+
+The thread writes at most one small file in half a minute. Nothing waits for it while the query
+runs, and no failure of it has an effect on the query.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.log import sizes_of
+from pyspark_ckpt.history.operator_progress import operator_progress, slowest_phases
+from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.history.run_log import RunLog
+from pyspark_ckpt.history.run_record import (
+    CheckpointRecord,
+    EpochRecord,
+    OperatorEpoch,
+    OperatorRecord,
+    RunEnded,
+    RunNote,
+    RunStarted,
+    SettingInForce,
+    SlowKeyRecord,
+    StateRecord,
+    without_slow_keys,
+)
+from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.settings import SETTINGS, Settings
+from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.version import __version__
+
+logger = library_logger(__name__)
+
+PERIOD_S = 30.0
+SLOWEST_EPOCHS = 20
+"""How many epochs a note describes one by one; they are the slowest."""
+
+_OPERATOR_EPOCHS = 40
+"""How many epochs of an operator a note describes; more, because it chooses by other times."""
+
+_SLOW_KEYS = 8
+_MOST_CHECKPOINTS = 50
+_MOST_OPERATOR_EPOCHS = 2000
+_MOST_ERROR = 16 << 10
+_PATIENCE_S = 10.0
+_PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
+
+
+class RunRecorder(CheckpointListener):
+    """Records one run of a query.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoints directory.
+    started
+        The record of the start.
+    progress_since
+        Returns Spark's reports of the epochs after an epoch, oldest first.
+    metadata_of
+        Returns the metadata of a retained checkpoint, with the counts of its handles.
+    period_s
+        The time between two notes.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        started: RunStarted,
+        progress_since: Callable[[int | None], Sequence[dict[str, Any]]],
+        metadata_of: Callable[[int], CheckpointMetadata | None],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._log = RunLog(storage)
+        self._started = started
+        self._progress_since = progress_since
+        self._metadata_of = metadata_of
+        self._period_s = period_s
+        self._epoch: int | None = None
+        self._checkpoints: deque[CheckpointRecord] = deque(maxlen=_MOST_CHECKPOINTS)
+        self._operator_epochs: dict[str, deque[OperatorEpoch]] = {}
+        self._described: dict[str, int] = {}
+        self._before: CheckpointMetadata | None = None
+        self._ended: RunEnded | None = None
+        self._asks_spark = True
+        self._ending = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"pyspark_ckpt run log {started.query_id}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._thread.start()
+
+    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+        """Describe a checkpoint for the next note."""
+        metadata = self._metadata_of(checkpoint.checkpoint_id)
+        if metadata is not None:
+            self._checkpoints.append(checkpoint_record(checkpoint, metadata, self._before))
+            self._before = metadata
+            for operator in metadata.operators:
+                self._describe(operator.uid, operator.handles)
+
+    def _describe(self, uid: str, handles: Sequence[Handle]) -> None:
+        """Keep what an operator did in the epochs since the checkpoint before."""
+        after = self._described.get(uid, -1)
+        found = [
+            OperatorEpoch(uid=uid, **msgspec.structs.asdict(phases))
+            for phases in slowest_phases(handles)
+            if phases.epoch > after
+        ]
+        if found:
+            self._described[uid] = found[-1].epoch
+            kept = self._operator_epochs.setdefault(uid, deque(maxlen=_MOST_OPERATOR_EPOCHS))
+            kept.extend(found)
+
+    def _taken_operator_epochs(self) -> tuple[OperatorEpoch, ...]:
+        """Return the slowest epochs of each operator that no note has described."""
+        taken = []
+        for kept in list(self._operator_epochs.values()):
+            epochs = [kept.popleft() for _ in range(len(kept))]
+            slowest = sorted(epochs, key=lambda each: each.total_ms)[-_OPERATOR_EPOCHS:]
+            taken += sorted(slowest, key=lambda each: each.epoch)
+        return tuple(taken)
+
+    def end(self, error: BaseException | None, *, asks_spark: bool = True) -> None:
+        """Record the end of the run, and wait for that a few seconds.
+
+        Parameters
+        ----------
+        error
+            Why it ended, ``None`` if it was stopped or ended by itself.
+        asks_spark
+            Whether Spark can be asked for its last epochs.
+        """
+        self._asks_spark = asks_spark
+        self._ended = RunEnded(
+            run_id=self._started.run_id,
+            at_ms=now_ms(),
+            error=None if error is None else str(error)[:_MOST_ERROR],
+            error_kind=None if error is None else type(error).__name__,
+        )
+        self._ending.set()
+        self._thread.join(_PATIENCE_S)
+
+    def _run(self) -> None:
+        with log_fields(query=self._started.query_id):
+            self._record()
+
+    def _record(self) -> None:
+        self._log.write(self._started)
+        while not self._ending.wait(self._period_s):
+            self._note()
+        self._note()
+        assert self._ended is not None  # set before the event
+        self._log.write(self._ended)
+
+    def _note(self) -> None:
+        try:
+            reports = self._progress_since(self._epoch) if self._asks_spark else []
+        except Exception as exc:  # Spark has ended
+            logger.debug("query %s: no progress to record: %s", self._started.query_id, exc)
+            reports = []
+        epochs = [epoch_record(report) for report in reports]
+        if epochs:
+            self._epoch = epochs[-1].epoch
+        slowest = sorted(epochs, key=lambda each: each.duration_ms)[-SLOWEST_EPOCHS:]
+        numbers = {each.epoch for each in slowest}
+        others = [each for each in epochs if each.epoch not in numbers]
+        checkpoints = [self._checkpoints.popleft() for _ in range(len(self._checkpoints))]
+        note = RunNote(
+            run_id=self._started.run_id,
+            at_ms=now_ms(),
+            epoch=self._epoch,
+            epochs=tuple(sorted(slowest, key=lambda each: each.epoch)),
+            other_epochs=len(others),
+            other_ms=sum(each.duration_ms for each in others),
+            checkpoints=(*map(without_slow_keys, checkpoints[:-1]), *checkpoints[-1:]),
+            operator_epochs=self._taken_operator_epochs(),
+        )
+        if not (note.is_empty and self._ending.is_set()):
+            self._log.write(note)
+
+
+def start_record(
+    spark: SparkSession, query: StreamingQuery, files: QueryFiles, settings: Settings
+) -> RunStarted:
+    """Return the record of a query that has just started."""
+    return run_started(
+        run_id=query.runId,
+        query_id=files.query_id,
+        query_name=files.query_name,
+        location=files.checkpoint_location,
+        versions=(__version__, spark.version),
+        operators=[operator.uid for operator in files.operators.descriptors],
+        settings=settings,
+    )
+
+
+def run_started(
+    *,
+    run_id: str,
+    query_id: str,
+    query_name: str | None,
+    location: str,
+    versions: tuple[str, str],
+    operators: Sequence[str],
+    settings: Settings,
+) -> RunStarted:
+    """Return the record of a start.
+
+    Parameters
+    ----------
+    run_id
+        Spark's id of the run.
+    query_id, query_name
+        The query.
+    location
+        Its ``checkpointLocation``.
+    versions
+        Of this library and of Spark.
+    operators
+        The uids of its operators.
+    settings
+        Its settings.
+    """
+    return RunStarted(
+        run_id=run_id,
+        at_ms=now_ms(),
+        query_id=query_id,
+        query_name=query_name,
+        started_by=_user_and_host(),
+        location=location,
+        library_version=versions[0],
+        spark_version=versions[1],
+        operators=tuple(operators),
+        settings=settings_in_force(settings),
+    )
+
+
+def settings_in_force(settings: Settings) -> tuple[SettingInForce, ...]:
+    """Return every setting with its value and where it came from, without passwords in URLs."""
+    found = []
+    for setting in SETTINGS:
+        given = settings.given.get(setting.key)
+        if given is not None:
+            value, source = given
+        elif setting.field is not None and getattr(settings, setting.field) != getattr(
+            Settings(), setting.field
+        ):
+            value, source = _text(getattr(settings, setting.field)), "restoreFrom"
+        else:
+            value, source = setting.default or setting.without, "default"
+        found.append(SettingInForce(setting.key, _PASSWORD.sub("://***@", value), source))
+    return tuple(found)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def checkpoint_record(
+    checkpoint: CompletedCheckpoint,
+    metadata: CheckpointMetadata,
+    before: CheckpointMetadata | None,
+) -> CheckpointRecord:
+    """Return the record of a completed checkpoint; `before` is the checkpoint before it."""
+    return CheckpointRecord(
+        checkpoint_id=checkpoint.checkpoint_id,
+        epoch=checkpoint.epoch,
+        triggered_at_ms=checkpoint.triggered_at_ms,
+        duration_ms=checkpoint.duration_ms,
+        size_bytes=checkpoint.size_bytes,
+        new_bytes=None if before is None else sizes_of(metadata, before).new_bytes,
+        files=len({reference.path for reference in metadata.files()}) + 1,
+        phases_ms=metadata.phases_ms,
+        requests=checkpoint.requests,
+        operators=tuple(
+            operator_record(operator.uid, metadata.epoch, operator.handles)
+            for operator in metadata.operators
+        ),
+    )
+
+
+def operator_record(uid: str, epoch: int, handles: Sequence[Handle]) -> OperatorRecord:
+    """Return what an operator did in an epoch, and the sizes of its states."""
+    progress = operator_progress(uid, epoch, "", handles)
+    states = progress["states"]
+    return OperatorRecord(
+        uid=uid,
+        rows=progress["numInputRows"],
+        keys=progress["numKeysTouched"],
+        reads=progress["numStateReads"],
+        writes=progress["numStateWrites"],
+        expired=progress["numExpired"],
+        timers_fired=progress["numTimersFired"],
+        rebuilds=progress["numRebuilds"],
+        parked_keys=progress["numParkedKeys"],
+        parked_rows=progress["numParkedRows"],
+        open_ms=progress["openTimeMs"],
+        process_ms=progress["processTimeMs"],
+        barrier_ms=progress["barrierTimeMs"],
+        timers=progress["numTimers"],
+        states=None
+        if states is None
+        else tuple(
+            StateRecord(
+                name=state["state"],
+                keys=state["numKeys"],
+                entries=state["numEntries"],
+                size_bytes=state["sizeBytes"],
+            )
+            for state in states
+        ),
+        is_estimated=progress["isEstimated"],
+        slow_keys=slow_keys(handles),
+    )
+
+
+def slow_keys(handles: Sequence[Handle]) -> tuple[SlowKeyRecord, ...]:
+    """Return the keys of an operator that took most time, the slowest first."""
+    found = [
+        SlowKeyRecord(
+            key=each.key,
+            subtask=handle.subtask,
+            ms=each.ms,
+            share=round(each.ms / max(handle.slow_keys.sampled_ms, 1), 4),
+        )
+        for handle in handles
+        if handle.slow_keys is not msgspec.UNSET
+        for each in handle.slow_keys.keys
+    ]
+    return tuple(sorted(found, key=lambda each: -each.ms)[:_SLOW_KEYS])
+
+
+def epoch_record(report: dict[str, Any]) -> EpochRecord:
+    """Return the record of an epoch that Spark has reported."""
+    durations = {str(name): int(value) for name, value in report["durationMs"].items()}
+    watermark = report.get("eventTime", {}).get("watermark")
+    late = [each.get("numRowsDroppedByWatermark") for each in report.get("stateOperators", [])]
+    return EpochRecord(
+        epoch=report["batchId"],
+        began_at_ms=_ms(report["timestamp"]),
+        duration_ms=durations.pop("triggerExecution", 0),
+        rows=sum(max(source.get("numInputRows") or 0, 0) for source in report.get("sources", [])),
+        phases_ms=durations,
+        watermark_ms=None if watermark is None else _ms(watermark),
+        late_rows=sum(late) if late and None not in late else None,
+    )
+
+
+def _ms(timestamp: str) -> int:
+    return round(1000 * datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
+
+
+def _user_and_host() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]

@@ -1,0 +1,166 @@
+"""The log of runs: bounded, in its order, and readable whatever somebody put into it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.formats.handle import EpochPhases
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history import run_log
+from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
+from pyspark_ckpt.history.run_record import (
+    RUNS,
+    EpochRecord,
+    RunEnded,
+    RunNote,
+    RunStarted,
+    encode_run_record,
+    run_record_name,
+)
+from pyspark_ckpt.query.run_recorder import RunRecorder, epoch_record, settings_in_force
+from pyspark_ckpt.settings import read_settings
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+
+
+def start(run: str = "r") -> RunStarted:
+    return RunStarted(run_id=run, at_ms=1, query_id="q")
+
+
+def note(epoch: int) -> RunNote:
+    record = EpochRecord(epoch=epoch, began_at_ms=0, duration_ms=1, rows=1)
+    return RunNote(run_id="r", at_ms=2, epoch=epoch, epochs=(record,))
+
+
+def alive(at_ms: int) -> RunNote:
+    return RunNote(run_id="r", at_ms=at_ms)
+
+
+def test_the_oldest_notes_go_and_signs_of_life_are_replaced(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "KEPT_NOTES", 3)
+    log = RunLog(storage)
+    log.write(start())
+    for number in range(5):
+        log.write(note(number))
+        log.write(alive(number))
+    found = RecordedRuns(storage)
+    assert [each.epoch for each in found.notes(10) if not each.is_empty] == [2, 3, 4]
+    assert [each.at_ms for each in found.notes(10) if each.is_empty] == [4]
+    assert found.starts_and_ends() == [start()], "starts do not go with notes"
+
+
+def test_another_start_continues_the_numbers_and_the_bound(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "KEPT_NOTES", 2)
+    RunLog(storage).write(note(0))
+    RunLog(storage).write(note(1))
+    second = RunLog(storage)
+    second.write(note(2))
+    assert [each.epoch for each in RecordedRuns(storage).notes(10)] == [1, 2]
+
+
+def test_a_record_that_is_damaged_foreign_or_newer_is_left_out(storage: Storage) -> None:
+    RunLog(storage).write(start())
+    newer = encode_run_record(RunEnded(run_id="r", at_ms=1, version=99))
+    for data in (b"{", b"\xff\xfe", b"[]", newer, b'{"what": "other"}', b"[" * 100_000):
+        storage.write(f"{RUNS}/{run_record_name(9, RunEnded(run_id='r', at_ms=1))}", [data])
+    storage.write(f"{RUNS}/something.json", [b"{}"])
+    assert RecordedRuns(storage).starts_and_ends() == [start()]
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "history").write_text("not a directory")
+    assert not RunLog(LocalStorage(tmp_path)).write(start())
+
+
+def report(epoch: int, duration_ms: int) -> dict[str, object]:
+    return {
+        "batchId": epoch,
+        "timestamp": "2026-01-02T03:04:05.678Z",
+        "durationMs": {"addBatch": duration_ms - 1, "triggerExecution": duration_ms},
+        "sources": [{"numInputRows": 3}, {"numInputRows": -1}],
+    }
+
+
+def test_a_note_describes_the_slowest_epochs_and_sums_the_others(storage: Storage) -> None:
+    asked: list[int | None] = []
+    reports = [report(epoch, 10 + epoch % 7) for epoch in range(60)]
+
+    def progress(epoch: int | None) -> list[dict[str, object]]:
+        asked.append(epoch)
+        return reports if epoch is None else []
+
+    recorder = RunRecorder(storage, start(), progress, lambda _: None)
+    recorder.start()
+    recorder.end(ValueError("why"))
+    (found,) = RecordedRuns(storage).notes(10)
+    assert len(found.epochs) == 20
+    assert found.other_epochs == 40
+    assert sum(each.duration_ms for each in found.epochs) + found.other_ms == sum(
+        10 + epoch % 7 for epoch in range(60)
+    )
+    assert min(each.duration_ms for each in found.epochs) >= 14
+    assert found.epoch == 59
+    ended = RecordedRuns(storage).starts_and_ends()[-1]
+    assert isinstance(ended, RunEnded)
+    assert (ended.error, ended.error_kind) == ("why", "ValueError")
+
+
+def test_a_note_describes_the_slowest_epochs_of_an_operator_once(
+    storage: Storage, snapshot: CheckpointMetadata
+) -> None:
+    """Checkpoints have epochs in common; each epoch is described once."""
+    retained: dict[int, CheckpointMetadata] = {}
+    recorder = RunRecorder(storage, start(), lambda _: [], retained.get)
+    (operator,) = snapshot.operators
+    for number, numbers in enumerate((range(30), range(20, 50), range(45, 60))):
+        phases = tuple(EpochPhases(each, 0, 0, 0, each % 10, 0, 0) for each in numbers)
+        handles = (msgspec.structs.replace(operator.handles[0], phases=phases),)
+        operators = (msgspec.structs.replace(operator, handles=handles),)
+        retained[number] = msgspec.structs.replace(snapshot, operators=operators)
+        recorder.onCheckpointCompleted(CompletedCheckpoint(number, "", numbers[-1], 0, 0, 0))
+    recorder.start()
+    recorder.end(None)
+    (note,) = RecordedRuns(storage).notes(10)
+    found = [(each.epoch, each.user_ms) for each in note.operator_epochs]
+    slower = [(each, each % 10) for each in range(60) if each % 10 > 3]
+    assert len(found) == 40
+    assert set(slower) <= set(found)
+    assert sorted(set(found)) == found
+
+
+def test_spark_that_cannot_answer_is_not_asked_at_the_end(storage: Storage) -> None:
+    never = threading.Event()
+
+    def hangs(_: int | None) -> list[dict[str, object]]:
+        never.wait()
+        return []
+
+    recorder = RunRecorder(storage, start(), hangs, lambda _: None)
+    recorder.start()
+    recorder.end(None, asks_spark=False)
+    assert [type(each) for each in RecordedRuns(storage).starts_and_ends()] == [
+        RunStarted,
+        RunEnded,
+    ]
+
+
+def test_an_epoch_has_the_rows_of_all_sources() -> None:
+    found = epoch_record(report(3, 8))
+    assert (found.epoch, found.rows, found.duration_ms) == (3, 3, 8)
+    assert found.phases_ms == {"addBatch": 7}
+    assert found.began_at_ms == 1_767_323_045_678
+
+
+def test_passwords_in_urls_are_not_recorded() -> None:
+    key = "spark.ckpt.execution.checkpointing.dir"
+    shown = settings_in_force(read_settings({key: "s3://user:secret@bucket/x"}, {}))
+    (setting,) = [each for each in shown if each.key == key]
+    assert setting.value == "s3://***@bucket/x"
