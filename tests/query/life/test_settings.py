@@ -192,6 +192,9 @@ def test_checkpoints_table(job: Job) -> None:
         ("requests", "map<string,bigint>"),
         ("path", "string"),
         ("reason", "string"),
+        ("parallelism_before", "bigint"),
+        ("parallelism", "bigint"),
+        ("pause_ms", "bigint"),
     ]
     assert (row.kind, row.status, row.epoch, row.reason) == ("checkpoint", "completed", 0, None)
     assert row.duration_ms >= 0

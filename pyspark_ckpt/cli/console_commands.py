@@ -1,0 +1,61 @@
+"""Commands of the console: ui, bundle."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from pyspark_ckpt.cli.output import Result
+from pyspark_ckpt.console.data.bundle import is_bundle, unpack_bundle, write_bundle
+from pyspark_ckpt.console.data.places import find_places
+from pyspark_ckpt.console.opening import open_server
+from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.storage.open import LocalStorage, open_storage
+
+
+def ui(arguments: Namespace) -> Result:
+    """Serve the console until it is interrupted."""
+    where: dict[str, Any] = {"host": arguments.host, "port": arguments.port}
+    if not is_bundle(arguments.path):
+        return _serve(open_server(open_storage(arguments.path), **where))
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt_bundle-") as unpacked:
+        unpack_bundle(arguments.path, Path(unpacked))
+        root = LocalStorage(Path(unpacked))
+        return _serve(open_server(root, bundle=arguments.path, **where))
+
+
+def _serve(made: tuple[Any, str]) -> Result:
+    server, url = made
+    sys.stdout.write(f"the console is at {url} until you press Ctrl+C\n")
+    sys.stdout.flush()
+    try:
+        server.run()
+    finally:
+        server.close()
+    return Result({"url": url}, "")
+
+
+def bundle(arguments: Namespace) -> Result:
+    """Write one file with what the console shows, without data."""
+    root = open_storage(arguments.path)
+    places = find_places(root)
+    if not places.queries and not places.savepoints:
+        raise CheckpointNotFoundError(
+            f"{root.url} has no query and no savepoint: give a query's checkpointLocation, or a "
+            "directory of several"
+        )
+    files = write_bundle(root, places, Path(arguments.output))
+    fields = {
+        "output": arguments.output,
+        "queries": len(places.queries),
+        "savepoints": len(places.savepoints),
+        "files": files,
+    }
+    text = (
+        f"{arguments.output}: {len(places.queries)} queries, {len(places.savepoints)} savepoints, "
+        f"{files} files; open it with: pyspark-ckpt ui {arguments.output}\n"
+    )
+    return Result(fields, text)

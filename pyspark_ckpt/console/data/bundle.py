@@ -1,0 +1,280 @@
+"""A bundle: one file with what the console shows of queries, without their data.
+
+::
+
+    queries/<number>/pyspark_ckpt/  history/**, origin.json, chk-N/_metadata and chk-N/_author
+    queries/<number>/pyspark_ckpt/  _files.json: which data files are needed, and which are not
+    queries/<number>/               _rolled_back.json, offsets and commits of the last epochs
+    savepoints/<number>/savepoint-.../_metadata
+    bundle.json                     which directories they were, and the sizes of data files
+
+It is a ZIP file. Inline changes and keys are left out of ``_metadata``. Texts of errors are kept,
+and they may contain a key. A store elsewhere, such as ZooKeeper, is left out: each checkpoint that
+was complete when the bundle was made is in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
+from pyspark_ckpt.console.data.kept_files import KEPT_FILES_NAME, encode_kept_files
+from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
+from pyspark_ckpt.errors import CkptError, CorruptFileError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import (
+    AUTHOR_NAME,
+    CHECKPOINTS_DIRECTORY,
+    HISTORY,
+    METADATA_NAME,
+    ROLLED_BACK_NAME,
+    SHARED,
+    TASK_OWNED,
+    checkpoint_name,
+)
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
+from pyspark_ckpt.formats.origin import ORIGIN_NAME
+from pyspark_ckpt.history.log import KEPT
+from pyspark_ckpt.history.run_record import (
+    RUNS,
+    RunNote,
+    decode_run_record,
+    encode_run_record,
+    without_slow_keys,
+)
+from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+
+BUNDLE_VERSION = 1
+INDEX_NAME = "bundle.json"
+CHECKPOINTS_KEPT = 100
+EPOCHS_KEPT = 20
+MOST_FILES = 100_000
+MOST_BYTES = 1 << 30
+
+_NAME = re.compile(
+    r"(?:queries/[0-9]{1,6}/(?:pyspark_ckpt/)?|savepoints/[0-9]{1,6}/)"
+    r"[A-Za-z0-9_.-]{1,120}(?:/[A-Za-z0-9_.-]{1,120}){0,3}"
+)
+
+
+class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle was made of: directories by their number, and the sizes of their data files."""
+
+    version: int
+    root: str
+    queries: dict[str, str] = {}
+    savepoints: dict[str, str] = {}
+    layout: dict[str, dict[str, int]] = {}
+
+
+def write_bundle(root: Storage, places: Places, path: Path) -> int:
+    """Write a bundle and return the number of its files; an existing file is not replaced.
+
+    Parameters
+    ----------
+    root
+        The directory that was searched.
+    places
+        What is in it.
+    path
+        The new file.
+
+    Raises
+    ------
+    FileExistsError
+        If there is such a file.
+    """
+    index = BundleIndex(
+        version=BUNDLE_VERSION,
+        root=root.url,
+        queries={str(n): each.path for n, each in enumerate(places.queries)},
+        savepoints={str(n): each.storage.url for n, each in enumerate(places.savepoints)},
+        layout={str(n): _layout(each.checkpoints) for n, each in enumerate(places.queries)},
+    )
+    count = 1
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(INDEX_NAME, msgspec.json.encode(index))
+        for name, content in _contents(places):
+            file.writestr(name, content)
+            count += 1
+    return count
+
+
+def _contents(places: Places) -> Iterator[tuple[str, bytes]]:
+    for number, query in enumerate(places.queries):
+        below = f"queries/{number}"
+        for name, content in _of_query(query):
+            yield f"{below}/{CHECKPOINTS_DIRECTORY}/{name}", content
+        if query.location is not None:
+            for name, content in _of_location(query.location):
+                yield f"{below}/{name}", content
+    for number, savepoint in enumerate(places.savepoints):
+        stored = _savepoint(savepoint)
+        if stored is not None:
+            yield f"savepoints/{number}/{savepoint.storage.name}/{METADATA_NAME}", stored
+
+
+def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
+    storage = query.checkpoints
+    for directory in (HISTORY, RUNS):
+        for name in storage.list(directory)[-KEPT:]:
+            if name.endswith(".json"):
+                for path, content in _file(storage, f"{directory}/{name}"):
+                    yield path, content if directory == HISTORY else without_keys(content)
+    yield from _file(storage, ORIGIN_NAME)
+    yield KEPT_FILES_NAME, encode_kept_files(query)
+    yield f"{SHARED}/_bundle", b""  # so that it is found without a checkpoint too
+    with retained_checkpoints(storage) as found:
+        for number in found.newest(CHECKPOINTS_KEPT):
+            metadata = found.read(number)
+            if isinstance(metadata, CheckpointMetadata):
+                directory = checkpoint_name(number)
+                yield f"{directory}/{AUTHOR_NAME}", b"bundle"
+                yield f"{directory}/{METADATA_NAME}", encode_metadata(without_data(metadata))
+
+
+def _of_location(location: Storage) -> Iterator[tuple[str, bytes]]:
+    yield from _file(location, ROLLED_BACK_NAME)
+    for directory in ("offsets", "commits"):
+        numbers = sorted(int(name) for name in location.list(directory) if name.isdecimal())
+        for number in numbers[-EPOCHS_KEPT:]:
+            yield from _file(location, f"{directory}/{number}")
+
+
+def _file(storage: Storage, name: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        yield name, storage.read(name)
+    except (OSError, CkptError):  # it is not there, or was deleted meanwhile
+        return
+
+
+def _savepoint(place: SavepointPlace) -> bytes | None:
+    try:
+        return encode_metadata(without_data(read_metadata(place.storage)))
+    except (OSError, CkptError):
+        return None
+
+
+def without_data(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """Return metadata without the changes and keys that handles contain.
+
+    Parameters
+    ----------
+    metadata
+        What a checkpoint or savepoint stores.
+    """
+    operators = tuple(
+        msgspec.structs.replace(
+            operator, handles=tuple(_handle_without_data(each) for each in operator.handles)
+        )
+        for operator in metadata.operators
+    )
+    return msgspec.structs.replace(metadata, operators=operators)
+
+
+def without_keys(data: bytes) -> bytes:
+    """Return a record of a run without the keys that took most time.
+
+    Parameters
+    ----------
+    data
+        The record, as it is stored.
+    """
+    record = decode_run_record(data)
+    if record is None:
+        return b"{}"
+    if isinstance(record, RunNote):
+        checkpoints = tuple(map(without_slow_keys, record.checkpoints))
+        record = msgspec.structs.replace(record, checkpoints=checkpoints)
+    return encode_run_record(record)
+
+
+def _handle_without_data(handle: Handle) -> Handle:
+    segments = tuple(
+        each if each.inline is None else msgspec.structs.replace(each, inline=b"")
+        for each in handle.segments
+    )
+    return msgspec.structs.replace(handle, segments=segments, sweep_from=b"")
+
+
+def _layout(storage: Storage) -> dict[str, int]:
+    """Return the sizes of a query's data files; of a server, only their names are asked for."""
+    names = [f"{top}/{name}" for top in (SHARED, TASK_OWNED) for name in storage.list(top)]
+    if storage.is_remote:
+        return dict.fromkeys(names[:MOST_FILES], -1)
+    return {name: storage.size_bytes(name) or 0 for name in names[:MOST_FILES]}
+
+
+def is_bundle(path: str) -> bool:
+    """Return whether a path is a file that may be a bundle."""
+    return Path(path).is_file() and zipfile.is_zipfile(path)
+
+
+def unpack_bundle(path: str, directory: Path) -> BundleIndex:
+    """Unpack a bundle into an empty directory, so that it is read as a directory of queries.
+
+    Only names that this library writes are unpacked, up to a limit of files and bytes. Data files
+    get no content.
+
+    Parameters
+    ----------
+    path
+        The bundle.
+    directory
+        The directory.
+
+    Raises
+    ------
+    CorruptFileError
+        If it is no bundle, is damaged, or is larger than a bundle is.
+    """
+    target = LocalStorage(directory)
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = file.infolist()
+            if len(members) > MOST_FILES or sum(each.file_size for each in members) > MOST_BYTES:
+                raise _no_bundle(path, "it is too large")
+            index = _index(path, file.read(INDEX_NAME))
+            for member in members:
+                if member.filename == INDEX_NAME:
+                    continue
+                if _NAME.fullmatch(member.filename) is None or ".." in member.filename.split("/"):
+                    raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
+                target.write(member.filename, [file.read(member)])
+    except CorruptFileError:
+        raise
+    except (FileExistsError, *ZIP_ERRORS) as exc:
+        raise _no_bundle(path, str(exc)) from exc
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # which is a place before the start of the file
+            raise
+        raise _no_bundle(path, str(exc)) from exc
+    return index
+
+
+def _index(path: str, data: bytes) -> BundleIndex:
+    try:
+        index = msgspec.json.decode(data, type=BundleIndex)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise _no_bundle(path, str(exc)) from exc
+    if index.version > BUNDLE_VERSION:
+        raise CorruptFileError(
+            f"{path}: version {index.version} of a bundle is newer than this library's "
+            f"{BUNDLE_VERSION}: upgrade pyspark_ckpt"
+        )
+    return index
+
+
+def _no_bundle(path: str, what: Any) -> CorruptFileError:
+    return CorruptFileError(
+        f"{path} is no bundle of pyspark_ckpt ({what}): make one with `pyspark-ckpt bundle`"
+    )

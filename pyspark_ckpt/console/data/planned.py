@@ -1,0 +1,55 @@
+"""The restore plan of a query's operators against a checkpoint or savepoint."""
+
+from __future__ import annotations
+
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+
+
+def plan_against(
+    wanted: CheckpointMetadata, path: str, *, drops: bool, has_data: bool = True
+) -> RestorePlan:
+    """Return what a restore from a snapshot would do for the operators of a query.
+
+    Parameters
+    ----------
+    wanted
+        A checkpoint of the query. Its operators and states are those of the query's program then.
+    path
+        The snapshot to restore from.
+    drops
+        Whether operators that the query does not have are dropped rather than refused.
+    has_data
+        Whether the data files of the snapshot are there, and are checked.
+
+    Raises
+    ------
+    CkptError
+        If the snapshot cannot be read.
+    """
+    request = RestoreRequest(path=path, allow_non_restored_state=drops)
+    return plan_of(RestoreSource(path, check_files=has_data), _operators(wanted), request)
+
+
+def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
+    by_id: dict[int, OperatorDescriptor | SparkOperator] = {
+        operator.operator_id: OperatorDescriptor(
+            uid=operator.uid,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            time_mode=operator.time_mode,
+            states=tuple(
+                state
+                for state in UnifiedStates(operator.uid, operator.handles).states
+                if state.sweeps is None
+            ),
+        )
+        for operator in metadata.operators
+    }
+    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.spark_operators})
+    return StatefulOperators.of(each for _, each in sorted(by_id.items()))

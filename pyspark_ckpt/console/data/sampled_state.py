@@ -1,0 +1,235 @@
+"""What one state holds: a bounded sample of it, its heaviest keys, and the entries of one key.
+
+A sample reads at most :data:`MOST_ROWS` rows of a state, in equal parts of its subtasks, and ends
+after :data:`MOST_SECONDS`. So its cost does not grow with the state.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.snapshot.snapshot import Snapshot
+from pyspark_ckpt.snapshot.views import StateView, TableView
+
+MOST_ROWS = 200_000
+MOST_SECONDS = 3.0
+NESTED_ROWS = 20_000
+"""Rows that are ranked if a key is of a nested type: Python makes its text."""
+
+HEAVIEST = 20
+ENTRIES_SHOWN = 200
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyKey:
+    """A key with its rows and bytes in the sample; `text` is what finds it again."""
+
+    text: tuple[str, ...]
+    rows: int
+    size_bytes: int
+    rows_before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample of a state.
+
+    `is_whole` says that it has all rows. `expired` of its rows have lived longer than their time to
+    live and are still stored.
+    """
+
+    rows: int
+    size_bytes: int
+    expired: int | None
+    is_whole: bool
+    key_columns: tuple[str, ...]
+    heaviest: tuple[HeavyKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerSample:
+    """The timers of an operator in a sample; `due` of them have a time that is reached."""
+
+    timers: int
+    due: int
+    is_whole: bool
+
+
+def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | None) -> Sample:
+    """Return a sample of a state.
+
+    Parameters
+    ----------
+    snapshot
+        An open snapshot.
+    operator, name
+        The state.
+    older
+        An older snapshot of the query, to say how the heaviest keys grew.
+
+    Raises
+    ------
+    StateUseError
+        If there is no such state.
+    CorruptFileError
+        If a file is missing or changed.
+    """
+    view = snapshot.state(operator, name)
+    table, is_whole = _sampled(view, include_expired=True)
+    expired = None
+    if "expires_at" in table.schema.names:
+        now = pa.scalar(snapshot.processing_time_ms, pa.timestamp("ms", tz="UTC"))
+        times = table.column("expires_at").cast(pa.timestamp("ms", tz="UTC"))
+        expired = pc.sum(pc.less_equal(times, now)).as_py() or 0
+    keys = [field.name for field in view.key_fields]
+    sizes = _sizes(table)
+    before = None if older is None else _view(older, view, operator)
+    return Sample(
+        rows=table.num_rows,
+        size_bytes=pc.sum(sizes).as_py() or 0,
+        expired=expired,
+        is_whole=is_whole,
+        key_columns=tuple(keys),
+        heaviest=_heaviest(table, keys, sizes, before) if keys else (),
+    )
+
+
+def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
+    """Return how many timers an operator has, and how many are due, in a sample.
+
+    Parameters
+    ----------
+    snapshot
+        An open snapshot.
+    operator
+        The operator's uid.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed.
+    """
+    view = snapshot.timers(operator)
+    table, is_whole = _sampled(view, include_expired=True)
+    metadata = view.schema.metadata or {}
+    is_event_time = metadata.get(b"time_mode", b"").lower().startswith(b"event")
+    now_ms = snapshot.watermark_ms if is_event_time else snapshot.processing_time_ms
+    times = table.column("fires_at").cast(pa.timestamp("ms", tz="UTC"))
+    due = pc.sum(pc.less_equal(times, pa.scalar(now_ms, pa.timestamp("ms", tz="UTC")))).as_py()
+    return TimerSample(table.num_rows, due or 0, is_whole)
+
+
+def entries_of_key(view: StateView, texts: Sequence[str]) -> pa.Table:
+    """Return the first entries of one key.
+
+    Parameters
+    ----------
+    view
+        The state.
+    texts
+        A text per key column; bytes are in hex.
+
+    Raises
+    ------
+    StateUseError
+        If the texts are not a key of the state.
+    """
+    fields = view.key_fields
+    if len(texts) != len(fields):
+        raise StateUseError(f"the key has {len(fields)} columns, and {len(texts)} were given")
+    key = [_value(field, text) for field, text in zip(fields, texts, strict=True)]
+    return view.rows_of(*key, include_expired=True).slice(0, ENTRIES_SHOWN)
+
+
+def _value(field: pa.Field, text: str) -> Any:
+    try:
+        if field.type == pa.binary():
+            return bytes.fromhex(text)
+        return pa.array([text], pa.string()).cast(field.type)[0].as_py()
+    except (pa.ArrowException, ValueError) as exc:
+        raise StateUseError(f"{text[:80]!r} is no {field.type} for {field.name!r}: {exc}") from exc
+
+
+def _sampled(view: TableView, *, include_expired: bool) -> tuple[pa.Table, bool]:
+    """Return rows of all subtasks, and whether these are all rows."""
+    subtasks: Sequence[int | None] = view.subtasks or [None]
+    share = max(MOST_ROWS // len(subtasks), 1)
+    end_at = time.monotonic() + MOST_SECONDS
+    batches: list[pa.RecordBatch] = []
+    is_whole = True
+    for subtask in subtasks:
+        rows = 0
+        for batch in view.to_arrow(include_expired=include_expired, subtask=subtask):
+            batches.append(batch.slice(0, share - rows))
+            rows += batch.num_rows
+            if rows >= share or time.monotonic() > end_at:
+                is_whole = False
+                break
+    return pa.Table.from_batches(batches, view.schema), is_whole
+
+
+def _sizes(table: pa.Table) -> pa.Array:
+    """Return about how many bytes each row has: of texts and bytes their length, else a word."""
+    total = pa.array([0] * table.num_rows, pa.int64())
+    for column in table.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            sizes = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+        else:
+            each = max(column.nbytes // max(table.num_rows, 1), 1)
+            sizes = pa.array([each] * table.num_rows, pa.int64())
+        total = pc.add(total, sizes)
+    return total.combine_chunks() if isinstance(total, pa.ChunkedArray) else total
+
+
+def _heaviest(
+    table: pa.Table, keys: list[str], sizes: pa.Array, before: StateView | None
+) -> tuple[HeavyKey, ...]:
+    nested = [key for key in keys if pa.types.is_nested(table.schema.field(key).type)]
+    if nested:  # Arrow groups by flat columns only
+        table, sizes, before = table.slice(0, NESTED_ROWS), sizes.slice(0, NESTED_ROWS), None
+        for name in nested:
+            texts = pa.array(map(_nested_text, table.column(name).to_pylist()), pa.string())
+            table = table.set_column(table.schema.get_field_index(name), name, texts)
+    grouped = (
+        table.select(keys)
+        .append_column("__bytes", sizes)
+        .group_by(keys)
+        .aggregate([("__bytes", "sum"), ("__bytes", "count")])
+        .sort_by([("__bytes_sum", "descending")])
+        .slice(0, HEAVIEST)
+    )
+    found = []
+    for row in grouped.to_pylist():
+        key = [row[name] for name in keys]
+        earlier = None if before is None or None in key else before.rows_of(*key).num_rows
+        found.append(
+            HeavyKey(tuple(map(_text, key)), row["__bytes_count"], row["__bytes_sum"], earlier)
+        )
+    return tuple(found)
+
+
+def _nested_text(value: Any) -> str:
+    return json.dumps(value, default=_text, ensure_ascii=False)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _view(older: Snapshot, view: StateView, operator: str) -> StateView | None:
+    try:
+        found = older.state(operator, view.name)
+    except StateUseError:  # the state is new
+        return None
+    return found if found.key_fields == view.key_fields else None

@@ -1,0 +1,276 @@
+"""One checkpoint or savepoint: its subtasks, its files and who else needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
+from pyspark_ckpt.console.data.places import QueryPlace
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle, StateDescriptor
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.history.log import sizes_of_subtask
+from pyspark_ckpt.operator.table.catalog import schema_text
+
+FILES_SHOWN = 50
+OTHERS_READ = 20
+"""Other checkpoints that a page reads to say who else needs a file."""
+
+COLUMNS = (
+    "size", "new", "files", "segments", "rows", "keys", "writes", "open ms", "process ms",
+    "barrier ms",
+)  # fmt: skip
+_PROCESS = COLUMNS.index("process ms")
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskRow:
+    """One subtask: a number per column of :data:`COLUMNS`."""
+
+    subtask: int
+    epoch: int
+    numbers: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSummary:
+    """The spread of a column over the subtasks. `skew` is the maximum by the mean."""
+
+    minimum: float
+    median: float
+    maximum: float
+    skew: float
+    worst: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """A state as the newest subtask has it."""
+
+    name: str
+    kind: str
+    schema: str
+    ttl_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTable:
+    """One operator's subtasks."""
+
+    operator: OperatorMetadata
+    key_schema: str
+    states: tuple[StateRow, ...]
+    rows: tuple[SubtaskRow, ...]
+    summaries: tuple[ColumnSummary | None, ...]
+
+    @property
+    def skew(self) -> float | None:
+        """How many times the largest subtask's state is the mean; ``None`` without state."""
+        summary = self.summaries[0]
+        return None if summary is None else summary.skew
+
+    @property
+    def idle(self) -> list[int]:
+        """The subtasks that never had a row, so they have no state."""
+        known = {row.subtask for row in self.rows}
+        return [number for number in range(self.operator.parallelism) if number not in known]
+
+    @property
+    def slowest(self) -> ColumnSummary | None:
+        """The spread of the times of the subtasks that had rows in the newest epoch of all.
+
+        It is ``None`` if a subtask was alone in it, because there is nothing to compare.
+        """
+        newest = max((row.epoch for row in self.rows), default=0)
+        rows = [row for row in self.rows if row.epoch == newest]
+        if len(rows) == 1:
+            return None
+        return summary_of_column(rows, [row.numbers[_PROCESS] for row in rows])
+
+    def heat(self, row: SubtaskRow, column: int) -> int:
+        """Return how a cell is coloured, from 0 for the minimum of its column to 9."""
+        value, summary = row.numbers[column], self.summaries[column]
+        if value is None or summary is None or summary.maximum == summary.minimum:
+            return 0
+        return int(9 * (value - summary.minimum) / (summary.maximum - summary.minimum))
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """A file, and the other retained checkpoints that need it."""
+
+    path: str
+    size_bytes: int
+    also_needed_by: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPage:
+    """A checkpoint or savepoint.
+
+    `own_bytes` are in files that no other retained checkpoint needs. `compared` are the checkpoints
+    that were compared, and `is_compared_with_all` says whether these are all.
+    """
+
+    metadata: CheckpointMetadata
+    operators: tuple[OperatorTable, ...]
+    files: tuple[FileRow, ...]
+    own_bytes: int
+    shared_bytes: int
+    compared: tuple[int, ...]
+    is_compared_with_all: bool
+
+
+def checkpoint_page(place: QueryPlace, number: int) -> SnapshotPage | CkptError | None:
+    """Return a retained checkpoint, ``None`` if there is none of that id, or why it is unreadable.
+
+    Parameters
+    ----------
+    place
+        The query.
+    number
+        The id of the checkpoint.
+    """
+    with retained_checkpoints(place.checkpoints) as found:
+        if number not in found.used_ids or not found.is_complete(number):
+            return None
+        metadata = found.read(number)
+        if isinstance(metadata, CkptError):
+            return metadata
+        near = [other for other in found.newest(OTHERS_READ + 1) if other != number]
+        before = found.newest(1, number)
+        others = {other: found.read(other) for other in {*near[:OTHERS_READ], *before}}
+        total = len(found.used_ids) - 1
+    readable = {n: each for n, each in others.items() if isinstance(each, CheckpointMetadata)}
+    previous = readable.get(before[0]) if before else None
+    return _page(metadata, previous, readable, is_whole=len(readable) >= total)
+
+
+def savepoint_page(metadata: CheckpointMetadata) -> SnapshotPage:
+    """Return a savepoint, which shares no file.
+
+    Parameters
+    ----------
+    metadata
+        What the savepoint stores.
+    """
+    return _page(metadata, None, {}, is_whole=True)
+
+
+def _page(
+    metadata: CheckpointMetadata,
+    previous: CheckpointMetadata | None,
+    others: dict[int, CheckpointMetadata],
+    *,
+    is_whole: bool,
+) -> SnapshotPage:
+    before = {} if previous is None else {(h.uid, h.subtask): h for h in previous.handles()}
+    needed = {n: {file.path for file in each.files()} for n, each in others.items()}
+    sizes = {file.path: file.size_bytes for file in metadata.files()}
+    users = {path: tuple(n for n in sorted(needed) if path in needed[n]) for path in sizes}
+    largest = sorted(sizes, key=lambda path: (-sizes[path], path))
+    return SnapshotPage(
+        metadata=metadata,
+        operators=tuple(
+            operator_table(operator, before, has_before=previous is not None)
+            for operator in metadata.operators
+        ),
+        files=tuple(FileRow(path, sizes[path], users[path]) for path in largest[:FILES_SHOWN]),
+        own_bytes=sum(sizes[path] for path in sizes if not users[path]),
+        shared_bytes=sum(sizes[path] for path in sizes if users[path]),
+        compared=tuple(sorted(others)),
+        is_compared_with_all=is_whole,
+    )
+
+
+def operator_table(
+    operator: OperatorMetadata, before: dict[tuple[str, int], Handle], *, has_before: bool
+) -> OperatorTable:
+    """Return an operator's subtasks.
+
+    Parameters
+    ----------
+    operator
+        What a checkpoint stores of it.
+    before
+        The handles of the checkpoint before, by uid and subtask.
+    has_before
+        Whether there is a checkpoint before. Without it, new bytes are unknown.
+    """
+    handles = sorted(operator.handles, key=lambda handle: handle.subtask)
+    rows = tuple(
+        _row(handle, before.get((handle.uid, handle.subtask)), has_before=has_before)
+        for handle in handles
+    )
+    # A subtask that never had a row has no handle; it counts as 0, else one subtask with all
+    # rows would look balanced.
+    idle = max(operator.parallelism - len(rows), 0)
+    columns = [[row.numbers[place] for row in rows] for place in range(len(COLUMNS))]
+    return OperatorTable(
+        operator=operator,
+        key_schema=schema_text(operator.key_schema),
+        states=tuple(map(_state, _states(handles))),
+        rows=rows,
+        summaries=tuple(summary_of_column(rows, column, idle) for column in columns),
+    )
+
+
+def summary_of_column(
+    rows: Sequence[SubtaskRow], column: Sequence[int | None], idle: int = 0
+) -> ColumnSummary | None:
+    """Return the spread of a column, ``None`` if no subtask has a number in it.
+
+    Parameters
+    ----------
+    rows, column
+        The subtasks with state, and their numbers.
+    idle
+        How many subtasks have no state; they count as 0.
+    """
+    known = [
+        (value, row.subtask) for row, value in zip(rows, column, strict=True) if value is not None
+    ]
+    if not known:
+        return None
+    values = [*(value for value, _ in known), *([0] * idle)]
+    mean = sum(values) / len(values)
+    largest, worst = max(known)
+    return ColumnSummary(
+        min(values), median(values), largest, largest / mean if mean else 1.0, worst
+    )
+
+
+def _states(handles: Sequence[Handle]) -> list[StateDescriptor]:
+    """Return the states in use, each as the newest subtask has it."""
+    found: dict[str, StateDescriptor] = {}
+    for handle in sorted(handles, key=lambda each: each.epoch):
+        found.update({state.name: state for state in handle.states if state.sweeps is None})
+    return list(found.values())
+
+
+def _state(state: StateDescriptor) -> StateRow:
+    ttl_ms = None if state.ttl is None else state.ttl.duration_ms
+    return StateRow(state.name, state.kind, schema_text(state.value_schema), ttl_ms)
+
+
+def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskRow:
+    sizes = sizes_of_subtask(handle, before)
+    metrics = handle.metrics or EpochMetrics()
+    return SubtaskRow(
+        subtask=handle.subtask,
+        epoch=handle.epoch,
+        numbers=(
+            sizes.size_bytes,
+            sizes.new_bytes if has_before else None,
+            sizes.files,
+            len(handle.segments),
+            metrics.rows,
+            metrics.keys,
+            metrics.writes,
+            metrics.open_ms,
+            metrics.process_ms,
+            metrics.barrier_ms,
+        ),
+    )

@@ -1,0 +1,225 @@
+"""Charts as rectangles, lines and texts, which a template draws as SVG.
+
+All numbers are pixels of the chart. Texts come from files, and the template escapes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+WIDTH = 960
+HEIGHT = 160
+_ROW = 34
+_LEFT = 96
+_MIN_BAR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle. `style` is the name of its colour, `title` its tooltip, `href` its link."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    title: str
+    href: str | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line through points, and its colour."""
+
+    points: str
+    style: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A text at a place."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart; `legend` has the colours of its parts by name."""
+
+    title: str
+    width: int
+    height: int
+    boxes: tuple[Box, ...] = ()
+    lines: tuple[Line, ...] = ()
+    labels: tuple[Label, ...] = ()
+    legend: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stacked bar: its parts by name, what it is called, and where its link leads."""
+
+    name: str
+    parts: Mapping[str, float]
+    href: str | None = None
+
+
+def style_of(number: int) -> str:
+    """Return the name of the colour of a part of a chart."""
+    return f"c{number % 11}"
+
+
+def stacked_bars(title: str, bars: Sequence[Bar], parts: Sequence[str], unit: str) -> Chart:
+    """Return a chart of stacked bars, one beside the other.
+
+    Parameters
+    ----------
+    title
+        What it shows.
+    bars
+        The bars, from left to right.
+    parts
+        The names of the parts, from bottom to top.
+    unit
+        Follows numbers in tooltips.
+    """
+    most = max((sum(bar.parts.values()) for bar in bars), default=0) or 1
+    step = (WIDTH - _LEFT) / max(len(bars), 1)
+    boxes = []
+    for place, bar in enumerate(bars):
+        y = float(HEIGHT)
+        for number, name in enumerate(parts):
+            value = bar.parts.get(name, 0)
+            height = HEIGHT * value / most
+            if height <= 0:
+                continue
+            y -= height
+            boxes.append(
+                Box(
+                    round(_LEFT + place * step, 1), round(y, 1),
+                    round(max(min(step, 40) - 1, 1), 1), round(height, 1), style_of(number),
+                    f"{bar.name}: {name} {value:,.0f} {unit} of {sum(bar.parts.values()):,.0f}",
+                    bar.href,
+                )
+            )  # fmt: skip
+    legend = {name: style_of(number) for number, name in enumerate(parts)}
+    labels = (Label(0, 12, f"{most:,.0f} {unit}"), Label(0, HEIGHT, "0"))
+    return Chart(title, WIDTH, HEIGHT + 4, tuple(boxes), (), labels, legend)
+
+
+def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> Chart:
+    """Return a chart with a line per series of points.
+
+    Parameters
+    ----------
+    title
+        What it shows.
+    series
+        Points by the name of their line.
+    unit
+        Follows the largest number.
+    """
+    points = [point for line in series.values() for point in line]
+    if not points:
+        return Chart(title, WIDTH, HEIGHT)
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    most = max(y for _, y in points) or 1
+    width = (last - first) or 1
+    lines = []
+    for number, (name, line) in enumerate(series.items()):
+        shown = " ".join(
+            f"{_LEFT + (WIDTH - _LEFT) * (x - first) / width:.1f},"
+            f"{4 + HEIGHT - HEIGHT * y / most:.1f}"
+            for x, y in line
+        )
+        lines.append(Line(shown, style_of(number), name))
+    labels = (Label(0, 14, f"{most:,.0f} {unit}"), Label(0, HEIGHT + 4, "0"))
+    legend = {name: style_of(number) for number, name in enumerate(series)}
+    return Chart(title, WIDTH, HEIGHT + 8, (), tuple(lines), labels, legend)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that began and took its time, on a row of a time chart."""
+
+    row: str
+    began_ms: int
+    duration_ms: int
+    style: str
+    title: str
+    href: str | None = None
+
+
+def time_chart(title: str, rows: Sequence[str], spans: Sequence[Span]) -> Chart:
+    """Return a chart of what happened when, with a row per kind; what overlaps is above it.
+
+    Parameters
+    ----------
+    title
+        What it shows.
+    rows
+        The names of the rows, from top to bottom.
+    spans
+        What happened.
+    """
+    if not spans:
+        return Chart(title, WIDTH, _ROW)
+    first = min(span.began_ms for span in spans)
+    last = max(span.began_ms + span.duration_ms for span in spans)
+    scale = (WIDTH - _LEFT) / max(last - first, 1)
+    boxes = tuple(
+        Box(
+            round(_LEFT + (span.began_ms - first) * scale, 1), rows.index(span.row) * _ROW + 4,
+            round(max(span.duration_ms * scale, _MIN_BAR), 1), _ROW - 10, span.style,
+            span.title, span.href,
+        )
+        for span in spans
+    )  # fmt: skip
+    labels = tuple(Label(0, number * _ROW + 20, name) for number, name in enumerate(rows))
+    return Chart(title, WIDTH, len(rows) * _ROW, boxes, (), labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A row of a tree of boxes; `parent` is the place of its parent, ``None`` for a root."""
+
+    text: str
+    style: str
+    title: str
+    parent: int | None = None
+    href: str | None = None
+
+
+def tree_chart(title: str, nodes: Sequence[Node]) -> Chart:
+    """Return a tree: each node in a row of its own, behind its parent, with a line to it.
+
+    Parameters
+    ----------
+    title
+        What it shows.
+    nodes
+        The nodes; each comes after its parent.
+    """
+    depths: list[int] = []
+    boxes, lines = [], []
+    for place, node in enumerate(nodes):
+        depth = 0 if node.parent is None else depths[node.parent] + 1
+        depths.append(depth)
+        x, y = 8 + 40 * min(depth, 12), place * _ROW + 4
+        boxes.append(
+            Box(
+                x, y, min(WIDTH - x - 8, 9 * len(node.text) + 24), _ROW - 10, node.style,
+                node.title, node.href, node.text,
+            )
+        )  # fmt: skip
+        if node.parent is not None:
+            above = boxes[node.parent]
+            middle = y + (_ROW - 10) / 2
+            points = f"{above.x + 14},{above.y + above.height} {above.x + 14},{middle} {x},{middle}"
+            lines.append(Line(points, "edge", node.title))
+    return Chart(title, WIDTH, max(len(nodes), 1) * _ROW, tuple(boxes), tuple(lines))

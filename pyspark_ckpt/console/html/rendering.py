@@ -1,0 +1,102 @@
+"""Turns models into HTML. Every value is escaped, because names and keys come from files."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pyspark_ckpt.clock import now_ms
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_STEP = 1024
+_MOST_MS = 253_402_300_800_000
+_MOST_TEXT = 4000
+UNKNOWN = "-"
+"""What pages show where a number is not known."""
+
+
+def make_environment() -> Environment:
+    """Return the environment of the templates, which escapes everything."""
+    environment = Environment(
+        loader=PackageLoader("pyspark_ckpt.console.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        bytes=bytes_text, ms=milliseconds_text, when=time_text, ago=ago_text, short=short_text,
+        count=count_text,
+    )  # fmt: skip
+    return environment
+
+
+def bytes_text(value: float | None) -> str:
+    """Return a size as people read it."""
+    if value is None:
+        return UNKNOWN
+    number = float(value)
+    for unit in _UNITS[:-1]:
+        if abs(number) < _STEP:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= _STEP
+    return f"{number:.1f} {_UNITS[-1]}"
+
+
+def count_text(value: float | None) -> str:
+    """Return a number with commas."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def milliseconds_text(value: float | None) -> str:
+    """Return a duration as people read it."""
+    if value is None:
+        return UNKNOWN
+    if value < 1000:
+        return f"{value:.0f} ms"
+    seconds = value / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def time_text(value: int | None) -> str:
+    """Return a time in UTC."""
+    if value is None or not 0 < value < _MOST_MS:
+        return UNKNOWN
+    at = datetime.fromtimestamp(value / 1000, timezone.utc)
+    return f"{at:%Y-%m-%d %H:%M:%S}Z"
+
+
+def ago_text(value: int | None) -> str:
+    """Return how long ago a time was."""
+    if value is None or not 0 < value < _MOST_MS:
+        return "never"
+    return f"{milliseconds_text(max(now_ms() - value, 0))} ago"
+
+
+def short_text(value: object, most: int = _MOST_TEXT) -> str:
+    """Return a text without control characters, and not too long for a page."""
+    text = "".join(each if each.isprintable() or each == "\n" else "?" for each in str(value))
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+_environment = make_environment()
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page.
+
+    Parameters
+    ----------
+    template
+        The name of the template.
+    **values
+        What it shows.
+    """
+    return _environment.get_template(template).render(**values)

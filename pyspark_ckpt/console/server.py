@@ -1,0 +1,247 @@
+"""Serves the console: a Flask application on waitress, both without a build step or a service."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import waitress
+from flask import Flask, abort, redirect, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
+
+from pyspark_ckpt.clock import monotonic_ms, now_ms
+from pyspark_ckpt.console.access import guard, is_loopback, new_token
+from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
+from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
+from pyspark_ckpt.console.data.places import Places, QueryPlace, find_places
+from pyspark_ckpt.console.data.planned import plan_against
+from pyspark_ckpt.console.data.queries import summary_of
+from pyspark_ckpt.console.data.snapshots import checkpoint_page, savepoint_page
+from pyspark_ckpt.console.data.states import KeyRequest, state_page
+from pyspark_ckpt.console.data.timeline import timeline_of
+from pyspark_ckpt.console.html import pages
+from pyspark_ckpt.console.html.family import read_savepoints
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.layout import checkpoint_name
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.run_log import RecordedRuns
+from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.storage.open import Storage
+
+_THREADS = 4
+_FOUND_MS = 5000
+"""For how long the places below the directory are known without a new search."""
+
+_CHECKPOINTS_TO_CHOOSE = 20
+
+
+class _Directory:
+    """The directory that is shown; searched again after a few seconds."""
+
+    def __init__(self, root: Storage) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._found: Places | None = None
+        self._found_ms = 0
+
+    def places(self) -> Places:
+        with self._lock:
+            if self._found is None or monotonic_ms() - self._found_ms > _FOUND_MS:
+                self._found = find_places(self._root)
+                self._found_ms = monotonic_ms()
+            return self._found
+
+    def query(self, key: str) -> QueryPlace:
+        found = self.places().query(key)
+        if found is None:
+            abort(404, "there is no such query")
+        return found
+
+
+def make_app(
+    root: Storage,
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    bundle: str | None = None,
+) -> Flask:
+    """Return the application that shows a directory.
+
+    Parameters
+    ----------
+    root
+        The directory, or what was unpacked from a bundle.
+    host
+        Where it is served.
+    token
+        The token that requests need.
+    bundle
+        The path of the bundle, if it is one.
+    """
+    app = Flask("pyspark_ckpt.console.html", static_folder="static")
+    site = pages.Site(bundle or root.url, bundle is not None)
+    directory = _Directory(root)
+    guard(app, host, token)
+    _add_overview(app, site, directory)
+    _add_query_pages(app, site, directory, has_data=bundle is None)
+    _add_plan(app, site, directory, has_data=bundle is None)
+
+    def show_error(error: HTTPException) -> tuple[str, int]:
+        code = error.code or 500
+        return pages.message_page(site, f"{code} {error.name}", error.description or ""), code
+
+    def show_problem(error: Exception) -> tuple[str, int]:
+        return pages.message_page(site, "This page cannot be shown", str(error)), 503
+
+    app.register_error_handler(HTTPException, show_error)
+    app.register_error_handler(CkptError, show_problem)
+    app.register_error_handler(OSError, show_problem)
+    return app
+
+
+def _add_overview(app: Flask, site: pages.Site, directory: _Directory) -> None:
+    @app.get("/")
+    def queries() -> str:
+        places = directory.places()
+        summaries = [summary_of(place, now_ms()) for place in places.queries]
+        return pages.queries_page(site, places, summaries, read_savepoints(places.savepoints))
+
+    @app.get("/s/<string:key>/")
+    def savepoint(key: str) -> str:
+        place = directory.places().savepoint(key)
+        if place is None:
+            abort(404, "there is no such savepoint")
+        page = savepoint_page(read_metadata(place.storage))
+        return pages.savepoint_page_html(site, place, page)
+
+
+def _add_query_pages(
+    app: Flask, site: pages.Site, directory: _Directory, *, has_data: bool
+) -> None:
+    @app.get("/q/<string:key>/")
+    def query(key: str) -> str:
+        place = directory.query(key)
+        before = request.args.get("before", type=int)
+        return pages.query_page(site, summary_of(place, now_ms()), timeline_of(place, before))
+
+    @app.get("/q/<string:key>/newest")
+    def newest(key: str) -> Response:
+        place = directory.query(key)
+        with retained_checkpoints(place.checkpoints) as found:
+            numbers = found.newest(1)
+        if not numbers:
+            abort(404, "there is no checkpoint yet")
+        return redirect(f"/q/{place.key}/chk/{numbers[0]}/")
+
+    @app.get("/q/<string:key>/chk/<int:number>/")
+    def checkpoint(key: str, number: int) -> str:
+        place = directory.query(key)
+        page = checkpoint_page(place, number)
+        if page is None:
+            abort(404, f"there is no chk-{number}: retention may have removed it")
+        if isinstance(page, CkptError):
+            raise page
+        return pages.checkpoint_page_html(site, place, number, page)
+
+    @app.get("/q/<string:key>/state")
+    def state(key: str) -> str:
+        place = directory.query(key)
+        asked = None
+        if request.args.getlist("key"):
+            asked = KeyRequest(
+                request.args.get("operator", ""),
+                request.args.get("state", ""),
+                tuple(request.args.getlist("key")),
+            )
+        return pages.state_page_html(site, place, state_page(place, asked, has_data=has_data))
+
+    @app.get("/q/<string:key>/settings")
+    def settings(key: str) -> str:
+        place = directory.query(key)
+        records = RecordedRuns(place.checkpoints).starts_and_ends()
+        starts = [each for each in records if isinstance(each, RunStarted)]
+        return pages.settings_page(site, place, _name_of(place), starts)
+
+    @app.get("/q/<string:key>/files")
+    def files(key: str) -> str:
+        place = directory.query(key)
+        kept = kept_files(place) if has_data else bundled_kept_files(place)
+        return pages.files_page(site, place, _name_of(place), kept)
+
+
+def _name_of(place: QueryPlace) -> str:
+    return summary_of(place, now_ms()).title
+
+
+def _add_plan(app: Flask, site: pages.Site, directory: _Directory, *, has_data: bool) -> None:
+    @app.get("/q/<string:key>/plan")
+    def plan(key: str) -> str:
+        place = directory.query(key)
+        summary = summary_of(place, now_ms())
+        paths = _snapshots(directory.places(), place)
+        chosen = request.args.get("from", next(iter(paths), None))
+        drops = request.args.get("drop") == "1"
+        found, problem = None, None
+        if chosen is not None and chosen not in paths:
+            abort(404, "there is no such snapshot")
+        if summary.metadata is None or chosen is None:
+            problem = "there is no checkpoint to plan with"
+        else:
+            try:
+                found = plan_against(
+                    summary.metadata, paths[chosen][1], drops=drops, has_data=has_data
+                )
+            except (OSError, CkptError) as exc:
+                problem = str(exc)
+        choices = tuple((value, text) for value, (text, _) in paths.items())
+        choice = pages.PlanChoice(choices, chosen, drops, found, problem)
+        return pages.plan_page(site, place, summary.title, choice)
+
+
+def _snapshots(places: Places, place: QueryPlace) -> dict[str, tuple[str, str]]:
+    """Return the text and path of each snapshot to choose, by what stands for it in addresses."""
+    found: dict[str, tuple[str, str]] = {}
+    for savepoint in places.savepoints:
+        url = savepoint.storage.url
+        found[f"s-{savepoint.key}"] = savepoint.storage.name, url
+    with retained_checkpoints(place.checkpoints) as retained:
+        for number in retained.newest(_CHECKPOINTS_TO_CHOOSE):
+            name = checkpoint_name(number)
+            found[f"c-{number}"] = name, place.checkpoints.url_of(name)
+    return found
+
+
+def make_server(
+    root: Storage,
+    *,
+    host: str,
+    port: int,
+    token: str | None = None,
+    bundle: str | None = None,
+) -> tuple[Any, str]:
+    """Return a server that listens and does not answer yet, and the address of its first page.
+
+    Parameters
+    ----------
+    root
+        The directory, or what was unpacked from a bundle.
+    host, port
+        Where it listens; port 0 takes any free port.
+    token
+        The token that requests need. Elsewhere than on loopback there is one in any case.
+    bundle
+        The path of the bundle, if it is one.
+
+    Raises
+    ------
+    OSError
+        If the port is in use.
+    """
+    if token is None and not is_loopback(host):
+        token = new_token()
+    app = make_app(root, host=host, token=token, bundle=bundle)
+    server = waitress.create_server(app, host=host, port=port, threads=_THREADS)
+    name = f"[{host}]" if ":" in host else host
+    ending = "" if token is None else f"?token={token}"
+    return server, f"http://{name}:{server.effective_port}/{ending}"

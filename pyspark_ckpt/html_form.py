@@ -1,0 +1,51 @@
+"""HTML forms of objects for notebooks; every text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from html import escape
+
+_CELL = "text-align:left;vertical-align:top;overflow-wrap:anywhere;max-width:40em"
+_STEP = 1024
+
+
+def html_facts(title: str, facts: Mapping[str, object]) -> str:
+    """Return a title and a table of names and values."""
+    rows = "".join(
+        f'<tr><th style="{_CELL}">{escape(name)}</th><td style="{_CELL}">{_text(value)}</td></tr>'
+        for name, value in facts.items()
+    )
+    return f"<div><b>{escape(title)}</b><table><tbody>{rows}</tbody></table></div>"
+
+
+def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a title and a table with a header."""
+    head = "".join(f'<th style="{_CELL}">{escape(name)}</th>' for name in header)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<div><b>{escape(title)}</b><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def time_text(at_ms: int) -> str:
+    """Return a time in UTC, to the second."""
+    at = datetime.fromtimestamp(at_ms / 1000, timezone.utc)
+    return at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size with a unit that fits."""
+    size, units = float(size_bytes), ["B", "KB", "MB", "GB"]
+    while size >= _STEP and len(units) > 1:
+        size /= _STEP
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else escape(str(value))

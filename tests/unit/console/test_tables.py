@@ -1,0 +1,95 @@
+"""What the pages say about subtasks and keys."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from pyspark_ckpt.console.data.sampled_state import HeavyKey, Sample, _heaviest
+from pyspark_ckpt.console.data.snapshots import operator_table
+from pyspark_ckpt.console.data.states import StateSample, Trend, grown_keys
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.formats.metadata import OperatorMetadata
+
+KEY = '{"type":"struct","fields":[{"name":"k","type":"string","nullable":true,"metadata":{}}]}'
+
+
+def operator(*sizes: int, parallelism: int) -> OperatorMetadata:
+    """Return an operator whose first subtasks have state of these sizes."""
+    handles = tuple(
+        Handle(
+            query_id="q", uid="op", subtask=number, parallelism=parallelism, max_parallelism=128,
+            epoch=1, key_schema=KEY,
+            segments=(Segment("1-x", 1, 1, size, inline=b"x" * size),),
+        )
+        for number, size in enumerate(sizes)
+    )  # fmt: skip
+    return OperatorMetadata(
+        operator_id=0, uid="op", parallelism=parallelism, max_parallelism=128, key_schema=KEY,
+        backend="heap", handles=handles,
+    )  # fmt: skip
+
+
+def test_a_subtask_without_state_counts_in_the_skew() -> None:
+    balanced = operator_table(operator(50, 50, parallelism=2), {}, has_before=False)
+    alone = operator_table(operator(50, parallelism=4), {}, has_before=False)
+    assert balanced.skew == 1
+    assert alone.skew == 4
+    summary = alone.summaries[0]
+    assert summary is not None
+    assert (summary.minimum, summary.maximum, summary.worst) == (0, 50, 0)
+
+
+def test_times_are_compared_within_one_epoch() -> None:
+    metadata = operator(50, 50, 50, parallelism=5)
+    handles = [
+        msgspec.structs.replace(handle, epoch=epoch, metrics=EpochMetrics(process_ms=ms))
+        for handle, epoch, ms in zip(metadata.handles, (7, 8, 8), (900, 10, 30), strict=True)
+    ]
+    table = operator_table(msgspec.structs.replace(metadata, handles=handles), {}, has_before=False)
+    assert table.slowest is not None
+    assert (table.slowest.worst, table.slowest.maximum, table.slowest.skew) == (2, 30, 1.5)
+    assert table.idle == [3, 4]
+    alone = operator_table(operator(50, parallelism=2), {}, has_before=False)
+    assert alone.slowest is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "per_epoch"),
+    [
+        ((10, 20, 30, 40, 50, 60), 10),
+        ((10, 60, 10, 60, 11, 61), 0),  # filled and emptied in turn
+        ((60, 50, 40, 30, 20, 10), -10),
+        ((10, 90), None),
+    ],
+)
+def test_whether_a_state_grows(sizes: tuple[int, ...], per_epoch: int | None) -> None:
+    trend = Trend("op / list", tuple(enumerate(sizes)))
+    assert trend.bytes_per_epoch == per_epoch
+    assert (trend.least, trend.most) == (min(sizes), max(sizes))
+
+
+def test_keys_of_nested_types_are_ranked() -> None:
+    key = pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "é"}, {"a": 2, "b": "é"}])
+    table = pa.table({"k": key, "v": pa.array([1, 2, 3])})
+    first, second = _heaviest(table, ["k"], pa.array([5, 4, 4]), None)
+    assert (first.text, first.rows, first.size_bytes) == (('{"a": 2, "b": "é"}',), 2, 8)
+    assert (second.text, second.rows_before) == (('{"a": 1, "b": "x"}',), None)
+
+
+def test_keys_that_grew_most_come_first_over_all_states() -> None:
+    def sample(*heaviest: HeavyKey) -> Sample:
+        return Sample(
+            rows=1, size_bytes=1, expired=None, is_whole=True, key_columns=("k",), heaviest=heaviest
+        )
+
+    samples = [
+        StateSample(
+            "op", "count", sample(HeavyKey(("new",), 1, 9, 0), HeavyKey(("old",), 1, 9, 1))
+        ),
+        StateSample("op", "list", sample(HeavyKey(("ada",), 90, 9, 10), HeavyKey(("x",), 5, 9))),
+        StateSample("op", "broken", None, "a file is missing"),
+    ]
+    found = [(each.state, each.key, each.rows_before, each.rows) for each in grown_keys(samples)]
+    assert found == [("list", ("ada",), 10, 90), ("count", ("new",), 0, 1)]
