@@ -83,6 +83,7 @@ def with_rules(rules: Feed, maximum: int) -> Any:
     return plan
 
 
+@pytest.mark.everywhere
 def test_all_kinds_of_state_through_several_changes(job: Job) -> None:
     """Scenarios 30, 37 and 41: timers and time to live in processing time, lists, broadcast."""
     rules = Feed(

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from tests.golden import comparing
+from tests.golden import archives, comparing
+from tests.golden.archives import ARCHIVES
 from tests.golden.continuing import expected_of, run
 from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
@@ -27,8 +28,47 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}-{path.name}"
 
 
+def each_archive() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("archive", archives.in_parts())
+
+
+def checkpoint_of(whole: Path) -> Path:
+    retained = (whole / "location" / "pyspark_ckpt").glob("chk-*")
+    return max(retained, key=lambda path: int(path.name.removeprefix("chk-")))
+
+
 def test_there_is_golden_data() -> None:
     assert {name_of(path) for path in WHOLE} >= {"0.1.0-whole-rocksdb", "0.1.0-whole-heap"}
+    assert {archives.is_always(each) for each in ARCHIVES} == {True, False}
+
+
+@each_archive()
+def test_an_archive_is_continued(spark: SparkSession, tmp_path: Path, archive: Path) -> None:
+    """Scenario 42: a location of another version of PySpark continues with this one."""
+    golden = archives.unpack(archive, tmp_path)
+    expected, backend = expected_of(golden), golden.name.removeprefix("whole-")
+    options = {BACKEND: backend}
+    sink = run(spark, tmp_path, golden / "location", expected, options, is_merged=True)
+    comparing.check(sink, expected["told_by_2"], expected["counted"])
+
+
+@pytest.mark.parametrize(
+    "kind", ["checkpoint", *(pytest.param(k, marks=pytest.mark.soak) for k in KINDS[:2])]
+)
+@each_archive()
+def test_an_archive_is_restored(
+    spark: SparkSession, tmp_path: Path, archive: Path, kind: str
+) -> None:
+    """Scenario 42: by the other backend, and nothing of the archive is changed."""
+    golden = archives.unpack(archive, tmp_path)
+    source = checkpoint_of(golden) if kind == "checkpoint" else golden / kind
+    before, expected = digests(golden), expected_of(golden)
+    assert ckpt.verify(str(source)).epoch == 4
+    backend = "heap" if golden.name == "whole-rocksdb" else "rocksdb"
+    fresh = tmp_path / "new"
+    sink = run(spark, tmp_path, fresh, expected, {BACKEND: backend}, source, is_merged=True)
+    comparing.check(sink, expected["told_by_2"], expected["counted"])
+    assert digests(golden) == before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -39,11 +79,7 @@ def test_restored(
 ) -> None:
     """Scenario 42: keyed, operator, broadcast and raw state, timers in order; by both backends."""
     given = shutil.copytree(golden, tmp_path / "given")
-    if kind == "checkpoint":
-        retained = (given / "location" / "pyspark_ckpt").glob("chk-*")
-        source = max(retained, key=lambda path: int(path.name.removeprefix("chk-")))
-    else:
-        source = given / kind
+    source = checkpoint_of(given) if kind == "checkpoint" else given / kind
     before = digests(given)
     assert ckpt.verify(str(source)).epoch == 4
     expected = expected_of(golden)

@@ -11,9 +11,13 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.restore import rescale
 from tests.query.harness import (
     BACKEND,
     INLINE,
+    OFTEN,
+    RETAINED,
     Feed,
     Job,
     digests,
@@ -130,6 +134,54 @@ def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
     run_at(last, parallelism)
     emitted = [row for stage, _ in stages for row in stage.result()]
     assert len({row[0] for row in emitted if row[1] == "timer"}) == len(KEYS)
+    reference = job.but(location="loc-all", out="out-all")
+    run_at(reference, 2)
+    assert in_order(emitted) == reference.result()
+
+
+def no_entries_move(*_: Any) -> Any:
+    raise AssertionError("entries were moved one by one")
+
+
+def test_databases_are_divided_as_files(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 subtasks become 4, then 8, of which some stay empty, then 3 on the other backend.
+
+    Every new subtask gets the files of one old one. Checkpoints and cleaning continue meanwhile,
+    and local copies are lost, so files that new subtasks share are read and kept again and again.
+    """
+    made: list[list[Handle]] = []
+    divided = rescale._divided
+
+    def noted(*args: Any, **more: Any) -> list[Handle] | None:
+        handles = divided(*args, **more)
+        made.append(handles or [])
+        return handles
+
+    job = job.using({**SOON, **OFTEN, RETAINED: 1})
+    stages = [
+        (job.but(location="loc0", out="out0"), 2),
+        (job.but(location="loc1", out="out1"), 4),
+        (job.but(location="loc2", out="out2"), 8),
+        (job.but(location="loc3", out="out3").using({BACKEND: "heap"}), 3),
+    ]
+    savepoint, epoch = None, 0
+    for number, (stage, parallelism) in enumerate(stages):
+        with monkeypatch.context() as patch:
+            patch.setattr(rescale, "_divided", noted)
+            if number in (1, 2):
+                patch.setattr(rescale, "_moved", no_entries_move)
+            for start in (savepoint, None):
+                for _ in range(2):
+                    job.feed.add(file_of(epoch))
+                    epoch += 1
+                savepoint = run_at(stage, parallelism, start, "NATIVE")
+                assert drop_local_copies(job.spark)
+        bases = [handle.base for handle in handles_of(savepoint)]
+        if number < 2:
+            assert {"rocksdb"} == {None if base is None else base.format for base in bases}
+    assert len(made) == 2
+    assert all(handle.base is not None for handles in made for handle in handles)
+    emitted = [row for stage, _ in stages for row in stage.result()]
     reference = job.but(location="loc-all", out="out-all")
     run_at(reference, 2)
     assert in_order(emitted) == reference.result()

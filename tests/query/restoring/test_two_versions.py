@@ -27,7 +27,8 @@ SOON = {
 }
 
 
-@pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_two_versions_in_turn(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     """Scenario 42: earlier, this, earlier, this; the earlier one reads this one's checkpoints."""
     location = tmp_path / "location"

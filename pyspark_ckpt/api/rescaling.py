@@ -1,0 +1,84 @@
+"""Restarts a running query with other subtasks when its rules say so; a thread of the driver."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pyspark_ckpt.api.restarts import parallelism_of_run
+from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
+from pyspark_ckpt.spark.query import progress_since
+
+POLL_S = 2.0
+
+logger = library_logger(__name__)
+
+
+def follow(query: CheckpointedQuery, rules: RescaleRules) -> None:
+    """Look at a query's epochs until it ends, and restart it as the rules say.
+
+    Parameters
+    ----------
+    query
+        A query that was just started.
+    rules
+        Its rules.
+    """
+    threading.Thread(
+        target=_Follower(query, rules).run,
+        name=f"pyspark_ckpt rescale {query.id}",
+        daemon=True,
+    ).start()
+
+
+class _Follower:
+    def __init__(self, query: CheckpointedQuery, rules: RescaleRules) -> None:
+        self._query = query
+        self._rules = rules
+        self._run_id: str | None = None
+        self._last: int | None = None
+        self._loads: deque[Load] = deque(maxlen=rules.window)
+        self._not_before_ms = monotonic_ms() + rules.interval_ms
+
+    def run(self) -> None:
+        try:
+            while self._query.isActive:
+                proposal = self._proposal()
+                if proposal is not None and monotonic_ms() >= self._not_before_ms:
+                    self._restart(proposal)
+                time.sleep(POLL_S)
+        except (PySparkException, Py4JError, OSError) as exc:
+            logger.warning("rules give the query no other subtasks any more: %s", exc)
+
+    def _proposal(self) -> Proposal | None:
+        run = self._query._query
+        if run.runId != self._run_id:  # it was restarted: the epochs before say nothing now
+            self._run_id, self._last = run.runId, None
+            self._loads.clear()
+        for report in progress_since(run, self._last):
+            self._last = report["batchId"]
+            load = load_of(report)
+            if load is not None:
+                self._loads.append(load)
+        return self._rules.proposal(parallelism_of_run(self._query), list(self._loads))
+
+    def _restart(self, proposal: Proposal) -> None:
+        self._not_before_ms = monotonic_ms() + self._rules.interval_ms
+        try:
+            self._query._restart(None, proposal.parallelism, proposal.reason)
+        except (CkptError, PySparkException, OSError) as exc:
+            logger.warning(
+                "query %s was not given %s subtasks (%s): %s",
+                self._query.id,
+                proposal.parallelism,
+                proposal.reason,
+                exc,
+            )

@@ -1,0 +1,302 @@
+"""Restarts a running query in place: with other subtasks, or with another program.
+
+The query stops between two epochs. Its location gets what another number of subtasks or other
+operators need, and the query starts again, in the same session and process. If it cannot start
+again with the change, it starts again as it was (docs/design/0091-restarting-in-place.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.clock import monotonic_ms, now_ms
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
+from pyspark_ckpt.formats.layout import SEEDING_MARKER
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.log import restart_entry
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.plan.parallelism import building_with
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.restartable import Program
+from pyspark_ckpt.query.start import QueryStart
+from pyspark_ckpt.query.stopping_failure import query_has_ended
+from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.restarting.staging import (
+    change_in_place,
+    changes_state,
+    check_can_be_changed,
+    put_back,
+)
+from pyspark_ckpt.restore.rollback import (
+    Exchange,
+    finish_restart,
+    remove_leftovers_of_restarts,
+)
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.sink import TableSink
+from pyspark_ckpt.storage.open import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How Spark's query is started, and into which table it writes, by the writer."""
+
+    start: Callable[[Any], StreamingQuery]
+    table_of: Callable[[Any], TableSink | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The location of a query."""
+
+    storage: Storage
+    is_temporary: bool
+
+
+def built(build: Callable[[], DataFrame]) -> DataFrame:
+    """Return the query that a user's function builds.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no function, or returns no DataFrame.
+    """
+    made = build() if callable(build) else build
+    if not isinstance(made, DataFrame):
+        raise ConfigurationError(
+            f"write_stream got {type(made).__name__} for a query: give a streaming DataFrame, or a "
+            "function without arguments that returns one"
+        )
+    return made
+
+
+def bound_parallelism(location: Storage) -> int | None:
+    """Return the number of subtasks that a location has, ``None`` if it has no epoch yet.
+
+    A restart in place that was interrupted there is finished first.
+    """
+    finish_restart(location)
+    log = SparkLog(location)
+    begun = None if location.exists(SEEDING_MARKER) else log.begun_epoch()
+    return None if begun is None else log.offsets_entry(begun).parallelism
+
+
+class NextStarts(Protocol):
+    """The writer of a query, which makes the starts of its next runs."""
+
+    def _next_start(
+        self, launch: Launch, place: Place, program: Program | None, parallelism: int | None, /
+    ) -> QueryStart:
+        """Return the start of a program, ``None`` for the query's own."""
+
+
+_POLL_S = 0.02
+_REMOTE_POLL_S = 0.5
+_WAITING = "Waiting for"
+"""What Spark's status begins with while there is no input, or the next epoch is not due."""
+
+logger = library_logger(__name__)
+
+
+class Restarts:
+    """Restarts the query of one writer.
+
+    Parameters
+    ----------
+    writer
+        The query's writer, as it was at the start.
+    launch, place
+        How the query was started, and where.
+    """
+
+    def __init__(self, writer: NextStarts, launch: Launch, place: Place) -> None:
+        self.writer = writer
+        self._launch = launch
+        self._place = place
+
+    def _make_start(self, program: Program | None, parallelism: int | None) -> QueryStart:
+        """Return the start of a program, ``None`` for the query's own, in place."""
+        return self.writer._next_start(self._launch, self._place, program, parallelism)
+
+    def _start_of_change(self, program: Program | None, parallelism: int | None) -> QueryStart:
+        """Return the start of the run after the restart."""
+        return self._make_start(program, parallelism)
+
+    def _stop(self, coordinator: CheckpointCoordinator) -> tuple[str, CheckpointMetadata]:
+        """Stop the query; return path and metadata of a checkpoint of its last epoch."""
+        return coordinator.stop_to_restart()
+
+    def _undo(self) -> None:
+        """Remove what :meth:`_stop` left, because the query runs as before."""
+
+    def restart(
+        self,
+        query: CheckpointedQuery,
+        program: Program | None,
+        parallelism: int | None,
+        reason: str,
+    ) -> InPlaceRestart:
+        """Restart a query; as ``CheckpointedQuery.rescale`` and ``restartWith``."""
+        coordinator = query._coordinator
+        before = _parallelism(coordinator)
+        self._check(query, coordinator)
+        if parallelism is None and callable(program):
+            parallelism = before
+        start = self._start_of_change(program, parallelism)
+        after = start.location.operators.descriptors[0].parallelism
+        _check_against_newest(coordinator, start)
+        called_at_ms = now_ms()
+        logger.info("query %s: restart in place: %s", query.id, reason)
+        done = None
+        try:
+            path, metadata = self._stop(coordinator)
+            ended_at_ms = max(called_at_ms, _last_epoch_ended_at_ms(query) or 0)
+            done = _changed(start, coordinator, path, metadata)
+            with building_with(after):
+                start.run(query)
+        except BaseException as exc:
+            self._start_as_before(query, coordinator, before, done, exc)
+            raise
+        pause_ms = _first_commit_ms(query, start, metadata.epoch) - ended_at_ms
+        made = InPlaceRestart(metadata.epoch, before, after, max(pause_ms, 0), reason)
+        self._record(query, made, ended_at_ms)
+        with suppress(CkptError, OSError):  # the next run removes it too
+            remove_leftovers_of_restarts(start.location.storage)
+        return made
+
+    def _check(self, query: CheckpointedQuery, coordinator: CheckpointCoordinator) -> None:
+        if self._place.is_temporary:
+            raise ConfigurationError(
+                f"query {query.id} has a temporary location, which is deleted when the query ends: "
+                "start it with .option('checkpointLocation', path)"
+            )
+        if not query._query.isActive:
+            raise query_has_ended(query.id)
+        if coordinator.files.spark_log.committed_epoch() is None:
+            raise CheckpointAbortedError(
+                f"query {query.id} has no committed epoch yet: restart it after its first one"
+            )
+
+    def _start_as_before(
+        self,
+        query: CheckpointedQuery,
+        coordinator: CheckpointCoordinator,
+        parallelism: int,
+        done: Exchange | None,
+        error: BaseException,
+    ) -> None:
+        """Start the query as it was, unless it still runs or another driver has it."""
+        if query._query.isActive or query._coordinator is not coordinator:
+            return
+        try:
+            if (coordinator.failure or query._query.exception()) is not None:
+                return
+            coordinator.check_not_fenced()
+            start = self._make_start(None, parallelism)
+            if done is not None:
+                put_back(start.location.storage, done)
+            with building_with(parallelism):
+                start.run(query)
+            self._undo()
+        except Exception as exc:
+            logger.error("query %s has stopped: start it again: %s", query.id, exc)
+            return
+        logger.warning("query %s runs as before: its restart in place failed: %s", query.id, error)
+
+    def _record(self, query: CheckpointedQuery, made: InPlaceRestart, began_at_ms: int) -> None:
+        coordinator = query._coordinator
+        both = made.parallelism_before, made.parallelism
+        entry = restart_entry(made.epoch, both, began_at_ms, made.pause_ms, made.reason)
+        coordinator.restarts.append(entry)
+        coordinator.history.note_restart(entry)
+        logger.info(
+            "query %s: restarted in place after epoch %s, from %s to %s subtasks: %s ms",
+            query.id,
+            made.epoch,
+            *both,
+            made.pause_ms,
+        )
+
+
+def parallelism_of_run(query: CheckpointedQuery) -> int:
+    """Return the number of subtasks that a query has now."""
+    return _parallelism(query._coordinator)
+
+
+def _parallelism(coordinator: CheckpointCoordinator) -> int:
+    return coordinator.files.operators.descriptors[0].parallelism
+
+
+def _check_against_newest(coordinator: CheckpointCoordinator, start: QueryStart) -> None:
+    """Refuse a change that does not fit the newest checkpoint, before the query is stopped."""
+    if start.location.storage.url != coordinator.files.spark_log.storage.url:
+        raise ConfigurationError(
+            f"the query runs at {coordinator.files.spark_log.storage.url}, not at "
+            f"{start.location.storage.url}: a restart in place keeps the checkpointLocation"
+        )
+    newest = coordinator.newest_metadata()
+    if newest is None or not _is_of(newest[1], _parallelism(coordinator)):
+        coordinator.trigger_checkpoint()
+        newest = coordinator.newest_metadata()
+    if newest is not None and _is_of(newest[1], _parallelism(coordinator)):
+        check_can_be_changed(start.plan_from(*newest))
+
+
+def _is_of(metadata: CheckpointMetadata, parallelism: int) -> bool:
+    """Return whether a checkpoint is not of a time before the last rescale."""
+    return all(each.parallelism == parallelism for each in metadata.operators)
+
+
+def _changed(
+    start: QueryStart, coordinator: CheckpointCoordinator, path: str, metadata: CheckpointMetadata
+) -> Exchange | None:
+    """Give the location what the new operators need; ``None`` if it has that."""
+    plan = start.plan_from(path, metadata)
+    check_can_be_changed(plan)
+    if not changes_state(plan):
+        return None
+    storage = start.location.storage
+    return change_in_place(start.spark, storage, plan, coordinator.check_not_fenced)
+
+
+def _last_epoch_ended_at_ms(query: CheckpointedQuery) -> int | None:
+    """Return when the last epoch ended, ``None`` if Spark does not say."""
+    last = query._query.lastProgress
+    if last is None or "addBatch" not in last["durationMs"]:
+        return None
+    began_at = datetime.fromisoformat(last["timestamp"].replace("Z", "+00:00"))
+    return int(began_at.timestamp() * 1000) + int(last["durationMs"]["triggerExecution"])
+
+
+def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) -> int:
+    """Return when the first epoch was committed, or the query began to wait for input.
+
+    Raises the query's error if its first epoch fails.
+    """
+    log = query._coordinator.files.spark_log
+    poll_s = _REMOTE_POLL_S if start.location.storage.is_remote else _POLL_S
+    run = query._query
+    deadline = monotonic_ms() + start.timeout_ms
+    waiting = 0
+    while monotonic_ms() < deadline:
+        if (log.committed_epoch() or 0) > epoch:
+            break
+        if not run.isActive:
+            if (log.committed_epoch() or 0) <= epoch and (error := query.exception()) is not None:
+                raise error
+            break
+        is_waiting = str(run.status["message"]).startswith(_WAITING)
+        waiting = waiting + 1 if is_waiting else 0
+        if waiting > 1:  # it may have begun to wait before it looked for input
+            break
+        time.sleep(poll_s)
+    return now_ms()

@@ -1,0 +1,231 @@
+"""The forks of a shadow: their writers, locations and settings; and shadows of another process.
+
+A fork has the settings of the query, and writes nothing outside of the shadow's directory.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.api.restarts import Launch
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter
+from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.formats.layout import SHADOW
+from pyspark_ckpt.operator.plan.parallelism import building_with
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.query.restartable import Program
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.settings import ClaimMode, HighAvailability, Retention, Settings
+from pyspark_ckpt.shadowing.followed import FollowedQuery
+from pyspark_ckpt.shadowing.fork import Fork, ForkedProgram
+from pyspark_ckpt.shadowing.output import KeptOutput
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.shadow import (
+    FollowedRun,
+    Promoter,
+    Shadow,
+    begin_shadow,
+    delete_directory,
+)
+from pyspark_ckpt.snapshot.snapshot import open_state
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
+from pyspark_ckpt.storage.open import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The candidate, and what it has otherwise."""
+
+    program: Program
+    parallelism: int | None
+    options: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a shadow begins with: the query, its epochs, a directory, and where it starts from."""
+
+    query: FollowedRun
+    followed: FollowedQuery
+    directory: Storage
+    path: str
+    parallelism: int
+
+
+@contextmanager
+def deleted_on_failure(directory: Storage) -> Iterator[None]:
+    """Delete the directory of a shadow that could not begin."""
+    try:
+        yield
+    except BaseException:
+        delete_directory(directory)
+        raise
+
+
+def filled_shadow(
+    writer: CheckpointedStreamWriter,
+    change: Change,
+    rules: Rules,
+    begin: Begin,
+    promoter: Promoter | None,
+) -> Shadow:
+    """Return a shadow whose forks have their locations, and have run no epoch."""
+    spark = writer._stream.sparkSession
+    if is_connect(spark):
+        raise NotBuiltYetError("shadow is not supported over Spark Connect: use a classic session")
+    own = writer._build or writer._stream
+    forks = (
+        _fork("original", Change(own, begin.parallelism, {}), writer, begin),
+        _fork("candidate", change, writer, begin),
+    )
+    keys = _keys(writer, rules)
+    found = Shadow(
+        own_session(spark, {}),
+        begin.query,
+        begin.followed,
+        forks,
+        keys,
+        rules,
+        begin.directory,
+        promoter,
+    )
+    for fork in forks:
+        fork.fill()
+    return found
+
+
+def shadow_of_location(
+    location: Storage,
+    original: DataFrame | CheckpointedStreamWriter,
+    candidate: DataFrame | CheckpointedStreamWriter,
+    rules: Rules,
+    parent: Storage,
+) -> Shadow:
+    """Return the shadow of a query that another process runs; it cannot be promoted.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation`` of the query.
+    original
+        The query's own program; a writer also says its output mode and settings.
+    candidate
+        The new program.
+    rules
+        What counts as a difference, and when the shadow ends.
+    parent
+        Where its directory goes.
+
+    Raises
+    ------
+    CkptError
+        If the location has no checkpoint, or a program does not fit it.
+    """
+    writer, changed = (
+        each if isinstance(each, CheckpointedStreamWriter) else CheckpointedStreamWriter(each)
+        for each in (original, candidate)
+    )
+    made = parent.child(f"{SHADOW}{secrets.token_hex(6)}")
+    with deleted_on_failure(made), open_state(location.url) as newest:
+        source = RestoreSource(newest.path)
+        metadata = source.metadata
+        followed = FollowedQuery(
+            SparkLog(location),
+            source_ids(writer._stream),
+            given_names(writer._stream),
+            metadata.epoch,
+        )
+        run = _RunElsewhere(metadata.query_id)
+        found = filled_shadow(
+            writer,
+            Change(changed._stream, None, changed._ckpt_options),
+            rules,
+            Begin(run, followed, made, source.path, metadata.operators[0].parallelism),
+            None,
+        )
+    return begin_shadow(found, location.url)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunElsewhere:
+    """A query that another process runs; it may start and stop."""
+
+    id: str
+
+    @property
+    def isActive(self) -> bool:
+        """Whether it may commit another epoch."""
+        return True
+
+
+class _ForkWriter(CheckpointedStreamWriter):
+    """The writer of a fork, which has the settings of the query, but nothing outside of the fork.
+
+    Parameters
+    ----------
+    df
+        Its program.
+    path
+        The savepoint that it starts from.
+    """
+
+    def __init__(self, df: Program, path: str) -> None:
+        super().__init__(df)
+        self._path = path
+
+    def _settings(self, spark: SparkSession) -> Settings:
+        return replace(
+            super()._settings(spark),
+            checkpoints_directory=None,
+            high_availability_type=HighAvailability.NONE,
+            metrics_reporters=(),
+            num_retained=1,
+            rescales_by_rule=False,
+            restore_path=self._path,
+            claim_mode=ClaimMode.NO_CLAIM,
+            retention=Retention.RETAIN_ON_CANCELLATION,
+        )
+
+
+def _fork(name: str, change: Change, writer: CheckpointedStreamWriter, begin: Begin) -> Fork:
+    location = begin.directory.child(name)
+    kept = KeptOutput(begin.directory.child(f"output/{name}").hadoop_url)
+    with building_with(change.parallelism or begin.parallelism):
+        fork = _ForkWriter(change.program, begin.path)
+    fork.options(**{**writer._ckpt_options, **change.options})
+    fork.outputMode(writer._output_mode).foreachBatch(kept)
+    fork.option("checkpointLocation", location.hadoop_url)
+    launch = Launch(_start, lambda _: None)
+    subtasks = operators_of(fork._stream).descriptors[0].parallelism
+    start = fork._query_start(launch, None, subtasks)
+    return Fork(ForkedProgram(name, start, kept, fork._stream.schema, source_ids(fork._stream)))
+
+
+def _start(writer: CheckpointedStreamWriter) -> StreamingQuery:
+    return writer._writer.start()
+
+
+def _keys(writer: CheckpointedStreamWriter, rules: Rules) -> list[str]:
+    """Return the columns that name a row of the output."""
+    names = writer._stream.columns
+    if rules.keys is not None:
+        if missing := [name for name in rules.keys if name not in names]:
+            raise ConfigurationError(
+                f"shadow: keys has {', '.join(missing)}: the output has {', '.join(names)}"
+            )
+        return list(rules.keys)
+    found = [
+        field.name
+        for operator in operators_of(writer._stream).descriptors
+        for field in struct_type(operator.key_schema).fields
+    ]
+    return [name for name in dict.fromkeys(found) if name in names]

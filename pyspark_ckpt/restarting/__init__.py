@@ -1,0 +1,1 @@
+"""Restarts of running queries in place: at another parallelism, or with other operators."""

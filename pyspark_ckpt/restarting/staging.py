@@ -1,0 +1,174 @@
+"""Gives the location of a stopped query other subtasks or operators, without losing an epoch.
+
+Spark keeps what depends on the number of subtasks in ``state/``, ``offsets/`` and ``commits/`` of
+the location. New ones are staged in a directory inside the location, and exchanged with the old
+ones as in a rollback. All else stays: the query's id, its source logs, its checkpoints and
+savepoints, and the files of its state, which old and new handles share.
+
+New files of state have the next epoch in their names. The cleaner deletes no file of an epoch after
+the newest checkpoint, so it keeps them until a checkpoint refers to them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restore.plan import RestorePlan
+from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
+from pyspark_ckpt.restore.rescale import move_state
+from pyspark_ckpt.restore.rollback import KEPT_BY_RESTART, STAGED_BY_RESTART, Exchange, exchange
+from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit
+from pyspark_ckpt.restore.spark_state import Seed
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.storage.open import Storage
+
+_EXCHANGED = ("commits", "offsets", "state")
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+logger = library_logger(__name__)
+
+
+def changes_state(plan: RestorePlan) -> bool:
+    """Return whether a query with the plan's operators needs other state stores than it has.
+
+    A query whose operators stay as they are is only started again.
+    """
+    before = {each.uid: each.operator_id for each in plan.source.metadata.operators}
+    return not all(
+        isinstance(each, CopiedOperator) and before[each.uid] == each.operator_id
+        for each in plan.operators
+    )
+
+
+def check_can_be_changed(plan: RestorePlan) -> None:
+    """Check that the plan can be carried out in place.
+
+    Raises
+    ------
+    RestoreError, IncompatibleStateError, PlanError
+        If it refuses an operator, a state or a source.
+    NotBuiltYetError
+        If Spark's own stateful operators would have to move, too.
+    """
+    plan.check()
+    if changes_state(plan) and plan.spark_operators.operators:
+        raise NotBuiltYetError(
+            "a query with Spark's own stateful operators cannot get other subtasks or operators in "
+            "place: take a savepoint with stopWithSavepoint, and restore it into a fresh "
+            "checkpointLocation"
+        )
+
+
+def change_in_place(
+    spark: SparkSession,
+    location: Storage,
+    plan: RestorePlan,
+    check_still_ours: Callable[[], None],
+) -> Exchange:
+    """Give a stopped query's location the plan's operators; durable on return.
+
+    Parameters
+    ----------
+    spark
+        The session that the query is started from; it is not changed.
+    location
+        The query's ``checkpointLocation``.
+    plan
+        What becomes of each operator of the location's newest epoch.
+    check_still_ours
+        Raises if another driver has taken the query over.
+
+    Returns
+    -------
+    Exchange
+        What was done; :func:`put_back` undoes it until the query has begun another epoch.
+    """
+    token = secrets.token_hex(6)
+    staged = location.child(f"{STAGED_BY_RESTART}{token}")
+    session = own_session(spark, plan.source.plain_conf)
+    query_id = plan.source.metadata.query_id
+    seeds = {
+        each.operator_id: Seed(each.wanted, _handles(session, each, plan, query_id))
+        for each in plan.started
+    }
+    seeded = place_state(session, staged, seeds, plan, place=location)
+    _write_offsets(location, staged, plan)
+    write_commit(staged, seeded, plan)
+    staged.remove_directory(SCRATCH)
+    parallelism = plan.started[0].wanted.parallelism
+    done = Exchange(
+        to=f"{parallelism} subtasks",
+        kept=f"{KEPT_BY_RESTART}{token}",
+        staged=staged.name,
+        outgoing=_EXCHANGED,
+        incoming=_EXCHANGED,
+        restarts=True,
+    )
+    check_still_ours()
+    exchange(location, done)
+    logger.info("%s continues epoch %s with %s", location.url, plan.epoch, done.to)
+    return done
+
+
+def put_back(location: Storage, done: Exchange) -> None:
+    """Undo :func:`change_in_place`, because the query could not be started with it."""
+    back = msgspec.structs.replace(
+        done, to="as before", kept=f"{KEPT_BY_RESTART}{secrets.token_hex(6)}", staged=done.kept
+    )
+    exchange(location, back)
+    logger.warning("%s is as it was before the restart", location.url)
+
+
+def _handles(
+    spark: SparkSession,
+    operator: NewOperator | CopiedOperator | MovedOperator,
+    plan: RestorePlan,
+    query_id: str,
+) -> list[Handle]:
+    """Return an operator's handles of the plan's epoch; all their files are durable."""
+    made: list[Handle] = []
+    if isinstance(operator, MovedOperator):
+        checkpoints = plan.source.storage
+        next_epoch = plan.epoch + 1
+        made = move_state(
+            spark, operator, checkpoints, checkpoints, query_id, next_epoch, in_place=True
+        )
+    elif isinstance(operator, CopiedOperator):
+        made = list(operator.handles)
+    return [
+        msgspec.structs.replace(
+            handle,
+            epoch=plan.epoch,
+            pending=None,  # nobody uploads it any more
+            predecessors=msgspec.UNSET,
+            time_mode=operator.wanted.time_mode,
+        )
+        for handle in made
+    ]
+
+
+def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan) -> None:
+    """Write the offsets of the epoch and of the one before it, with the new parallelism.
+
+    Spark continues from the newest entry, and wants the one before it too.
+    """
+    log = SparkLog(location)
+    newest = log.offsets_entry(plan.epoch)
+    for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
+        name = f"offsets/{epoch}"
+        entry = log.offsets_entry(epoch) if location.exists(name) else newest
+        conf = {
+            **entry.metadata.get("conf", {}),
+            _PARTITIONS: str(plan.started[0].wanted.parallelism),
+        }
+        text = replace(entry, metadata={**entry.metadata, "conf": conf}).text()
+        staged.write(name, [text.encode()])

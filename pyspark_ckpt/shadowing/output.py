@@ -1,0 +1,147 @@
+"""The output of the two programs: kept for an epoch, and compared with Spark as multisets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.shadowing.difference import RowPair, pair_rows
+from pyspark_ckpt.shadowing.rules import Rules
+
+MOST_ROWS = 200_000
+"""So many different rows of an epoch are collected; more are counted only."""
+
+_TIMES = "pyspark_ckpt times"
+
+
+class KeptOutput:
+    """A ``foreachBatch`` function that writes an epoch's output into a directory of the shadow.
+
+    Parameters
+    ----------
+    url
+        The directory, as Hadoop takes it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self, df: DataFrame, epoch: int) -> None:
+        """Write the rows; an epoch that runs again replaces its output."""
+        df.write.mode("overwrite").parquet(self.path(epoch))
+
+    def path(self, epoch: int) -> str:
+        """Return where the output of an epoch is."""
+        return f"{self._url}/epoch-{epoch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a program's output is, and its schema."""
+
+    kept: KeptOutput
+    schema: T.StructType
+
+
+class ComparedOutput:
+    """Compares the output of epochs.
+
+    Parameters
+    ----------
+    spark
+        A session of the shadow's own.
+    old, new
+        The output of the original and of the candidate.
+    keys
+        The columns that name a row.
+    rules
+        What is left out, and which numbers are equal.
+    note
+        Called with what cannot be compared.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        old: Output,
+        new: Output,
+        keys: list[str],
+        rules: Rules,
+        note: Callable[[str], None],
+    ) -> None:
+        self._spark = spark
+        self._old, self._new = old, new
+        self._rules = rules
+        types = {field.name: field.dataType for field in new.schema.fields}
+        ignored = rules.ignored_columns([*old.schema.names, *types])
+        only = sorted(({*old.schema.names} ^ {*types}) - ignored)
+        if only:
+            note(f"output: only one program has {', '.join(only)}")
+        self._casts: dict[str, T.DataType | None] = {}
+        for field in old.schema.fields:
+            if field.name in ignored or field.name not in types:
+                continue
+            self._casts[field.name] = common = _common(field.dataType, types[field.name])
+            if field.dataType.simpleString() != types[field.name].simpleString():
+                note(
+                    f"output.{field.name} is {field.dataType.simpleString()} in the original and "
+                    f"{types[field.name].simpleString()} in the candidate: compared as "
+                    f"{'string' if common is None else common.simpleString()}"
+                )
+        self.keys = [name for name in keys if name in self._casts]
+
+    def rows(self, epoch: int) -> int:
+        """Return how many rows the original put out in an epoch."""
+        return self._read(self._old, epoch).count()
+
+    def differing(self, epoch: int) -> tuple[Iterator[RowPair], int]:
+        """Return the rows of an epoch that differ, and how many more were not collected."""
+        if not self._casts:
+            return iter(()), 0
+        columns = [*map(self._column, self._casts)]
+        sides = [
+            self._read(side, epoch).select(*columns, F.lit(sign).alias(_TIMES))
+            for side, sign in ((self._old, 1), (self._new, -1))
+        ]
+        quoted = [F.col(_quoted(name)) for name in self._casts]
+        both = sides[0].unionAll(sides[1]).groupBy(*quoted)
+        counted = both.agg(F.sum(_quoted(_TIMES)).alias(_TIMES))
+        different = counted.where(F.col(_quoted(_TIMES)) != 0)
+        found = different.limit(MOST_ROWS + 1).collect()
+        more = different.count() - MOST_ROWS if len(found) > MOST_ROWS else 0
+        old: list[dict[str, Any]] = []
+        new: list[dict[str, Any]] = []
+        for row in found[:MOST_ROWS]:
+            fields = row.asDict(recursive=True)
+            times = fields.pop(_TIMES)
+            (old if times > 0 else new).extend([fields] * abs(times))
+        return pair_rows(old, new, self.keys, self._rules.tolerance), more
+
+    def _read(self, side: Output, epoch: int) -> DataFrame:
+        return self._spark.read.schema(side.schema).parquet(side.kept.path(epoch))
+
+    def _column(self, name: str) -> Column:
+        common = self._casts[name]
+        column = F.col(_quoted(name))
+        cast = column.cast("string") if common is None else column.cast(common)
+        return cast.alias(name)
+
+
+def _common(old: T.DataType, new: T.DataType) -> T.DataType | None:
+    """Return the type in which values of both are compared, ``None`` for text."""
+    if old.simpleString() == new.simpleString():  # whether parts may be null does not count
+        return None if old.simpleString() == "variant" else new
+    if not (isinstance(old, T.NumericType) and isinstance(new, T.NumericType)):
+        return None
+    if isinstance(old, T.IntegralType) and isinstance(new, T.IntegralType):
+        return T.LongType()
+    return T.DoubleType()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

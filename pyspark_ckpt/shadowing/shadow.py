@@ -1,0 +1,390 @@
+"""The shadow of a running query: two forks on its epochs, and the comparison of both."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Protocol
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.errors import CkptError, ConfigurationError
+from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.restarting.shadow_actions import ShadowActions, forget_shadow, note_shadow
+from pyspark_ckpt.shadowing.difference import OUTPUT, ShadowDifference, frozen
+from pyspark_ckpt.shadowing.followed import FollowedEpoch, FollowedQuery
+from pyspark_ckpt.shadowing.fork import Fork
+from pyspark_ckpt.shadowing.output import ComparedOutput
+from pyspark_ckpt.shadowing.promotion import Promotion
+from pyspark_ckpt.shadowing.report import ShadowReport, Tally
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.states import differing_entries
+from pyspark_ckpt.storage.open import Storage
+
+_POLL_S = 0.2
+_REMOTE_POLL_S = 2.0
+_DELETIONS = 5
+
+logger = library_logger(__name__)
+
+
+class FollowedRun(Protocol):
+    """The query that a shadow follows."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def isActive(self) -> bool:
+        """Whether it runs."""
+
+
+class Promoter(Protocol):
+    """Lets the candidate take the query over."""
+
+    def __call__(self, directory: str | None, /) -> Promotion:
+        """Stop the query with a savepoint, and start the candidate in its place."""
+
+
+class Shadow:
+    """A candidate program that runs beside a query and is compared with it.
+
+    :func:`pyspark_ckpt.shadow` returns it. A thread of the driver runs it. As a context manager, it
+    is discarded at the end of the block.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        A session of the shadow's own, for the comparison.
+    query : FollowedRun
+        The query that is followed.
+    followed : FollowedQuery
+        Its epochs.
+    forks : tuple of Fork
+        The original and the candidate.
+    keys : list of str
+        The columns that name a row of the output.
+    rules : Rules
+        What counts as a difference, and when the shadow ends.
+    directory : Storage
+        All that the shadow makes.
+    promoter : Promoter, optional
+        Lets the candidate take the query over; ``None`` if the query is of another process.
+
+    Examples
+    --------
+    >>> def agrees_for_ten_epochs(query, candidate):
+    ...     with ckpt.shadow(query, candidate, epochs=10) as shadow:
+    ...         shadow.awaitTermination()
+    ...     return shadow.report.is_equal
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: FollowedRun,
+        followed: FollowedQuery,
+        forks: tuple[Fork, Fork],
+        keys: list[str],
+        rules: Rules,
+        directory: Storage,
+        promoter: Promoter | None = None,
+    ) -> None:
+        self._query = query
+        self._followed = followed
+        self._forks = forks
+        self._rules = rules
+        self._directory = directory
+        self._promoter = promoter
+        self._tally = Tally(rules)
+        self._output = ComparedOutput(
+            spark, forks[0].output, forks[1].output, keys, rules, self._tally.note
+        )
+        self._waiting: deque[FollowedEpoch] = deque()
+        self._known: set[Any] = set()
+        self._error: Exception | None = None
+        self._is_discarded = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"pyspark_ckpt shadow {query.id}", daemon=True
+        )
+
+    @property
+    def report(self) -> ShadowReport:
+        """What was compared so far, and what differs."""
+        return self._tally.report()
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the shadow runs."""
+        return self._thread.is_alive()
+
+    @property
+    def directory(self) -> str:
+        """Where everything lies that the shadow makes, until it is discarded."""
+        return self._directory.url
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:
+        """Wait until the shadow ends by itself, or by a call.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            How many seconds to wait; by default without end.
+
+        Returns
+        -------
+        bool
+            Whether it has ended.
+
+        Raises
+        ------
+        CkptError, StreamingQueryException
+            If a program failed, or could not be followed.
+
+        Examples
+        --------
+        >>> def has_ended(shadow: ckpt.Shadow) -> bool:
+        ...     return shadow.awaitTermination(60)
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def exception(self) -> Exception | None:
+        """Return what ended the shadow, ``None`` without an error.
+
+        Returns
+        -------
+        Exception or None
+            The error of the candidate, of the original or of the comparison.
+
+        Examples
+        --------
+        >>> def failure(shadow: ckpt.Shadow) -> str:
+        ...     return str(shadow.exception() or shadow.report.stopped)
+        """
+        return self._error
+
+    def stop(self) -> None:
+        """End the comparison after the epoch in progress; the report and the forks stay.
+
+        Examples
+        --------
+        >>> def found_so_far(shadow: ckpt.Shadow) -> ckpt.ShadowReport:
+        ...     shadow.stop()
+        ...     return shadow.report
+        """
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def discard(self) -> None:
+        """End the comparison, and delete everything that the shadow made.
+
+        Only the report stays, in this object. The query is not touched.
+
+        Raises
+        ------
+        OSError
+            If files cannot be deleted; call it again.
+
+        Examples
+        --------
+        >>> def forget(shadow: ckpt.Shadow) -> None:
+        ...     shadow.discard()
+        """
+        self.stop()
+        for fork in self._forks:
+            fork.close()
+        delete_directory(self._directory)
+        forget_shadow(self.directory)
+        self._is_discarded = True
+
+    def promote(
+        self,
+        directory: str | None = None,
+        accept_differences: bool = False,  # noqa: FBT001, FBT002  # Flink's clients have flags
+    ) -> Promotion:
+        """Let the candidate take over from the query, between two epochs.
+
+        The query stops after its epoch, and a savepoint of that epoch is taken. The candidate
+        starts from there, at the query's location and into the query's sink. No row is lost or
+        written twice. The query object, its `id` and its epoch numbers continue, as by
+        :meth:`CheckpointedQuery.restartWith`. The shadow is discarded.
+
+        If the candidate cannot start, the query runs as before and the savepoint is deleted.
+
+        Parameters
+        ----------
+        directory : str, optional
+            The parent of the savepoint; by default
+            ``spark.ckpt.execution.checkpointing.savepoint-dir``. To go back, pass the savepoint to
+            ``restoreFrom`` with the old program.
+        accept_differences : bool
+            Whether to take over although the report has differences, or no epoch was compared.
+
+        Returns
+        -------
+        Promotion
+            Has the savepoint, the epoch and the pause.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are differences, or no directory is given or configured. The query still runs.
+        CheckpointAbortedError, PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
+            If the candidate cannot take over. The query runs as before.
+        FencedError
+            If another driver runs the query.
+
+        Examples
+        --------
+        >>> def deploy(shadow: ckpt.Shadow) -> str:
+        ...     return shadow.promote("/savepoints").savepoint.path
+        """
+        if self._promoter is None or self._is_discarded:
+            raise ConfigurationError(
+                "this shadow cannot be promoted: it was discarded, or its query runs in another "
+                "process"
+            )
+        report = self.report
+        if not accept_differences and (self._error is not None or not report.epochs):
+            raise ConfigurationError(
+                f"the candidate was not proven: {self._error or 'no epoch was compared yet'}. Wait "
+                "for an epoch, or call promote(accept_differences=True)"
+            )
+        if not accept_differences and not report.is_equal:
+            raise ConfigurationError(
+                f"the candidate differs from the original: {report!r}\nGive shadow() an `expected` "
+                "function for what has to differ, or call promote(accept_differences=True)"
+            )
+        self._tally.stop("promote was called")
+        self.stop()  # it would slow the restart down
+        promotion = self._promoter(directory)
+        self.discard()
+        return promotion
+
+    def __enter__(self) -> Shadow:
+        """Return the shadow."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Discard the shadow."""
+        if not self._is_discarded:
+            self.discard()
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def _run(self) -> None:
+        with log_fields(query=self._query.id):
+            try:
+                self._compare_until_over()
+            except Exception as exc:
+                self._error = exc
+                self._tally.stop(f"it failed: {exc}")
+                logger.warning("the shadow of query %s failed: %s", self._query.id, exc)
+
+    def _compare_until_over(self) -> None:
+        poll_s = _REMOTE_POLL_S if self._directory.is_remote else _POLL_S
+        with ThreadPoolExecutor(2, "pyspark_ckpt shadow") as both:
+            while not self._over.is_set():
+                was_active = self._query.isActive
+                self._look()
+                if not self._waiting:
+                    if not was_active:
+                        self._tally.stop("the query has ended")
+                        return
+                    self._over.wait(poll_s)
+                    continue
+                self._epoch(self._waiting.popleft(), both)
+                if (enough := self._tally.has_enough) is not None:
+                    self._tally.stop(enough)
+                    return
+        self._tally.stop("stop was called")
+
+    def _look(self) -> None:
+        """Take up all epochs that the query has committed, before Spark deletes their entries."""
+        while (followed := self._followed.next()) is not None:
+            self._waiting.append(followed)
+
+    def _epoch(self, followed: FollowedEpoch, both: ThreadPoolExecutor) -> None:
+        epoch = followed.epoch
+        runs = [both.submit(fork.run, followed) for fork in self._forks]
+        errors = [(fork, run.exception()) for fork, run in zip(self._forks, runs, strict=True)]
+        for fork, error in errors:
+            if error is not None:
+                self._tally.stop(f"the {fork.name} failed in epoch {epoch}: {error}")
+                raise error
+        pairs, more = self._output.differing(epoch)
+        for key, old, new in pairs:
+            self._tally.add(ShadowDifference(epoch, OUTPUT, key, old, new))
+        if more:
+            self._tally.add_uncompared(OUTPUT, more)
+        rows = self._output.rows(epoch)
+        compares_states = (self.report.epochs + 1) % self._rules.states_every == 0
+        if compares_states:
+            self._compare_states(epoch, both)
+        self._tally.end_epoch(epoch, rows, compared_states=compares_states)
+        for fork in self._forks:
+            self._directory.delete_directory(f"output/{fork.name}/epoch-{epoch}")
+
+    def _compare_states(self, epoch: int, both: ThreadPoolExecutor) -> None:
+        old, new = (run.result() for run in [both.submit(fork.checkpoint) for fork in self._forks])
+        for place, pair in differing_entries(old, new, self._rules, self._tally.note):
+            key, before, after = pair
+            known = frozen([place, key]) if key else frozen([place, before, after])
+            if known not in self._known:
+                self._known.add(known)
+                self._tally.add(ShadowDifference(epoch, place, key, before, after))
+
+
+def begin_shadow(shadow: Shadow, checkpoints: str) -> Shadow:
+    """Let a shadow begin to compare, and let requests to its query find it.
+
+    Parameters
+    ----------
+    shadow
+        The shadow, whose forks are filled.
+    checkpoints
+        The URL of the checkpoints directory of the query.
+    """
+
+    def promote(directory: str, /, *, accept_differences: bool) -> Savepoint:
+        return shadow.promote(directory, accept_differences).savepoint
+
+    note_shadow(checkpoints, shadow.directory, ShadowActions(shadow.discard, promote))
+    shadow._thread.start()  # noqa: SLF001  # its own module
+    return shadow
+
+
+def delete_directory(directory: Storage) -> None:
+    """Delete what a shadow made; a task may still upload a file while it is deleted.
+
+    Raises
+    ------
+    OSError
+        If files stay.
+    """
+    parent = directory.parent()
+    for _ in range(_DELETIONS):
+        with suppress(OSError, PySparkException):
+            parent.delete_directory(directory.name)
+        if directory.name not in parent.list():
+            return
+    raise OSError(f"{directory.url} cannot be deleted: delete it, or discard the shadow again")
+
+
+def check_follows(query: FollowedRun) -> None:
+    """Raise if a query does not run, so that there is nothing to follow."""
+    if not query.isActive:
+        raise CkptError(f"query {query.id} has ended: start it, and begin the shadow again")

@@ -1,0 +1,242 @@
+"""The entries of states that differ between two checkpoints of one epoch, by key.
+
+Beyond what :mod:`pyspark_ckpt.snapshot.difference` does, it knows which differences mean nothing:
+an expired entry counts as gone, whether or not it was cleaned up, and items of a list may be in
+another order, because the rows of an epoch are in no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.shadowing.difference import RowPair, pair_rows, same
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
+from pyspark_ckpt.snapshot.difference import (
+    key_schema_of,
+    sides_of_operators,
+    states_of,
+    table_of_state,
+    tables_beside_states,
+)
+from pyspark_ckpt.snapshot.reader import SnapshotReader
+
+_OLD, _NEW = "old_", "new_"
+_ROWS_AT_ONCE = 10_000
+_LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
+_RAW = "raw"
+
+
+class _NoPin:
+    """Nobody deletes the checkpoints of a shadow while it compares them."""
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """One state in both checkpoints."""
+
+    place: str
+    table: pa.Table
+    is_list: bool
+    expires: bool
+    now_ms: tuple[int, int]
+
+
+def differing_entries(
+    old: RestoreSource, new: RestoreSource, rules: Rules, note: Callable[[str], None]
+) -> Iterator[tuple[str, RowPair]]:
+    """Yield each entry that differs, after the place where it is.
+
+    Parameters
+    ----------
+    old, new
+        Checkpoints of the original and of the candidate, of one epoch.
+    rules
+        What is left out, and which numbers are equal.
+    note
+        Called with what cannot be compared.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file is missing or changed.
+    """
+    for compared in _states(old, new, rules, note):
+        names = compared.table.column_names
+        keys, before, after = _columns(names)
+        only = [*(set(before) ^ set(after))]
+        if only:
+            note(f"{compared.place}: only one program has {', '.join(sorted(only))}")
+        both = [name for name in before if name in after]
+        shown = [name for name in both if not rules.ignores(compared.place, name)]
+        for pair in _pairs(compared, keys, both, rules.tolerance):
+            if differs := _without_ignored(pair, shown, rules.tolerance):
+                yield compared.place, differs
+
+
+def _states(
+    old: RestoreSource, new: RestoreSource, rules: Rules, note: Callable[[str], None]
+) -> Iterator[_Compared]:
+    readers = SnapshotReader(old, _NoPin()), SnapshotReader(new, _NoPin())
+    for uid, sides in sides_of_operators(*readers):
+        missing = next((n for n, side in enumerate(sides) if side.operator is None), None)
+        if missing is not None:
+            note(f"operator {uid!r}: {_only(missing)} has it")
+            continue
+        try:
+            yield from _of_operator(uid, sides, readers, rules, note)
+        except IncompatibleStateError as exc:
+            note(str(exc))
+
+
+def _of_operator(
+    uid: str,
+    sides: tuple[Side, Side],
+    readers: tuple[SnapshotReader, SnapshotReader],
+    rules: Rules,
+    note: Callable[[str], None],
+) -> Iterator[_Compared]:
+    key_schema = key_schema_of(uid, sides[0].operator, sides[1].operator)
+    before, after = (states_of(side.operator) for side in sides)
+    changes = changed_entries(*sides)
+    moves = len({side.operator.metadata.parallelism for side in sides if side.operator}) > 1
+    for name in dict.fromkeys([*before, *after]):
+        place = f"{uid}.{name}"
+        states = before.get(name), after.get(name)
+        if rules.ignores(place):
+            continue
+        if states[0] is None or states[1] is None:
+            note(f"{place}: {_only(0 if states[0] is None else 1)} has it")
+            continue
+        if moves and kind_of(states[1]) is StateKind.OPERATOR_LIST:
+            note(f"{place}: not compared, because it is a state of subtasks, of other numbers")
+            continue
+        try:
+            table = table_of_state(changes, uid, states, sides, key_schema)
+        except IncompatibleStateError as exc:
+            note(str(exc))
+            continue
+        times = tuple(map(_now_ms, readers, states))
+        yield _Compared(
+            place,
+            table,
+            kind_of(states[1]) in _LISTS,
+            all(each.is_stamped and each.ttl is not None for each in states if each is not None),
+            (times[0], times[1]),
+        )
+    yield from _beside(uid, changes, sides, {*before, *after}, rules, note, moves=moves)
+
+
+def _beside(
+    uid: str,
+    changes: Mapping[Place, Change],
+    sides: tuple[Side, Side],
+    names: set[str],
+    rules: Rules,
+    note: Callable[[str], None],
+    *,
+    moves: bool,
+) -> Iterator[_Compared]:
+    """Yield timers and raw state."""
+    key_schema = key_schema_of(uid, sides[0].operator, sides[1].operator)
+    found = tables_beside_states(changes, key_schema, *sides, names)
+    for name, (kind, table) in found.items():
+        place = f"{uid}.{name}"
+        if rules.ignores(place):
+            continue
+        if kind == _RAW and moves:
+            note(f"{place}: not compared, because it is a state of subtasks, of other numbers")
+            continue
+        yield _Compared(place, table, is_list=False, expires=False, now_ms=(0, 0))
+
+
+def _only(missing: int) -> str:
+    return "not compared, because only the " + ("candidate" if missing == 0 else "original")
+
+
+def _now_ms(reader: SnapshotReader, state: StateDescriptor | None) -> int:
+    return 0 if state is None or state.ttl is None else reader.now_ms(state.ttl.time)
+
+
+def _columns(names: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the key columns, and the value columns of both sides without their prefixes."""
+    new_from = len(names)
+    while new_from > 1 and names[new_from - 1].startswith(_NEW):
+        new_from -= 1
+    old_from = new_from
+    while old_from > 1 and names[old_from - 1].startswith(_OLD):
+        old_from -= 1
+    return (
+        names[1:old_from],
+        [name.removeprefix(_OLD) for name in names[old_from:new_from]],
+        [name.removeprefix(_NEW) for name in names[new_from:]],
+    )
+
+
+def _pairs(
+    compared: _Compared, keys: list[str], columns: list[str], tolerance: float
+) -> Iterator[RowPair]:
+    """Yield the entries that differ as rows, with the columns that both sides have."""
+    if not compared.is_list:
+        for change, row in _rows(compared.table):
+            pair = _pair(compared, change, row, keys, columns)
+            if pair[1] is not None or pair[2] is not None:
+                yield pair
+        return
+    in_order = [name for name in keys if name not in ("position", "subtask")]
+    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for change, row in _rows(compared.table):
+        pair = _pair(compared, change, row, in_order, columns)
+        for rows, values in zip(sides, pair[1:], strict=True):
+            if values is not None:
+                rows.append({**pair[0], **values})
+    yield from pair_rows(*sides, in_order, tolerance)
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        for row in batch.to_pylist():
+            yield row["change"], row
+
+
+def _pair(
+    compared: _Compared, change: str, row: dict[str, Any], keys: list[str], columns: list[str]
+) -> RowPair:
+    key = {name: row[name] for name in keys}
+    sides = []
+    for prefix, gone, now_ms in zip(
+        (_OLD, _NEW), ("added", "removed"), compared.now_ms, strict=True
+    ):
+        values = None if change == gone else {name: row.get(prefix + name) for name in columns}
+        if values is not None and compared.expires and _is_over(values[columns[-1]], now_ms):
+            values = None
+        sides.append(values)
+    return key, sides[0], sides[1]
+
+
+def _is_over(expires_at: datetime | None, now_ms: int) -> bool:
+    return expires_at is not None and expires_at.timestamp() * 1000 <= now_ms
+
+
+def _without_ignored(pair: RowPair, shown: list[str], tolerance: float) -> RowPair | None:
+    """Return a pair with the columns that count, ``None`` if they are equal."""
+    key, *sides = pair
+    old, new = (None if each is None else {name: each[name] for name in shown} for each in sides)
+    if old is not None and new is not None and same(old, new, tolerance):
+        return None
+    return key, old, new

@@ -1,0 +1,295 @@
+"""A candidate takes a running query over: no row is lost or written twice, and there is a way back.
+
+The command line does it too: from another process, for a shadow in the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.query.start import QueryStart
+from tests.query.harness import BACKEND, INLINE, INTERVAL, SAVEPOINT_DIR, Job, until
+from tests.query.leftovers import metadata_json
+from tests.query.life.test_commands import command
+from tests.query.session_conf import session_conf
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+KEYS = [f"k{number}" for number in range(20)]
+NUMBERED = "k string, n long, what string"
+IGNORED = ["output.what"]
+
+
+class Numbered(StatefulProcessor):
+    """Number the rows of each key."""
+
+    what = "a"
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for _ in rows:
+            n = (self.n.get() or (0,))[0] + 1
+            self.n.update((n,))
+            yield Row(k=key[0], n=n, what=self.what)
+
+    def close(self) -> None:
+        pass
+
+
+class Mended(Numbered):
+    what = "b"
+
+
+@pytest.fixture
+def job(job: Job) -> Job:
+    job = job.but(processor=Numbered, output=NUMBERED)
+    return job.using({INLINE: "0b", INTERVAL: "1h", SAVEPOINT_DIR: str(job.base / "savepoints")})
+
+
+def epoch_of(job: Job) -> None:
+    job.feed.add([(key, 0) for key in KEYS])
+
+
+class Sink:
+    """One of the sinks, and the rows in it."""
+
+    def __init__(self, kind: str, job: Job) -> None:
+        self.kind, self.job = kind, job
+        self.table = f"promoted_{job.base.name.replace('-', '_')}"
+        self.epochs: dict[int, list[Row]] = {}
+
+    def start(self, program: Callable[[], DataFrame]) -> ckpt.CheckpointedQuery:
+        writer = ckpt.write_stream(program)
+        writer = writer.option("checkpointLocation", str(self.job.location_path))
+        for key, value in self.job.options.items():
+            writer = writer.option(key, value)
+        if self.kind == "table":
+            return writer.toTable(self.table)
+        if self.kind == "batch":
+            return writer.foreachBatch(self.keep).start()
+        return writer.format("parquet").start(str(self.job.base / self.job.out))
+
+    def keep(self, df: DataFrame, epoch: int) -> None:
+        assert epoch == ckpt.current_epoch().number
+        assert epoch not in self.epochs
+        self.epochs[epoch] = df.collect()
+
+    def rows(self) -> list[Any]:
+        if self.kind == "batch":
+            return [row for rows in self.epochs.values() for row in rows]
+        if self.kind == "table":
+            return self.job.spark.table(self.table).collect()
+        return self.job.result()
+
+    def check(self, whats: str) -> None:
+        """Each key has 1, 2, 3..., written by these programs."""
+        found = sorted((row[0], row[1], row[2]) for row in self.rows())
+        assert found == sorted((k, n, what) for k in KEYS for n, what in enumerate(whats, 1))
+
+
+def proven(shadow: ckpt.Shadow, query: ckpt.CheckpointedQuery) -> None:
+    query.processAllAvailable()
+    until(lambda: shadow.report.epochs > 0 or not shadow.isActive, "no comparison")
+    assert shadow.report.is_equal, shadow.report
+
+
+@pytest.mark.parametrize(
+    "kind", ["file", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("table", "batch"))]
+)
+def test_the_candidate_takes_over(job: Job, kind: str) -> None:
+    """With another parallelism and backend; the savepoint is of the old program."""
+    sink = Sink(kind, job)
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = sink.start(job.df)
+        query.processAllAvailable()
+        run, query_id = query.runId, query.id
+        shadow = ckpt.shadow(
+            query,
+            job.but(processor=Mended).df,
+            ignore=IGNORED,
+            parallelism=3,
+            options={BACKEND: "heap"},
+        )
+        epoch_of(job)
+        proven(shadow, query)
+        promotion = shadow.promote()
+        assert (query.id, promotion.restart.parallelism) == (query_id, 3)
+        assert query.runId != run
+        assert promotion.savepoint.epoch == promotion.restart.epoch == 1
+        epoch_of(job)
+        query.processAllAvailable()
+        sink.check("aab")
+        (entry,) = query.checkpoints().where("kind = 'restart'").collect()
+        assert entry.reason == "promote"
+        newest = metadata_json(query.triggerCheckpoint().path)
+        assert {operator["backend"] for operator in newest["operators"]} == {"heap"}
+        query.rescale(2)  # the new program stays
+        epoch_of(job)
+        query.processAllAvailable()
+        sink.check("aabb")
+        query.stop()
+        assert not list(job.location_path.glob("_shadow-*"))
+
+        back = job.but(location="back", out="out-back")
+        old = back.start(promotion.savepoint.path)
+        old.processAllAvailable()
+        assert {(n, what) for _, n, what in back.result()} == {(3, "a"), (4, "a")}
+        old.stop()
+
+
+@pytest.mark.soak
+def test_a_candidate_that_cannot_start(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query runs as before, and nothing is left."""
+    sink = Sink("file", job)
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = sink.start(job.df)
+        query.processAllAvailable()
+        shadow = ckpt.shadow(query, job.but(processor=Mended).df, parallelism=3)
+        real, runs = QueryStart.run, []
+
+        def fails_once(self: QueryStart, *arguments: Any) -> Any:
+            runs.append(self)
+            if len(runs) == 1:
+                assert list((job.base / "savepoints").glob("savepoint-*/_metadata"))
+                msg = "no start"
+                raise OSError(msg)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(QueryStart, "run", fails_once)
+        with pytest.raises(OSError, match="no start"):
+            shadow.promote(accept_differences=True)
+        assert len(runs) == 2
+        assert query.isActive
+        assert not list((job.base / "savepoints").glob("savepoint-*"))
+        shadow.discard()
+        epoch_of(job)
+        query.processAllAvailable()
+        sink.check("aa")
+        query.stop()
+
+
+@pytest.mark.soak
+def test_on_the_command_line(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """The driver has the shadow; the commands only ask for it."""
+    sink = Sink("file", job)
+    location = str(job.location_path)
+
+    def ran(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code = main([*arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = sink.start(job.df)
+        query.processAllAvailable()
+        code, printed = ran("promote", location)
+        assert code == 1
+        assert "has no shadow" in printed["error"]["message"]
+        mended = job.but(processor=Mended).df
+        ckpt.shadow(query, mended)
+        code, printed = ran("promote", location)
+        assert code == 1
+        assert "no epoch was compared" in printed["error"]["message"]
+        assert ran("discard", location)[0] == 0
+        assert not list(job.location_path.glob("_shadow-*"))
+        ckpt.shadow(query, mended)
+        code, printed = ran("promote", location, "--accept-differences")
+        assert (code, printed["epoch"]) == (0, 0)
+        assert Path(printed["path"]).parent == job.base / "savepoints"
+        until(lambda: not list(job.location_path.glob("_shadow-*")), "the shadow stays")
+        epoch_of(job)
+        query.processAllAvailable()
+        sink.check("ab")
+        query.stop()
+
+
+PROGRAM = """
+import pyspark_ckpt as ckpt
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+
+class Numbered(StatefulProcessor):
+    planted = None
+
+    def init(self, handle):
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        for _ in rows:
+            n = (self.n.get() or (0,))[0] + 1 + (key[0] == self.planted)
+            self.n.update((n,))
+            yield Row(k=key[0], n=n, what="a")
+
+    def close(self): ...
+
+
+class Planted(Numbered):
+    planted = "k7"
+
+
+def program(spark, processor):
+    events = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 1)
+    df = ckpt.key_by(events.parquet({source!r}), "k").transformWithState(
+        processor, "k string, n long, what string", "Append", "None", uid="op"
+    )
+    return ckpt.write_stream(df)
+
+
+def build(spark):
+    return program(spark, Numbered())
+
+
+def planted(spark):
+    return program(spark, Planted())
+"""
+
+
+@pytest.mark.own_jvm
+@pytest.mark.soak
+def test_a_proof_by_another_process(job: Job) -> None:
+    sink = Sink("file", job)
+    program = job.base / "program.py"
+    program.write_text(PROGRAM.format(source=str(job.feed.path)))
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = sink.start(job.df)
+        query.processAllAvailable()
+        query.triggerCheckpoint()
+        adding = threading.Event()
+
+        def add() -> None:
+            while not adding.wait(1):
+                epoch_of(job)
+
+        feeder = threading.Thread(target=add)
+        feeder.start()
+        html = job.base / "report.html"
+        try:
+            code, printed = command(
+                "prove", str(job.location_path), f"{program}:build", f"{program}:planted",
+                "--epochs", "1", "--html", str(html),
+            )  # fmt: skip
+        finally:
+            adding.set()
+            feeder.join()
+        assert code == 1
+        assert printed["stopped"] == "1 epochs were compared"
+        places = {(each["place"], each["key"]["k"]) for each in printed["samples"]}
+        assert places == {("output", "k7"), ("op.n", "k7")}
+        assert "k7" in html.read_text()
+        query.processAllAvailable()
+        query.stop()

@@ -1,0 +1,275 @@
+"""A running query is restarted in place: per key 1, 2, 3..., and the sink has each row once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.api.restarts import Restarts
+from pyspark_ckpt.query.start import QueryStart
+from pyspark_ckpt.restore import rollback
+from tests.query.harness import (
+    BACKEND,
+    BACKENDS,
+    INLINE,
+    INTERVAL,
+    Job,
+    completed,
+    until,
+)
+from tests.query.session_conf import session_conf
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+SOON = {
+    "spark.ckpt.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+}
+NUMBERED = "k string, n long, what string"
+KEYS = [f"k{number}" for number in range(20)]
+
+
+class Numbered(StatefulProcessor):
+    """Number the rows of each key."""
+
+    what = "a"
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for _ in rows:
+            n = (self.n.get() or (0,))[0] + 1
+            self.n.update((n,))
+            yield Row(k=key[0], n=n, what=self.what)
+
+    def close(self) -> None:
+        pass
+
+
+class Mended(Numbered):
+    what = "b"
+
+
+class Renamed(Numbered):
+    """A program that does not fit the state."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n string")
+
+
+@pytest.fixture
+def job(job: Job) -> Job:
+    return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
+
+
+def writer_of(job: Job) -> ckpt.CheckpointedStreamWriter:
+    """Return the writer of a query that is given as a function."""
+    writer = ckpt.write_stream(job.df).format("parquet").outputMode("append")
+    writer = writer.option("path", str(job.base / job.out))
+    writer = writer.option("checkpointLocation", str(job.location_path))
+    for key, value in job.options.items():
+        writer = writer.option(key, value)
+    return writer
+
+
+def epoch_of(job: Job) -> None:
+    job.feed.add([(key, 0) for key in KEYS])
+
+
+def check_numbered(job: Job, epochs: int) -> None:
+    """Each key has 1, 2, 3... once."""
+    found = sorted((k, n) for k, n, _ in job.result())
+    assert found == sorted((key, n + 1) for key in KEYS for n in range(epochs))
+
+
+def subtasks_of(query: ckpt.CheckpointedQuery) -> set[int]:
+    query.triggerCheckpoint()
+    newest = max(completed(query), key=lambda row: row.checkpoint_id)
+    return set(ckpt.subtask_history(newest.path.rpartition("/")[0]).query(
+        f"checkpoint_id == {newest.checkpoint_id}"
+    )["subtask"])  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_up_and_down(job: Job, backend: str) -> None:
+    """Databases are divided on the way up; the query's object, id and epochs continue."""
+    job = job.using({BACKEND: backend, **SOON})
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        epoch_of(job)
+        query.processAllAvailable()
+        first_run, query_id = query.runId, query.id
+        for number, parallelism in enumerate((4, 3, 1)):
+            done = query.rescale(parallelism)
+            assert done.parallelism == parallelism
+            epoch_of(job)
+            query.processAllAvailable()
+            check_numbered(job, 3 + number)
+            assert subtasks_of(query) == set(range(parallelism))
+        assert query.id == query_id
+        assert query.runId != first_run
+        assert max(row.epoch for row in completed(query)) == 4
+        history = ckpt.history(str(job.location_path)).query("kind == 'restart'")
+        assert history[["parallelism_before", "parallelism"]].to_numpy().tolist() == [
+            [2, 4], [4, 3], [3, 1],
+        ]  # fmt: skip
+        assert list(history["reason"]) == ["rescale(4)", "rescale(3)", "rescale(1)"]
+        assert (history["pause_ms"] > 0).all()
+        assert query.checkpoints().where("kind = 'restart'").count() == 3
+        query.stop()
+        assert not query.isActive
+        assert job.spark.conf.get(PARTITIONS) == "2"
+        # A driver that starts again continues with what the location has.
+        epoch_of(job)
+        again = writer_of(job).trigger(availableNow=True).start()
+        again.awaitTermination()
+        check_numbered(job, 6)
+        assert not [p.name for p in job.location_path.iterdir() if "restart" in p.name]
+
+
+def test_restart_with_another_program(job: Job) -> None:
+    """Who waits for the query waits on, a listener stays, a bad program changes nothing."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = job.start()
+        query.processAllAvailable()
+        seen: list[int] = []
+
+        class Listener(ckpt.CheckpointListener):
+            def onCheckpointCompleted(self, checkpoint: Any) -> None:
+                seen.append(checkpoint.epoch)
+
+        query.addCheckpointListener(Listener())
+        ended: list[bool] = []
+        waiter = threading.Thread(target=lambda: ended.append(bool(query.awaitTermination(100))))
+        waiter.start()
+        with pytest.raises(ckpt.ConfigurationError, match=r"function.*restartWith"):
+            query.rescale(3)
+        with pytest.raises(ckpt.ConfigurationError, match="number of subtasks"):
+            query.rescale(0)
+        run = query.runId
+        with pytest.raises(ckpt.IncompatibleStateError):
+            query.restartWith(job.but(processor=Renamed).df())
+        assert query.isActive
+        assert query.runId == run
+        done = query.restartWith(job.but(processor=Mended).df)
+        assert (done.parallelism_before, done.parallelism) == (2, 2)
+        epoch_of(job)
+        query.processAllAvailable()
+        with session_conf(job.spark, {PARTITIONS: "4"}):
+            df = job.but(processor=Mended).df()
+        assert query.restartWith(df).parallelism == 4
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 3)
+        assert {(n, what) for _, n, what in job.result()} == {(1, "a"), (2, "b"), (3, "b")}
+        query.triggerCheckpoint()
+        until(lambda: 2 in seen, "the listener is not called")
+        assert waiter.is_alive()
+        query.stop()
+        waiter.join(30)
+        assert ended == [True]
+        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
+            query.restartWith(job.df())
+
+
+def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query stops, its location is exchanged, the start fails: it runs as before."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        real, runs = QueryStart.run, []
+
+        def fails_once(self: QueryStart, *arguments: Any) -> Any:
+            runs.append(self)
+            if len(runs) == 1:
+                assert (job.location_path / "state" / "0" / "2").exists()
+                msg = "no start"
+                raise OSError(msg)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(QueryStart, "run", fails_once)
+        with pytest.raises(OSError, match="no start"):
+            query.rescale(3)
+        assert query.isActive
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        query.stop()
+
+
+def test_a_location_that_is_half_exchanged_starts(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that ends within the exchange leaves a location that the next start finishes."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+
+        class EndedError(BaseException):
+            pass
+
+        def ends(*arguments: Any) -> None:
+            raise EndedError
+
+        monkeypatch.setattr(rollback, "_move_out", ends)
+        monkeypatch.setattr(Restarts, "_start_as_before", lambda *_: None)
+        with pytest.raises(EndedError):
+            query.rescale(3)
+        monkeypatch.undo()
+        assert (job.location_path / "_rollback").exists()
+        epoch_of(job)
+        again = writer_of(job).start()
+        again.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(again) == {0, 1, 2}
+        again.stop()
+
+
+def test_by_rule(job: Job) -> None:
+    """Epochs above the limit double the subtasks, up to the most; the history says why."""
+    job = job.using({
+        "spark.ckpt.rescale.enabled": "true",
+        "spark.ckpt.rescale.max-parallelism": "3",
+        "spark.ckpt.rescale.scale-up.epoch-duration": "2ms",
+        "spark.ckpt.rescale.scale-down.epoch-duration": "1ms",
+        "spark.ckpt.rescale.window": "2",
+        "spark.ckpt.rescale.min-interval": "1ms",
+    })  # fmt: skip
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        given = ckpt.write_stream(job.df()).option("checkpointLocation", str(job.location_path))
+        given = given.option("path", str(job.base / job.out))
+        for key, value in job.options.items():
+            given = given.option(key, value)
+        with pytest.raises(ckpt.ConfigurationError, match="give write_stream a function"):
+            given.start()
+        query = writer_of(job).start()
+        epochs = 0
+
+        def restarts() -> list[Row]:
+            """Run one more epoch and return the restarts so far."""
+            nonlocal epochs
+            epoch_of(job)
+            epochs += 1
+            query.processAllAvailable()
+            found: list[Row] = query.checkpoints().where("kind = 'restart'").collect()
+            return found
+
+        until(lambda: bool(restarts()), "no rule restarted the query")
+        for _ in range(3):
+            (row,) = restarts()  # three are the most
+        query.stop()
+    assert (row.parallelism_before, row.parallelism) == (2, 3)
+    assert "rule: epochs" in row.reason
+    check_numbered(job, epochs)

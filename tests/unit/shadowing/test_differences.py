@@ -1,0 +1,154 @@
+"""Rows of two programs become differences: as multisets, by key, within a tolerance."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.shadowing.difference import ShadowDifference, pair_rows, same
+from pyspark_ckpt.shadowing.report import MOST_KEPT, Tally
+from pyspark_ckpt.shadowing.rules import Rules
+
+
+def pairs(
+    old: list[dict[str, Any]],
+    new: list[dict[str, Any]],
+    keys: tuple[str, ...] = ("k",),
+    tolerance: float = 0.0,
+) -> list[Any]:
+    return list(pair_rows(old, new, keys, tolerance))
+
+
+def test_one_row_in_20_000_is_found_in_another_order() -> None:
+    old = [{"k": f"k{n}", "n": n, "at": [n, {"x": n}]} for n in range(20_000)]
+    new = [dict(row) for row in old]
+    random.Random(3).shuffle(new)
+    assert pairs(old, new) == []
+    next(row for row in new if row["k"] == "k7777")["n"] = -1
+    assert pairs(old, new) == [
+        (
+            {"k": "k7777"},
+            {"n": 7777, "at": [7777, {"x": 7777}]},
+            {"n": -1, "at": [7777, {"x": 7777}]},
+        )
+    ]
+
+
+def test_equal_rows_count_as_often_as_they_are_there() -> None:
+    row = {"k": "a", "n": 1}
+    assert pairs([row, row, row], [row, row]) == [({"k": "a"}, {"n": 1}, None)]
+    assert pairs([row], [row, row]) == [({"k": "a"}, None, {"n": 1})]
+
+
+def test_rows_of_one_key_are_paired_and_the_rest_is_added_or_removed() -> None:
+    old = [{"k": "a", "n": n} for n in (1, 2, 3)]
+    new = [{"k": "a", "n": n} for n in (4, 2)]
+    assert pairs(old, new) == [
+        ({"k": "a"}, {"n": 1}, {"n": 4}),
+        ({"k": "a"}, {"n": 3}, None),
+    ]
+
+
+def test_without_keys_no_row_is_paired_with_another() -> None:
+    assert pairs([{"n": 1}], [{"n": 2}], keys=()) == [({}, {"n": 1}, None), ({}, None, {"n": 2})]
+
+
+@pytest.mark.parametrize("keys", [("k",), ()])
+def test_fractions_are_equal_within_the_tolerance(keys: tuple[str, ...]) -> None:
+    old = [{"k": "a", "x": 1e9, "n": 1}, {"k": "a", "x": 5.0, "n": 1}]
+    new = [{"k": "a", "x": 5.0 + 1e-12, "n": 1}, {"k": "a", "x": 1e9 + 1e-3, "n": 1}]
+    assert len(pairs(old, new, keys)) in (2, 4)
+    assert pairs(old, new, keys, 1e-11) == []
+
+
+def test_many_rows_of_one_key_within_the_tolerance() -> None:
+    old = [{"k": "a", "x": float(n)} for n in range(1000)]
+    new = [{"k": "a", "x": n + 1e-7} for n in reversed(range(1000))]
+    assert pairs(old, new, tolerance=1e-6) == []
+    new[3]["x"] = -5.0
+    assert pairs(old, new, tolerance=1e-6) == [({"k": "a"}, {"x": 996.0}, {"x": -5.0})]
+
+
+def test_numbers_that_are_not_numbers() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert same({"x": [nan]}, {"x": [nan]}, 0.0)
+    assert not same(inf, -inf, 0.5)
+    assert not same(inf, 1.0, 0.5)
+    assert not same(nan, 1.0, 0.5)
+    assert not same(None, 0.0, 0.5)
+    assert not same(1, 2, 0.9)  # whole numbers have no tolerance
+    assert pairs([{"k": nan, "n": 1}], [{"k": math.nan, "n": 1}]) == []
+
+
+def test_a_difference_names_key_columns_and_values() -> None:
+    changed = ShadowDifference(7, "op.n", {"k": "a"}, {"n": 1, "m": 2}, {"n": 3, "m": 2})
+    assert changed.columns == ("n",)
+    assert str(changed) == "epoch 7, op.n, k='a': n 1 -> 3"
+    added = ShadowDifference(7, "output", {}, None, {"n": 3})
+    assert (added.change, added.columns) == ("added", ())
+    assert str(added) == "epoch 7, output: added n=3"
+
+
+def difference(key: object, old: object, new: object) -> ShadowDifference:
+    return ShadowDifference(1, "output", {"k": key}, {"n": old}, {"n": new})
+
+
+def test_a_report_counts_all_and_names_the_first() -> None:
+    tally = Tally(Rules(max_differences=MOST_KEPT + 5))
+    for number in range(MOST_KEPT + 5):
+        assert tally.has_enough is None
+        tally.add(difference(number, 0, "<b>"))
+    assert "max_differences" in str(tally.has_enough)
+    tally.note("a note")
+    tally.end_epoch(1, 9, compared_states=True)
+    report = tally.report()
+    assert (report.differences, len(report.samples)) == (MOST_KEPT + 5, MOST_KEPT)
+    assert report.counts == {("output", "changed"): MOST_KEPT + 5}
+    assert not report.is_equal
+    text = repr(report)
+    assert "1 epochs (1 to 1), 9 rows, states compared 1 times: 1005 differences" in text
+    assert "note: a note" in text
+    assert "k=0" in text
+    assert "and 985 more" in text
+    page = report._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>'" not in page
+    assert len(page) < 20_000
+    assert list(report.to_pandas().loc[0, ["change", "key"]]) == ["changed", {"k": 0}]
+
+
+def test_expected_differences_are_only_counted() -> None:
+    tally = Tally(Rules(expected=lambda each: each.new == {"n": 2}))
+    tally.add(difference("a", 1, 2))
+    tally.add(difference("b", 1, 3))
+    report = tally.report()
+    assert (report.differences, report.expected) == (1, 1)
+    assert [each.key for each in report.samples] == [{"k": "b"}]
+
+
+def test_it_has_enough_after_some_epochs() -> None:
+    tally = Tally(Rules(epochs=2))
+    tally.end_epoch(5, 1, compared_states=False)
+    assert tally.has_enough is None
+    tally.end_epoch(6, 1, compared_states=True)
+    assert tally.has_enough == "2 epochs were compared"
+    report = tally.report()
+    assert (report.first_epoch, report.last_epoch, report.state_comparisons) == (5, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentions"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"states_every": 1.5}, "states_every is 1.5"),
+        ({"tolerance": -1.0}, "tolerance is -1.0"),
+        ({"ignore": frozenset({"n"})}, "ignore has 'n'"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(arguments: dict[str, Any], mentions: str) -> None:
+    with pytest.raises(ckpt.ConfigurationError, match=mentions):
+        Rules(**arguments)

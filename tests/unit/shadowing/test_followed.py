@@ -1,0 +1,126 @@
+"""A fork gets the epochs of the query: offsets, time and file logs; its watermark is its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.shadowing.followed import FollowedQuery, begin_epoch
+from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
+from pyspark_ckpt.storage.open import LocalStorage
+
+FILE = '{"logOffset":%d}'
+
+
+def offsets(
+    epoch: int, *values: str, version: str = "v1", parallelism: int = 2, **conf: str
+) -> str:
+    metadata = {
+        "batchWatermarkMs": epoch * 10,
+        "batchTimestampMs": epoch * 1000,
+        "conf": {"spark.sql.shuffle.partitions": str(parallelism), **conf},
+    }
+    return "\n".join([version, json.dumps(metadata), *values])
+
+
+def commit(watermark_ms: int) -> str:
+    return f'v1\n{{"nextBatchWatermarkMs":{watermark_ms}}}'
+
+
+class Location:
+    def __init__(self, path: Path) -> None:
+        self.storage = LocalStorage(path)
+
+    def put(self, **files: str) -> None:
+        for name, text in files.items():
+            self.storage.write(name.replace("__", "/"), [text.encode()])
+
+    def entry(self, epoch: int) -> tuple[dict[str, Any], list[str]]:
+        _, metadata, *values = self.storage.read(f"offsets/{epoch}").decode().split("\n")
+        return json.loads(metadata), values
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Location:
+    return Location(tmp_path / "query")
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Location:
+    """A fork with other subtasks, whose newest epoch is 4."""
+    made = Location(tmp_path / "fork")
+    made.put(offsets__4=offsets(4, FILE % 1, "7", parallelism=3), commits__4=commit(44))
+    return made
+
+
+def test_an_epoch_is_followed_as_it_was(query: Location, fork: Location) -> None:
+    query.put(
+        offsets__4=offsets(4, FILE % 1, "7"), commits__4=commit(50),
+        offsets__5=offsets(5, FILE % 3, "9"),
+        sources__0__0="v1\na", sources__0__1="v1\nb", sources__0__2="v1\nc", sources__0__3="v1\nd",
+        sources__0__4="v1\nof a later epoch", sources__1__0="v1\nrate",
+    )  # fmt: skip
+    fork.put(sources__0__0="v1\na")
+    followed = FollowedQuery(SparkLog(query.storage), (0, 1), (), after=4)
+    assert followed.next() is None  # it is not committed
+    query.put(commits__5=commit(60))
+    epoch = followed.next()
+    assert epoch is not None
+    assert followed.next() is None
+    begin_epoch(fork.storage, epoch, (0, 1))
+    metadata, values = fork.entry(5)
+    assert values == [FILE % 3, "9"]
+    assert metadata == {
+        "batchWatermarkMs": 44,
+        "batchTimestampMs": 5000,
+        "conf": {"spark.sql.shuffle.partitions": "3"},
+    }
+    assert fork.storage.list("sources/0") == ["0", "1", "2", "3"]
+    assert fork.storage.list("sources/1") == ["0"]
+    begin_epoch(fork.storage, epoch, (0, 1))  # a fork that did not commit it runs it again
+    assert fork.entry(5) == (metadata, values)
+
+
+def test_a_source_at_more_places_and_in_format_v2(query: Location, fork: Location) -> None:
+    query.put(offsets__5=offsets(5, "9"), commits__5=commit(60), sources__0__0="v1\nrate")
+    epoch = FollowedQuery(SparkLog(query.storage), (0,), (), after=4).next()
+    assert epoch is not None
+    begin_epoch(fork.storage, epoch, (0, 0))
+    assert fork.entry(5)[1] == ["9", "9"]
+    other = Location(Path(fork.storage.root).with_name("other"))
+    other.put(offsets__4=offsets(4, "0:7", "1:7", version="v2"), commits__4=commit(44))
+    begin_epoch(other.storage, epoch, (0, 0))
+    assert other.entry(5)[1] == ["0:9", "1:9"]
+
+
+def test_named_sources_keep_their_names(query: Location, fork: Location) -> None:
+    named = {SOURCE_EVOLUTION: "true"}
+    query.put(
+        offsets__5=offsets(5, "b:9", "a:8", version="v2", **named), commits__5=commit(60),
+        sources__a__0="v1\nrate", sources__b__0="v1\nrate",
+    )  # fmt: skip
+    epoch = FollowedQuery(SparkLog(query.storage), (0, 1), ("a", "b"), after=4).next()
+    assert epoch is not None
+    other = Location(Path(fork.storage.root).with_name("other"))
+    other.put(offsets__4=offsets(4, "b:1", "a:1", version="v2", **named), commits__4=commit(44))
+    begin_epoch(other.storage, epoch, (0, 1))
+    assert sorted(other.entry(5)[1]) == ["a:8", "b:9"]
+
+
+def test_an_epoch_that_spark_has_deleted(query: Location) -> None:
+    query.put(commits__9=commit(60), offsets__9=offsets(9, "1"))
+    followed = FollowedQuery(SparkLog(query.storage), (0,), (), after=4)
+    with pytest.raises(ckpt.CheckpointAbortedError, match=r"epoch 5 can no longer.*minBatches"):
+        followed.next()
+
+
+def test_a_fork_of_another_epoch_is_refused(query: Location, fork: Location) -> None:
+    query.put(offsets__6=offsets(6, "9"), commits__6=commit(60), sources__0__0="v1\nrate")
+    epoch = FollowedQuery(SparkLog(query.storage), (0,), (), after=5).next()
+    assert epoch is not None
+    with pytest.raises(ckpt.CkptError, match=r"has committed epoch 4, not 5"):
+        begin_epoch(fork.storage, epoch, (0,))

@@ -1,0 +1,158 @@
+"""States of two programs are compared by key, and what means nothing is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.states import differing_entries
+from tests.unit.snapshot.made_savepoint import UID, Key, MadeSavepoint
+
+KEY = T.StructType().add("k", "string")
+N = T.StructType().add("n", "long")
+NX = T.StructType().add("n", "long").add("x", "double")
+NXY = T.StructType().add("n", "long").add("x", "double").add("y", "long")
+V = T.StructType().add("v", "long")
+KEYS: list[Key] = [(f"k{number}",) for number in range(10)]
+Init = Callable[[ProcessorHandle], dict[str, Any]]
+Work = Callable[[dict[str, Any], Key], None]
+
+
+class Programs:
+    """Two programs over the same keys, the original first."""
+
+    def __init__(self, directory: Path, keys: Sequence[Key], subtasks: tuple[int, int]) -> None:
+        self.both = [
+            MadeSavepoint(directory / str(number), KEY, keys, parallelism)
+            for number, parallelism in enumerate(subtasks)
+        ]
+
+    def epoch(self, inits: Sequence[Init], works: Sequence[Work]) -> None:
+        for program, init, work in zip(self.both, inits, works, strict=True):
+            program.epoch(init, work)
+
+    def differences(self, rules: Rules | None = None) -> tuple[list[Any], list[str]]:
+        notes: list[str] = []
+        old, new = (
+            RestoreSource(program.save("sp", canonical=number == 0))
+            for number, program in enumerate(self.both)
+        )
+        found = differing_entries(old, new, rules or Rules(), notes.append)
+        return sorted(found, key=repr), notes
+
+
+@contextmanager
+def programs(
+    directory: Path, keys: Sequence[Key] = KEYS, subtasks: tuple[int, int] = (2, 2)
+) -> Iterator[Programs]:
+    made = Programs(directory, keys, subtasks)
+    yield made
+    for each in made.both:
+        each.close()
+
+
+def counts(handle: ProcessorHandle) -> dict[str, Any]:
+    return {"n": handle.getValueState("n", NX)}
+
+
+def put(n: int, x: float = 0.5) -> Work:
+    return lambda states, key: states["n"].update((n, x))
+
+
+@pytest.mark.parametrize("subtasks", [(2, 2), (2, 3)])
+def test_one_key_in_100_000_is_named(tmp_path: Path, subtasks: tuple[int, int]) -> None:
+    keys = [(f"k{number}",) for number in range(100_000)]
+
+    def planted(states: dict[str, Any], key: Key) -> None:
+        states["n"].update((2 if key == ("k77777",) else 1, 0.5))
+
+    with programs(tmp_path, keys, subtasks) as both:
+        both.epoch((counts, counts), (put(1), planted))
+        found, notes = both.differences()
+    assert found == [("op.n", ({"k": "k77777"}, {"n": 1, "x": 0.5}, {"n": 2, "x": 0.5}))]
+    assert notes == []
+
+
+def test_tolerance_and_ignored_states_and_columns(tmp_path: Path) -> None:
+    with programs(tmp_path) as both:
+        both.epoch((counts, counts), (put(1, 0.5), put(1, 0.5 + 1e-12)))
+        assert len(both.differences()[0]) == len(KEYS)
+        for number, rules in enumerate(
+            (
+                Rules(tolerance=1e-9),
+                Rules(ignore=frozenset({f"{UID}.n"})),
+                Rules(ignore=frozenset({f"{UID}.n.x"})),
+            )
+        ):
+            sources = [
+                RestoreSource(each.save(f"sp{number}", canonical=True)) for each in both.both
+            ]
+            assert list(differing_entries(*sources, rules, print)) == []
+
+
+def test_items_of_a_list_may_be_in_another_order(tmp_path: Path) -> None:
+    def lists(handle: ProcessorHandle) -> dict[str, Any]:
+        return {"l": handle.getListState("l", V)}
+
+    def write(*values: int) -> Work:
+        return lambda states, key: states["l"].put([(value,) for value in values])
+
+    with programs(tmp_path, subtasks=(2, 3)) as both:
+        both.epoch((lists, lists), (write(1, 2, 2, 3), write(3, 2, 1, 2)))
+        assert both.differences() == ([], [])
+    with programs(tmp_path / "other", KEYS[:1]) as both:
+        both.epoch((lists, lists), (write(1, 2, 2), write(2, 1, 4)))
+        assert both.differences()[0] == [("op.l", ({"k": "k0"}, {"v": 2}, {"v": 4}))]
+
+
+def test_an_expired_entry_is_gone_whether_or_not_it_was_cleaned_up(tmp_path: Path) -> None:
+    def aging(handle: ProcessorHandle) -> dict[str, Any]:
+        return {"n": handle.getValueState("n", N, 1_000)}
+
+    def write(states: dict[str, Any], key: Key) -> None:
+        states["n"].update((1,))
+
+    def remove(states: dict[str, Any], key: Key) -> None:
+        states["n"].clear()
+
+    def nothing(states: dict[str, Any], key: Key) -> None:
+        pass
+
+    with programs(tmp_path) as both:
+        both.epoch((aging, aging), (write, write))
+        both.epoch((aging, aging), (nothing, remove))
+        for program in both.both:
+            program.time_ms += 999
+        assert len(both.differences()[0]) == len(KEYS)  # not over yet
+    with programs(tmp_path / "later") as both:
+        both.epoch((aging, aging), (write, write))
+        both.epoch((aging, aging), (nothing, remove))
+        for program in both.both:
+            program.time_ms += 1_000
+        assert both.differences() == ([], [])
+
+
+def test_what_only_one_program_has_is_noted(tmp_path: Path) -> None:
+    def more(handle: ProcessorHandle) -> dict[str, Any]:
+        handle.getValueState("other", V)
+        return {"n": handle.getValueState("n", NXY)}
+
+    def put_more(states: dict[str, Any], key: Key) -> None:
+        states["n"].update((1, 0.5, 7))
+
+    with programs(tmp_path) as both:
+        both.epoch((counts, counts), (put(1), put(1)))
+        both.epoch((counts, more), (put(1), put_more))
+        found, notes = both.differences()
+    assert found == []
+    assert len(notes) == 2
+    assert "op.n: only one program has y" in notes
+    assert "op.other: not compared, because only the candidate has it" in notes
