@@ -7,35 +7,45 @@ from functools import reduce
 from typing import Any
 
 import msgspec
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.encoding import (
+from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks
+from pyspark_ckpt.editing.entries.encoding import (
     ENTRIES_SCHEMA,
     STORED_KEY,
-    SUBTASK,
     EncodeKeys,
+    EncodeOperatorState,
+    EncodeRaw,
     EncodeState,
     EncodeTimers,
     Place,
+    StoredValues,
 )
-from pyspark_ckpt.editing.stored_entries import KeptEntries, ReadEntries
-from pyspark_ckpt.editing.table_columns import TableColumns, columns_of, timer_columns
+from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
+from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
+from pyspark_ckpt.editing.given_columns import in_python, in_spark, quoted, selected
+from pyspark_ckpt.editing.table_columns import (
+    TableColumns,
+    columns_of,
+    raw_columns,
+    timer_columns,
+)
 from pyspark_ckpt.editing.typed_frames import (
+    ReadRaw,
     ReadState,
     ReadTimers,
     RekeyRows,
     RowsFunction,
     stored_table,
 )
-from pyspark_ckpt.editing.writing import HANDLES_SCHEMA, WriteEntries
-from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode, TtlTime
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
+from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.key_columns import canonical_column, check_key
@@ -96,6 +106,8 @@ class OperatorEdit:
         The rows that become a state, by the state's id.
     timers
         The rows that become the timers, ``None`` if the timers stay.
+    raw
+        The rows that become the raw state, ``None`` if the raw state stays.
     erased
         The keys that are removed.
     keyed
@@ -111,6 +123,7 @@ class OperatorEdit:
     source: str = ""
     put: dict[int, DataFrame] = field(default_factory=dict)
     timers: DataFrame | None = None
+    raw: DataFrame | None = None
     erased: list[DataFrame] = field(default_factory=list)
     keyed: bool = True
     dropped: set[int] = field(default_factory=set)
@@ -119,7 +132,8 @@ class OperatorEdit:
     def is_touched(self) -> bool:
         """Whether the operator's state is written anew rather than copied."""
         changes = self.put or self.erased or self.dropped or not self.keyed
-        return bool(changes) or self.timers is not None or self.stored is None
+        replaced = self.timers is not None or self.raw is not None
+        return bool(changes) or replaced or self.stored is None
 
     @property
     def key_schema(self) -> T.StructType:
@@ -147,20 +161,12 @@ class OperatorEdit:
         raise PlanError(f"{self.where} has no state {name!r}; its states are {names or 'none'}")
 
     def columns(self, state_id: int) -> TableColumns:
-        """Return the columns of a state's table.
+        """Return the columns of a state's table."""
+        return columns_of(self.key_schema, self.states[state_id])
 
-        Raises
-        ------
-        PlanError
-            If the state does not belong to keys.
-        """
-        state = self.states[state_id]
-        if kind_of(state).movement is not Movement.WITH_KEY:
-            raise PlanError(
-                f"{self.where}, state {state.name!r}: {state.kind} state does not belong to keys, "
-                "and only keyed state can be written"
-            )
-        return columns_of(self.key_schema, state)
+    def movement(self, state_id: int) -> Movement:
+        """Return what a state belongs to: a key, a subtask or all subtasks."""
+        return kind_of(self.states[state_id]).movement
 
     def put_state(self, name: str, rows: DataFrame) -> None:
         """Replace a state by rows.
@@ -172,7 +178,7 @@ class OperatorEdit:
         """
         state_id = self.state_id(name)
         columns = self.columns(state_id)
-        self.put[state_id] = _selected(rows, columns, f"{self.where}, state {name!r}")
+        self.put[state_id] = selected(rows, columns, f"{self.where}, state {name!r}")
         state = self.states[state_id]
         self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
 
@@ -187,7 +193,7 @@ class OperatorEdit:
         if self.operator.time_mode is TimeMode.NONE:
             raise PlanError(f"{self.where} has timeMode='None', so it cannot have timers")
         columns = timer_columns(self.key_schema)
-        self.timers = _selected(rows, columns, f"{self.where}, timers")
+        self.timers = selected(rows, columns, f"{self.where}, timers")
 
     def table(self, spark: SparkSession, name: str) -> DataFrame:
         """Return a state as it is now, with the changes so far, as a DataFrame.
@@ -198,19 +204,41 @@ class OperatorEdit:
             If there is no such state.
         """
         state_id = self.state_id(name)
-        if state_id in self.put:
-            return self._without_erased(self.put[state_id])
-        schema = in_spark(self.columns(state_id), self.where)
-        read = ReadState(self.source, self.states[state_id], schema, self.where)
-        return self._without_erased(stored_table(spark, self._stored_handles(), read))
+        rows = self.put.get(state_id)
+        if rows is None:
+            schema = in_spark(self.columns(state_id))
+            read = ReadState(self.source, self.states[state_id], schema, self.where)
+            handles = self._stored_handles()
+            if handles and self.movement(state_id) is Movement.COPIED:
+                handles = (newest_of(handles),)
+            rows = stored_table(spark, handles, read)
+        is_keyed = self.movement(state_id) is Movement.WITH_KEY
+        return self._without_erased(rows) if is_keyed else rows
 
     def timers_table(self, spark: SparkSession) -> DataFrame:
         """Return the timers as they are now, with the changes so far, as a DataFrame."""
         if self.timers is not None:
             return self._without_erased(self.timers)
-        schema = in_spark(timer_columns(self.key_schema), self.where)
+        schema = in_spark(timer_columns(self.key_schema))
         read = ReadTimers(self.source, schema, self.where)
         return self._without_erased(stored_table(spark, self._stored_handles(), read))
+
+    def put_raw(self, rows: DataFrame) -> None:
+        """Replace the raw state of all subtasks by rows.
+
+        Raises
+        ------
+        PlanError
+            If the rows lack a column.
+        """
+        self.raw = selected(rows, raw_columns(), f"{self.where}, raw state")
+
+    def raw_table(self, spark: SparkSession) -> DataFrame:
+        """Return the raw state as it is now, with the changes so far, as a DataFrame."""
+        if self.raw is not None:
+            return self.raw
+        read = ReadRaw(self.source, in_spark(raw_columns()), self.where)
+        return stored_table(spark, self._stored_handles(), read)
 
     def _stored_handles(self) -> tuple[Handle, ...]:
         return () if self.stored is None else self.stored.handles
@@ -237,7 +265,7 @@ class OperatorEdit:
     def erase(self, keys: DataFrame) -> None:
         """Remove all that belongs to some keys."""
         self.erased.append(
-            _selected(keys, TableColumns(keys=tuple(self.key_schema.fields)), self.where)
+            selected(keys, TableColumns(keys=tuple(self.key_schema.fields)), self.where)
         )
 
     def written(self, spark: SparkSession, target: Target, times: Times) -> list[Handle]:
@@ -264,13 +292,13 @@ class OperatorEdit:
         frames = self._frames(spark, times)
         if not frames:
             return []
-        entries = reduce(DataFrame.union, frames)
+        blocks = reduce(DataFrame.union, frames)
         tokens = F.array(*[F.lit(token) for token in subtask_tokens(self.operator.parallelism)])
         rows = collected(
-            entries.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
+            blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
             .repartition(self.operator.parallelism, TOKEN)
-            .select(SUBTASK, STORED_KEY, "value")
-            .sortWithinPartitions(STORED_KEY)
+            .drop(TOKEN)
+            .sortWithinPartitions(RANGE)
             .mapInArrow(write, HANDLES_SCHEMA),
             f"writing operator {self.operator.uid}",
         )
@@ -307,7 +335,7 @@ class OperatorEdit:
         keyed = [
             (state_id, state.name)
             for state_id, state in enumerate(self.states)
-            if state.kind != FREE and kind_of(state).movement is Movement.WITH_KEY
+            if state.kind != FREE and self.movement(state_id) is Movement.WITH_KEY
         ]
         tables = {state_id: self.table(spark, name) for state_id, name in keyed}
         timers = self.timers_table(spark)
@@ -325,7 +353,7 @@ class OperatorEdit:
     def _rekeyed(
         self, rows: DataFrame, columns: TableColumns, width: int, function: RowsFunction
     ) -> DataFrame:
-        schema = in_spark(columns, self.where)
+        schema = in_spark(columns)
         old, new = rows.schema.fields[:width], schema.fields[: len(columns.keys)]
         change = RekeyRows(function, T.StructType(old), T.StructType(new), schema, self.where)
         return rows.mapInArrow(change, schema)
@@ -336,7 +364,11 @@ class OperatorEdit:
         if self.timers is not None:
             columns = timer_columns(self.key_schema)
             rows = self._without_erased(self.timers)
-            frames.append(self._mapped(rows, columns, EncodeTimers(self.place)))
+            encode_timers = self._in_blocks(EncodeTimers(self.place))
+            frames.append(self._mapped(rows, columns, encode_timers, BLOCKS_SCHEMA))
+        if self.raw is not None:
+            encode_raw = self._in_blocks(EncodeRaw(self.operator.parallelism))
+            frames.append(self.raw.mapInArrow(encode_raw, BLOCKS_SCHEMA))
         if self.stored is not None and self.stored.handles:
             frames.append(self.kept_entries(spark))
         return frames
@@ -349,20 +381,24 @@ class OperatorEdit:
             unified=self.unified,
             states=frozenset(range(len(self.unified.states))) - self.dropped - self.put.keys(),
             timers=self.timers is None,
+            raw=self.raw is None,
             erased=self.erased_keys(),
             keyed=self.keyed,
         )
         handles = tuple(map(encode_handle, self.stored.handles))
         places = spark.range(len(handles), numPartitions=len(handles))
-        return places.mapInArrow(ReadEntries(handles, self.source, kept), ENTRIES_SCHEMA)
+        read = ReadEntries(handles, self.source, kept)
+        return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
 
     def erased_keys(self) -> frozenset[bytes]:
         """Return the keys that are removed as they are stored, each behind its key group."""
         found: set[bytes] = set()
         columns = TableColumns(keys=tuple(self.key_schema.fields))
         for keys in self.erased:
-            encoded = self._mapped(keys, columns, EncodeKeys(self.place)).select(STORED_KEY)
-            rows = collected(encoded, f"keys to erase of operator {self.operator.uid}")
+            encoded = self._mapped(keys, columns, EncodeKeys(self.place), ENTRIES_SCHEMA)
+            rows = collected(
+                encoded.select(STORED_KEY), f"keys to erase of operator {self.operator.uid}"
+            )
             found.update(bytes(row[0]) for row in rows)
         return frozenset(found)
 
@@ -371,18 +407,39 @@ class OperatorEdit:
         has_times = columns.expires_at is not None and columns.expires_at in rows.columns
         if columns.expires_at is not None and not has_times:
             columns = replace(columns, expires_at=None)
-        encode = EncodeState(self.place, state_id, state, times.of(state), has_times=has_times)
-        return self._mapped(self._without_erased(rows), columns, encode)
+        stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
+        if self.movement(state_id) is not Movement.WITH_KEY:
+            return self._of_subtasks(rows, columns, stored_values)
+        rows = self._without_erased(rows)
+        encode = self._in_blocks(EncodeState(self.place, stored_values))
+        return self._mapped(rows, columns, encode, BLOCKS_SCHEMA)
 
-    def _mapped(self, rows: DataFrame, columns: TableColumns, encode: Any) -> DataFrame:
+    def _of_subtasks(
+        self, rows: DataFrame, columns: TableColumns, values: StoredValues
+    ) -> DataFrame:
+        """Return encoded rows of a state that belongs to subtasks, or is the same in all."""
+        parallelism = self.operator.parallelism
+        named = [quoted(name) for name, _ in columns.all_of()]
+        if columns.subtask is None:
+            every = F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1)))
+            named.insert(0, every.alias("__ckpt_subtask"))
+        encode = self._in_blocks(EncodeOperatorState(parallelism, values))
+        return rows.select(*named).mapInArrow(encode, BLOCKS_SCHEMA)
+
+    def _in_blocks(self, encode: Any) -> InBlocks:
+        return InBlocks(encode, self.operator.parallelism, self.operator.max_parallelism)
+
+    def _mapped(
+        self, rows: DataFrame, columns: TableColumns, encode: Any, schema: T.StructType
+    ) -> DataFrame:
         """Return encoded rows; the first column that `encode` gets is the key group."""
         # In the type of the column, whose parts may all be null.
-        types = [_in_spark(each.dataType, self.where) for each in columns.keys]
+        types = [in_python(each.dataType) for each in columns.keys]
         named_keys = zip(columns.keys, types, strict=True)
         keys = [canonical_column(quoted(each.name), kind) for each, kind in named_keys]
         group = F.pmod(F.hash(*keys), F.lit(self.operator.max_parallelism))
         named = [quoted(name) for name, _ in columns.all_of()]
-        return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, ENTRIES_SCHEMA)
+        return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
 
     def _without_erased(self, rows: DataFrame) -> DataFrame:
         for keys in self.erased:
@@ -393,75 +450,6 @@ class OperatorEdit:
             erased = F.broadcast(keys.toDF(*names))
             rows = rows.join(erased, on=reduce(Column.__and__, same), how="left_anti")
         return rows
-
-
-def quoted(name: str) -> Column:
-    """Return the column of a name, which may have dots."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
-def _selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
-    """Return the rows with the columns of a table, in its types.
-
-    Raises
-    ------
-    PlanError
-        If a column is missing or cannot have its type.
-    """
-    wanted = {name: _in_spark(kind, f"{where}, column {name!r}") for name, kind in columns.all_of()}
-    may_lack = {columns.position, columns.expires_at}
-    missing = [name for name in wanted if name not in rows.columns and name not in may_lack]
-    unknown = [name for name in rows.columns if name not in wanted]
-    if missing or unknown or len(set(rows.columns)) != len(rows.columns):
-        shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in wanted.items())
-        raise PlanError(
-            f"{where}: the rows have the columns {', '.join(rows.columns)}, and its table has "
-            f"{shown}: give these columns"
-        )
-    if columns.position is not None and columns.position not in rows.columns:
-        rows = rows.withColumn(columns.position, F.monotonically_increasing_id())
-    try:
-        return rows.select(
-            *(_cast(rows, name, kind) for name, kind in wanted.items() if name in rows.columns)
-        )
-    except AnalysisException as exc:
-        raise PlanError(f"{where}: a column cannot have the type of its table: {exc}") from exc
-
-
-def in_spark(columns: TableColumns, where: str) -> T.StructType:
-    """Return the columns of a table in the types in which they come to Python."""
-    fields = [(name, _in_spark(kind, where)) for name, kind in columns.all_of()]
-    return T.StructType([T.StructField(name, kind) for name, kind in fields])
-
-
-def _in_spark(data_type: T.DataType, where: str) -> T.DataType:
-    """Return the type in which a column comes to Python: Spark has no texts of fixed length there.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If Arrow has no such type.
-    """
-    if isinstance(data_type, T.CharType | T.VarcharType):
-        return T.StringType()
-    if isinstance(data_type, T.YearMonthIntervalType):
-        raise NotBuiltYetError(
-            f"{where}: writing values of type {data_type.simpleString()} is not built yet"
-        )
-    if isinstance(data_type, T.ArrayType):
-        return T.ArrayType(_in_spark(data_type.elementType, where))
-    if isinstance(data_type, T.MapType):
-        key = _in_spark(data_type.keyType, where)
-        return T.MapType(key, _in_spark(data_type.valueType, where))
-    if isinstance(data_type, T.StructType):
-        fields = ((each.name, _in_spark(each.dataType, where)) for each in data_type.fields)
-        return T.StructType([T.StructField(name, kind) for name, kind in fields])
-    return data_type
-
-
-def _cast(rows: DataFrame, name: str, kind: T.DataType) -> Column:
-    column = quoted(name)
-    return column if rows.schema[name].dataType == kind else column.cast(kind).alias(name)
 
 
 def _subtask(handle: Handle) -> int:

@@ -30,7 +30,7 @@ class OperatorEdits:
         self._operators: dict[str, OperatorEdit] = {}
 
     def put(self: Edit, uid: str, state: str, rows: DataFrame) -> Edit:
-        """Replace a keyed state by the rows of a DataFrame.
+        """Replace a state by the rows of a DataFrame.
 
         Parameters
         ----------
@@ -41,7 +41,8 @@ class OperatorEdits:
         rows : DataFrame
             The state's table: the key columns, the columns of map keys, those of the values. A list
             has ``position``; without it, the values have the order of the rows. A state with a time
-            to live may have ``expires_at``; without it, the entries count as written now.
+            to live may have ``expires_at``; without it, the entries count as written now. Operator
+            list state has ``subtask`` instead of key columns, and broadcast state has neither.
 
         Returns
         -------
@@ -69,7 +70,7 @@ class OperatorEdits:
         *,
         as_pandas: bool = False,
     ) -> Edit:
-        """Replace the rows of a keyed state by what a function makes of them.
+        """Replace the rows of a state by what a function makes of them.
 
         Parameters
         ----------
@@ -109,7 +110,7 @@ class OperatorEdits:
         return self
 
     def table(self, uid: str, state: str) -> DataFrame:
-        """Return a keyed state as a DataFrame, with the changes so far; ``put`` takes it back.
+        """Return a state as a DataFrame, with the changes so far; ``put`` takes it back.
 
         Parameters
         ----------
@@ -189,6 +190,60 @@ class OperatorEdits:
         pyspark_ckpt.errors.PlanError: ...
         """
         self._of(uid).put_timers(rows)
+        return self
+
+    def raw(self, uid: str) -> DataFrame:
+        """Return the raw state of an operator as a DataFrame, with the changes so far.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
+        Returns
+        -------
+        DataFrame
+            A row per stream: ``subtask``, ``stream`` and ``data``; ``set_raw`` takes it back.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+
+        Examples
+        --------
+        >>> ckpt.edit_state(savepoint.path).raw("count").columns
+        ['subtask', 'stream', 'data']
+        """
+        return self._of(uid).raw_table(self._spark)
+
+    def set_raw(self: Edit, uid: str, rows: DataFrame) -> Edit:
+        """Replace the raw state of an operator.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        rows : DataFrame
+            A row per stream: ``subtask``, ``stream``, a number from 0 that is unique in the
+            subtask, and ``data``. Without rows, no raw state is left.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, or the rows have other columns.
+
+        Examples
+        --------
+        >>> none = spark.createDataFrame([], "subtask int, stream int, data binary")
+        >>> edit = ckpt.edit_state(savepoint.path).set_raw("count", none)
+        """
+        self._of(uid).put_raw(rows)
         return self
 
     def rekey(

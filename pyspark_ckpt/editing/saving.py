@@ -15,7 +15,8 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.savepoint.job import SavepointJob, shown_progress
+from pyspark_ckpt.savepoint.job import SavepointJob
+from pyspark_ckpt.savepoint.progress import shown_progress
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text
 from pyspark_ckpt.storage.open import Storage
@@ -106,7 +107,7 @@ class Saving:
         target = Target(new.target.url, new.token, contents.query_id, contents.epoch)
         times = Times(now_ms(), contents.watermark_ms)
         total = sum(each.operator.parallelism for each in changed)
-        with shown_progress(what, total) as progress, jobs.running():
+        with shown_progress(what, total, jobs.tasks) as progress, jobs.running():
             for each in changed:
                 try:
                     handles = each.written(self.spark, target, times)

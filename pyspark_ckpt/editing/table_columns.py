@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
 
 POSITION, EXPIRES_AT, FIRES_AT = "position", "expires_at", "fires_at"
+SUBTASK, STREAM, DATA = "subtask", "stream", "data"
 
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
     """The names of a table's columns by their part; the fields have Spark's types.
 
-    `position` and `expires_at` are ``None`` if the table has no such column.
+    `position`, `expires_at`, `fires_at` and `subtask` are ``None`` if the table has no such column.
     """
 
     keys: tuple[T.StructField, ...]
@@ -26,10 +27,12 @@ class TableColumns:
     position: str | None = None
     expires_at: str | None = None
     fires_at: str | None = None
+    subtask: str | None = None
 
     def all_of(self) -> list[tuple[str, T.DataType]]:
         """Return the name and Spark type of each column, in the order of the table."""
         named = [
+            (self.subtask, T.IntegerType()),
             *((each.name, each.dataType) for each in (*self.keys, *self.map_keys)),
             (self.position, T.LongType()),
             *((each.name, each.dataType) for each in self.values),
@@ -40,15 +43,17 @@ class TableColumns:
 
 
 def columns_of(key_schema: T.StructType, state: StateDescriptor) -> TableColumns:
-    """Return the columns of a keyed state's table."""
+    """Return the columns of a state's table."""
     names = _Names()
-    keys = names.fields(key_schema, "key")
+    movement = kind_of(state).movement
+    keys = names.fields(key_schema, "key") if movement is Movement.WITH_KEY else ()
     map_key = None if state.map_key_schema is None else struct_type(state.map_key_schema)
     map_keys = () if map_key is None else names.fields(map_key, "map_key")
     values = names.fields(struct_type(state.value_schema), "value")
     has_position = kind_of(state).entries is Entries.CHUNKS
     has_time = state.ttl is not None or state.is_stamped
     return TableColumns(
+        subtask=names.own(SUBTASK) if movement is Movement.DEALT_OUT else None,
         keys=keys,
         map_keys=map_keys,
         values=values,
@@ -61,6 +66,12 @@ def timer_columns(key_schema: T.StructType) -> TableColumns:
     """Return the columns of an operator's timers."""
     names = _Names()
     return TableColumns(keys=names.fields(key_schema, "key"), fires_at=names.own(FIRES_AT))
+
+
+def raw_columns() -> TableColumns:
+    """Return the columns of an operator's raw state."""
+    fields = (T.StructField(STREAM, T.IntegerType()), T.StructField(DATA, T.BinaryType()))
+    return TableColumns(keys=(), values=fields, subtask=SUBTASK)
 
 
 class _Names:

@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.snapshot.entries import stored_entries
-from pyspark_ckpt.snapshot.tables import Table, TimersTable, state_table
+from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
 
 _IN_UTC: dict[str, Any] = (
@@ -29,7 +29,7 @@ _IN_UTC: dict[str, Any] = (
 
 
 def stored_table(
-    spark: SparkSession, handles: tuple[Handle, ...], read: ReadState | ReadTimers
+    spark: SparkSession, handles: tuple[Handle, ...], read: ReadState | ReadTimers | ReadRaw
 ) -> DataFrame:
     """Return a table of an operator as a DataFrame, a partition for each subtask."""
     encoded = tuple(map(encode_handle, handles))
@@ -91,10 +91,29 @@ class ReadTimers:
         return TimersTable(struct_type(handle.key_schema), handle.time_mode.value, where)
 
 
+class ReadRaw:
+    """Reads the raw state of one subtask; shipped to executors.
+
+    Parameters
+    ----------
+    source, schema, where
+        As for :class:`ReadState`.
+    """
+
+    def __init__(self, source: str, schema: T.StructType, where: str) -> None:
+        self.source = source
+        self.schema = schema
+        self._where = where
+
+    def table(self, handle: Handle) -> Table | None:
+        """Return the table of a subtask."""
+        return RawTable(handle.subtask, f"{self._where}, raw state, subtask {handle.subtask}")
+
+
 class _ReadTable:
     """The function given to ``mapInArrow`` over the places of handles: yields rows of a table."""
 
-    def __init__(self, handles: tuple[bytes, ...], read: ReadState | ReadTimers) -> None:
+    def __init__(self, handles: tuple[bytes, ...], read: ReadState | ReadTimers | ReadRaw) -> None:
         self._handles = handles
         self._read = read
 

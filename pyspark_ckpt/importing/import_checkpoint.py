@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -12,8 +14,9 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.importing.group_state import GroupStateRows, Mapper
+from pyspark_ckpt.importing.imported_operator import ImportedOperator
 from pyspark_ckpt.importing.matching import check_states
-from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, spark_operator
+from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, spark_operators
 from pyspark_ckpt.importing.state_rows import state_rows, timer_rows
 from pyspark_ckpt.importing.stopped_query import stopped_query
 from pyspark_ckpt.operator.plan.declared import declare_states
@@ -28,22 +31,24 @@ def import_checkpoint(
     location: str,
     directory: str | None = None,
     *,
-    processor: StatefulProcessor,
-    uid: str,
+    processor: StatefulProcessor | None = None,
+    uid: str | None = None,
+    operators: Mapping[int, ImportedOperator] | None = None,
     mapper: Mapper | None = None,
     time_mode: str | None = None,
     query: DataFrame | None = None,
     discard_uncommitted: bool = False,
     spark: SparkSession | None = None,
 ) -> Savepoint:
-    """Make a savepoint of a stopped query of Spark's own stateful operator.
+    """Make a savepoint of a stopped query of Spark's own stateful operators.
 
     Call it on the driver. Restore the same program over :func:`key_by` from the savepoint: it has
     the state, the timers, the watermark and the source offsets, and reads no input again.
     `location` is only read.
 
-    The operator may be ``transformWithState``, ``transformWithStateInPandas`` or
-    ``applyInPandasWithState``, with any state store and encoding that Spark can read.
+    An operator may be ``transformWithState``, ``transformWithStateInPandas`` or
+    ``applyInPandasWithState``, with any state store and encoding that Spark can read. For a query
+    with one operator give `processor` and `uid`, for a query with several give `operators`.
 
     Parameters
     ----------
@@ -52,11 +57,14 @@ def import_checkpoint(
     directory : str, optional
         The parent of the new ``savepoint-...`` directory; by default
         ``spark.ckpt.execution.checkpointing.savepoint-dir``.
-    processor : StatefulProcessor
+    processor : StatefulProcessor, optional
         The processor that the query of Spark ran. For ``applyInPandasWithState``, the processor
         that replaces its function.
-    uid : str
+    uid : str, optional
         The operator's uid in the restored query.
+    operators : Mapping of int to ImportedOperator, optional
+        Each operator of the query by Spark's id of it, which the errors name. The format
+        ``state-metadata`` of Spark also shows the ids.
     mapper : callable, optional
         Only for ``applyInPandasWithState``, which requires it: gets key, state and timeout in
         milliseconds (``None`` if there is none), and returns the key's :class:`KeyState`. It runs
@@ -88,7 +96,7 @@ def import_checkpoint(
     IncompatibleStateError
         If the processor declares other states than Spark has.
     NotBuiltYetError
-        If the query has several stateful operators, or one that cannot be imported.
+        If the query has a stateful operator that cannot be imported.
     ProcessorError
         If ``init`` or ``close`` raises an error; they are called once on the driver.
 
@@ -118,31 +126,84 @@ def import_checkpoint(
     """
     session = _session(spark, query)
     directory = _directory(session, directory)
-    if not isinstance(uid, str) or not uid.strip():
-        raise PlanError(f"uid is {uid!r}: give the operator a stable name")
+    wanted = _wanted(operators, processor, uid, mapper, time_mode)
     with quiet_reading(session):
         stopped = stopped_query(session, str(location), discard_uncommitted=discard_uncommitted)
-        operator = spark_operator(session, stopped)
-        mode = _time_mode(operator, mapper, time_mode)
-        key_schema = operator.key_schema()
-        states = _declared(processor, uid, mode)
-        edit = StateEdit(session).add_operator(uid, processor, key_schema, time_mode=mode.value)
-        if mapper is None:
-            check_states(operator, states, uid)
-            for variable in operator.variables:
-                columns = columns_of(key_schema, states[variable.name])
-                edit.put(uid, variable.name, state_rows(operator, variable, columns))
-            if mode is not TimeMode.NONE:
-                edit.set_timers(uid, timer_rows(operator, timer_columns(key_schema)))
-        else:
-            rows = GroupStateRows(operator, mapper, tuple(states), uid)
-            for name, state in states.items():
-                edit.put(uid, name, rows.state(state, columns_of(key_schema, state)))
-            if mode is not TimeMode.NONE:
-                edit.set_timers(uid, rows.timers(timer_columns(key_schema)))
+        found = spark_operators(session, stopped)
+        edit = StateEdit(session)
+        given = _matched(found, wanted, stopped.path)
+        for operator, imported in zip(found, given, strict=True):
+            _add(edit, operator, imported)
         edit._position = stopped.position(query)  # noqa: SLF001  # no user has them in this form
-        edit._parent = stopped.origin(uid)  # noqa: SLF001
+        edit._parent = stopped.origin(tuple(each.uid for each in given))  # noqa: SLF001
         return edit.save(directory)
+
+
+def _wanted(
+    operators: Mapping[int, ImportedOperator] | None,
+    processor: StatefulProcessor | None,
+    uid: str | None,
+    mapper: Mapper | None,
+    time_mode: str | None,
+) -> Mapping[int, ImportedOperator] | ImportedOperator:
+    """Return the operators by Spark's ids, or the only operator."""
+    if operators is None:
+        if processor is None or uid is None:
+            raise PlanError(
+                "give processor and uid of the operator, or operators if it has several"
+            )
+        return ImportedOperator(processor, uid, mapper, time_mode)
+    if any(each is not None for each in (processor, uid, mapper, time_mode)):
+        raise PlanError(
+            "operators says processor, uid, mapper and time_mode of each operator: leave these "
+            "arguments out"
+        )
+    uids = [each.uid for each in operators.values()]
+    if len(set(uids)) < len(uids):
+        raise PlanError(f"operators has a uid twice: {', '.join(map(repr, sorted(uids)))}")
+    return operators
+
+
+def _matched(
+    found: Sequence[SparkStatefulOperator],
+    wanted: Mapping[int, ImportedOperator] | ImportedOperator,
+    path: str,
+) -> list[ImportedOperator]:
+    """Return what each of Spark's operators becomes; all of them are imported, or none."""
+    if isinstance(wanted, ImportedOperator):
+        if len(found) == 1:
+            return [wanted]
+        problem = "has several stateful operators"
+    elif set(wanted) == {operator.operator_id for operator in found}:
+        return [wanted[operator.operator_id] for operator in found]
+    else:
+        problem = f"has other stateful operators than {', '.join(map(str, sorted(wanted)))}"
+    raise PlanError(
+        f"{path} {problem}: give operators={{id: ImportedOperator(...)}} with an entry for each "
+        f"of {'; '.join(operator.summary for operator in found)}"
+    )
+
+
+def _add(edit: StateEdit, operator: SparkStatefulOperator, imported: ImportedOperator) -> None:
+    """Put the state of one of Spark's operators into a savepoint."""
+    processor, uid, mapper = imported.processor, imported.uid, imported.mapper
+    mode = _time_mode(operator, mapper, imported.time_mode)
+    key_schema = operator.key_schema()
+    states = _declared(processor, uid, mode)
+    edit.add_operator(uid, processor, key_schema, time_mode=mode.value)
+    if mapper is None:
+        check_states(operator, states, uid)
+        for variable in operator.variables:
+            columns = columns_of(key_schema, states[variable.name])
+            edit.put(uid, variable.name, state_rows(operator, variable, columns))
+        if mode is not TimeMode.NONE:
+            edit.set_timers(uid, timer_rows(operator, timer_columns(key_schema)))
+        return
+    rows = GroupStateRows(operator, mapper, tuple(states), uid)
+    for name, state in states.items():
+        edit.put(uid, name, rows.state(state, columns_of(key_schema, state)))
+    if mode is not TimeMode.NONE:
+        edit.set_timers(uid, rows.timers(timer_columns(key_schema)))
 
 
 def _session(spark: SparkSession | None, query: DataFrame | None) -> SparkSession:

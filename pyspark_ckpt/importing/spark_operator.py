@@ -23,6 +23,7 @@ _WITH_VARIABLES = (
     "transformWithStateInPySparkExec",
     "transformWithStateExec",
 )
+_IMPORTED = {GROUP_STATE, *_WITH_VARIABLES}
 _KINDS = {
     "ValueState": StateKind.VALUE,
     "ListState": StateKind.LIST,
@@ -81,6 +82,12 @@ class SparkStatefulOperator:
         return f"{self.query.path}, operator {self.operator_id} ({self.name})"
 
     @property
+    def summary(self) -> str:
+        """The operator with its states, for errors that name several operators."""
+        states = ", ".join(repr(each.name) for each in self.variables)
+        return f"{self.operator_id} ({self.name}{f' with {states}' if states else ''})"
+
+    @property
     def is_group_state(self) -> bool:
         """Whether the operator has one state per key and a timeout."""
         return self.name == GROUP_STATE
@@ -128,15 +135,15 @@ class SparkStatefulOperator:
         return struct_of(rows.schema["key"])
 
 
-def spark_operator(spark: SparkSession, query: StoppedQuery) -> SparkStatefulOperator:
-    """Return the only stateful operator of a stopped query.
+def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkStatefulOperator]:
+    """Return the stateful operators of a stopped query in the order of their ids.
 
     Raises
     ------
     RestoreError
-        If the query has no stateful operator, or its operator is one of this library.
+        If the query has no stateful operator, or one of this library.
     NotBuiltYetError
-        If the query has several stateful operators, or one that cannot be imported.
+        If the query has an operator that cannot be imported.
     """
     try:
         rows = spark.read.format("state-metadata").load(query.path).collect()
@@ -147,30 +154,31 @@ def spark_operator(spark: SparkSession, query: StoppedQuery) -> SparkStatefulOpe
         raise RestoreError(
             f"{query.path}: the query has no stateful operator, so there is nothing to import"
         )
-    names = ", ".join(str(row["operatorName"]) for row in found.values())
-    if len(found) > 1:
+    unknown = sorted({str(row["operatorName"]) for row in found.values()} - _IMPORTED)
+    if unknown:
         raise NotBuiltYetError(
-            f"{query.path}: the query has the stateful operators {names}; only a query with one "
-            "can be imported yet: compute the others in a query of their own"
+            f"{query.path}: the state of {', '.join(unknown)} cannot be imported; only the state "
+            "of transformWithState, transformWithStateInPandas and applyInPandasWithState can: "
+            "keep the others in a query of Spark of their own"
         )
-    ((operator_id, row),) = found.items()
+    return [_operator(spark, query, operator_id, row) for operator_id, row in sorted(found.items())]
+
+
+def _operator(
+    spark: SparkSession, query: StoppedQuery, operator_id: int, row: Any
+) -> SparkStatefulOperator:
     name = str(row["operatorName"])
-    if name == GROUP_STATE:
-        operator = SparkStatefulOperator(spark, query, operator_id, name)
-        state = operator.rows().schema["value"].dataType
-        if isinstance(state, T.StructType) and _group_state(state).names == _HANDLES:
-            raise RestoreError(
-                f"{query.path} is the location of a query of this library: restart the query "
-                "there, or restore it from a checkpoint or savepoint"
-            )
-        return operator
-    if name not in _WITH_VARIABLES:
-        raise NotBuiltYetError(
-            f"{query.path}: the state of {name} cannot be imported; only the state of "
-            "transformWithState, transformWithStateInPandas and applyInPandasWithState can"
+    if name != GROUP_STATE:
+        time_mode, variables = _variables(query, row)
+        return SparkStatefulOperator(spark, query, operator_id, name, time_mode, variables)
+    operator = SparkStatefulOperator(spark, query, operator_id, name)
+    state = operator.rows().schema["value"].dataType
+    if isinstance(state, T.StructType) and _group_state(state).names == _HANDLES:
+        raise RestoreError(
+            f"{query.path} is the location of a query of this library: restart the query "
+            "there, or restore it from a checkpoint or savepoint"
         )
-    time_mode, variables = _variables(query, row)
-    return SparkStatefulOperator(spark, query, operator_id, name, time_mode, variables)
+    return operator
 
 
 def struct_of(field: T.StructField) -> T.StructType:

@@ -74,15 +74,15 @@ class StoppedQuery:
             },
         )
 
-    def origin(self, uid: str) -> Origin:
-        """Return the query as the origin of a savepoint that has an operator."""
+    def origin(self, uids: tuple[str, ...]) -> Origin:
+        """Return the query as the origin of a savepoint that has these operators."""
         return Origin(
             path=self.path,
             kind=CheckpointKind.CHECKPOINT,
             checkpoint_id=None,
             query_id=self.query_id,
             epoch=self.epoch,
-            operators=(uid,),
+            operators=uids,
         )
 
 

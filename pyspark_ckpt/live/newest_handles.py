@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.handles import checked_handles, committed_handles
+from pyspark_ckpt.checkpoint.handles import (
+    checked_handles,
+    committed_handle,
+    committed_handles,
+)
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, UnknownEpochError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
+from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.live.state_changes import handles_in_changes
 from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.spark.state_reader import STORES_WITH_CHANGES
@@ -38,6 +43,12 @@ class CommittedEpoch:
     offsets: dict[int, str]
     began_ms: int
     has_changes: bool
+
+    def time_ms(self, time: TtlTime) -> int:
+        """Return the time in which entries age, as it is for the epoch that begins now."""
+        if time is TtlTime.EVENT_TIME:
+            return self.watermark_ms
+        return max(now_ms(), self.began_ms)
 
 
 class CommittedEpochs:
@@ -133,7 +144,7 @@ class NewestHandles:
         """Return the handle of a subtask at an epoch, ``None`` if it has no state yet.
 
         It reads a small file if the subtask wrote a handle in the epoch. Else Spark may have to
-        read its state store, once.
+        read the subtask's partition of its state store, once.
 
         Raises
         ------
@@ -141,21 +152,31 @@ class NewestHandles:
             If Spark's state store has handles of another query, or bytes that are not a handle.
         """
         with self._lock:
-            since, handle = self._known.get(subtask, (None, None))
-            if since is None or since < committed.epoch:
-                written = self._written(committed, subtask, since)
-                if written is None:
-                    self._read_all(committed.epoch)
-                else:
-                    self._known[subtask] = committed.epoch, written[0] if written else handle
-                handle = self._known[subtask][1]
-            return handle
+            if not self._is_known(committed, subtask):
+                handle = committed_handle(
+                    self._spark, self._files, committed.epoch, self._operator_id, subtask
+                )
+                self._known[subtask] = committed.epoch, handle
+            return self._known[subtask][1]
 
     def of_all(self, committed: CommittedEpoch) -> list[Handle]:
         """Return the handles of all subtasks that have state, as :meth:`of_subtask`."""
-        parallelism = self._files.operators.ours[self._operator_id].parallelism
-        handles = (self.of_subtask(committed, subtask) for subtask in range(parallelism))
+        subtasks = range(self._files.operators.ours[self._operator_id].parallelism)
+        with self._lock:
+            if not all(self._is_known(committed, subtask) for subtask in subtasks):
+                self._read_all(committed.epoch)
+            handles = [self._known[subtask][1] for subtask in subtasks]
         return [handle for handle in handles if handle is not None]
+
+    def _is_known(self, committed: CommittedEpoch, subtask: int) -> bool:
+        """Return whether a subtask's handle is known, or small files have it."""
+        since, handle = self._known.get(subtask, (None, None))
+        if since is None or since < committed.epoch:
+            written = self._written(committed, subtask, since)
+            if written is None:
+                return False
+            self._known[subtask] = committed.epoch, written[0] if written else handle
+        return True
 
     def _written(
         self, committed: CommittedEpoch, subtask: int, since: int | None

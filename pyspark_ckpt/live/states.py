@@ -17,25 +17,23 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, StateUseError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TtlTime
+from pyspark_ckpt.live.key_values import KeyValues
 from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs, NewestHandles
 from pyspark_ckpt.live.replica import Replica
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rows.key_groups import subtask_of
 from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
-from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
 from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
-from pyspark_ckpt.snapshot.tables import Table, state_table
+from pyspark_ckpt.snapshot.tables import state_table
 from pyspark_ckpt.snapshot.views import StateView
-from state_backends import Changes
 
 _MOST_TRIES = 10
 """A read is tried again if an epoch was committed meanwhile, because older files are deleted."""
@@ -246,14 +244,7 @@ class _EpochReader(SnapshotReader):
         yield from stored_entries(self._files.storage, handle, stored)
 
     def now_ms(self, time: TtlTime) -> int:
-        return epoch_time_ms(self._committed, time)
-
-
-def epoch_time_ms(committed: CommittedEpoch, time: TtlTime) -> int:
-    """Return the time in which entries age, as it is for the epoch that begins now."""
-    if time is TtlTime.EVENT_TIME:
-        return committed.watermark_ms
-    return max(now_ms(), committed.began_ms)
+        return self._committed.time_ms(time)
 
 
 class LiveState:
@@ -281,7 +272,7 @@ class LiveState:
         self._operator = operator
         self._state = state
         self._what = f"{operator.what}, state {state.name!r}"
-        self._tables: dict[int, tuple[StateDescriptor, Table]] = {}
+        self._of_subtask: dict[int, KeyValues] = {}
 
     @property
     def schema(self) -> pa.Schema:
@@ -334,14 +325,12 @@ class LiveState:
             def read(committed: CommittedEpoch) -> LiveValue:
                 handle = self._operator.handles.of_subtask(committed, subtask)
                 state_id = None if handle is None else _id_of(self._state.name, handle)
-                rows: list[dict[str, Any]] = []
+                value = None
                 if handle is not None and state_id is not None:
-                    prefix = start + bytes([state_id]) + encoded
-                    found = replica.entries(handle, prefix)
-                    rows = self._rows(found, handle, state_id, committed)
-                return LiveValue(
-                    self._as_value(rows), committed.epoch, committed.watermark_ms, committed.offsets
-                )
+                    stored_key = start + bytes([state_id]) + encoded
+                    values = self._values(handle, state_id)
+                    value = values.get(replica, handle, stored_key, committed)
+                return LiveValue(value, committed.epoch, committed.watermark_ms, committed.offsets)
 
             return self._operator.at_newest(read)
 
@@ -427,33 +416,13 @@ class LiveState:
         states[state_id] = evolved(states[state_id], self._state, self._what)
         return msgspec.structs.replace(handle, states=tuple(states))
 
-    def _rows(
-        self, found: Changes, handle: Handle, state_id: int, committed: CommittedEpoch
-    ) -> list[dict[str, Any]]:
-        if not found.keys:
-            return []
-        table = self._table(handle, state_id)
-        entries = StoredEntries(_column(found.keys), _column(found.values))
-        ttl = self._state.ttl
-        time_ms = None if ttl is None else epoch_time_ms(committed, ttl.time)
-        batches = pa.Table.from_batches(table.batches([entries], time_ms), table.schema)
-        columns = table.schema.names[len(self._operator.key_schema.fields) :]
-        return [dict(row) for row in batches.select(columns).to_pylist()]
-
-    def _table(self, handle: Handle, state_id: int) -> Table:
-        stored = handle.states[state_id]
-        known = self._tables.get(handle.subtask)
-        if known is None or known[0] != stored:
-            state = evolved(stored, self._state, self._what)
+    def _values(self, handle: Handle, state_id: int) -> KeyValues:
+        known = self._of_subtask.get(handle.subtask)
+        if known is None or known.stored != handle.states[state_id]:
             key_schema = self._operator.key_schema
-            table = state_table(key_schema, state, state_id, handle.subtask, self._what)
-            known = self._tables[handle.subtask] = stored, table
-        return known[1]
-
-    def _as_value(self, rows: list[dict[str, Any]]) -> Any:
-        if kind_of(self._state).entries is not Entries.ONE:
-            return rows or None
-        return rows[0] if rows else None
+            known = KeyValues(key_schema, self._state, handle, state_id, self._what)
+            self._of_subtask[handle.subtask] = known
+        return known
 
 
 def _id_of(name: str, handle: Handle) -> int | None:
@@ -462,10 +431,6 @@ def _id_of(name: str, handle: Handle) -> int | None:
         if state.name == name and state.sweeps is None:
             return state_id
     return None
-
-
-def _column(values: Any) -> BinaryColumn:
-    return BinaryColumn.of(pa.array(values, pa.binary()))
 
 
 def _stamp(committed: CommittedEpoch) -> dict[str, Any]:

@@ -102,6 +102,11 @@ class BinaryColumn:
         if len(lengths) and lengths.min() < 0:
             raise ValueError("a stored key or value is cut short")
         start = self._offsets[0]
+        is_even = len(lengths) and lengths.min() == lengths.max()
+        if is_even and isinstance(front, int) and mark is None:  # a tenth of the time
+            table = self._data[start : self._offsets[-1]].reshape(len(lengths), -1)
+            kept = table[:, front : front + int(lengths[0])]
+            return BinaryColumn(_offsets_of(lengths), kept.reshape(-1))
         data = self._data[start : self._offsets[-1]].copy()
         starts, ends = self._offsets[:-1] - start, self._offsets[1:] - start
         keep = np.ones(len(data), bool)

@@ -10,7 +10,8 @@ belong to another number of subtasks or key  all entries, in memory
 groups, or number their states otherwise
 ===========================================  ===================================================
 
-A version has a random name, so one version is one state, in whichever files it is.
+A version has a random name, so one version is one state, in whichever files it is. Timers and raw
+state are compared as entries of :data:`TIMERS` and :data:`RAW`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
-from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_version import segment_changes
 from pyspark_ckpt.operator.durable.merged_state import merged_state
-from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, OPERATOR_STATE, is_keyed
+from pyspark_ckpt.operator.table.stored_keys import (
+    MAX_STATES,
+    OPERATOR_STATE,
+    RAW_STATE,
+    is_keyed,
+)
 from pyspark_ckpt.snapshot.reader import StoredOperator
+from pyspark_ckpt.snapshot.shared_files import StoredBase, values_in, values_that_may_differ
 from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes, find_snapshot_format
 
 HEAD_BYTES = 3
 """Bytes before the user's key: the key group, and the id of the state."""
 
-_AT_ONCE = 10_000
+TIMERS, RAW = "\0timers", "\0raw"
+"""What the places of timers and raw state have in place of a state's name, which has no null byte.
+"""
 
 Entries = dict[bytes, bytes | None]
 
@@ -42,7 +51,8 @@ Entries = dict[bytes, bytes | None]
 class Place(NamedTuple):
     """Where an entry is, whatever the numbers of its key group and state: `key` is the rest.
 
-    `subtask` is ``None`` for keyed state, which belongs to no subtask.
+    `state` is a name, :data:`TIMERS` or :data:`RAW`. `subtask` is ``None`` for keyed state, which
+    belongs to no subtask.
     """
 
     state: str
@@ -71,7 +81,7 @@ class Side:
         return {handle.subtask: handle for handle in handles}
 
     def entries(self) -> Iterator[tuple[Place, bytes]]:
-        """Yield all entries of states."""
+        """Yield all entries of states, timers and raw state."""
         for handle in self.handles.values():
             names = state_names(handle)
             for part in all_entries(self.storage, handle):
@@ -82,7 +92,7 @@ class Side:
 
 
 def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
-    """Return the entries of states that differ, by their places.
+    """Return the entries of states, timers and raw state that differ, by their places.
 
     Raises
     ------
@@ -137,12 +147,14 @@ def place_of(key: bytes, subtask: int, names: dict[int, str]) -> Place | None:
     """Return the place of a stored key, ``None`` if it belongs to no state."""
     if is_keyed(key):
         number = key[HEAD_BYTES - 1]
-        name = names.get(number) if number != MAX_STATES else None
-        return None if name is None else Place(name, None, key[HEAD_BYTES:])
+        keyed = TIMERS if number == MAX_STATES else names.get(number)
+        return None if keyed is None else Place(keyed, None, key[HEAD_BYTES:])
     if key.startswith(OPERATOR_STATE):
         name = names.get(key[HEAD_BYTES - 1])
         return None if name is None else Place(name, subtask, key[HEAD_BYTES:])
-    return None
+    if key.startswith(RAW_STATE):
+        return Place(RAW, subtask, key[len(RAW_STATE) :])
+    return None  # the timers in the order of their time
 
 
 def all_entries(storage: Storage, handle: Handle) -> Iterator[Changes]:
@@ -158,6 +170,10 @@ def _of_subtask(
         common = _newest_common_version(old, new)
         if common is not None:
             yield from _since(common, old_storage, old, new_storage, new)
+            return
+        of_shared_files = _beside_shared_files(old_storage, old, new_storage, new)
+        if of_shared_files is not None:
+            yield from of_shared_files
             return
     yield from _compared(
         iter(()) if old is None else all_entries(old_storage, old),
@@ -187,6 +203,26 @@ def _since(
             yield key, change
 
 
+def _beside_shared_files(
+    old_storage: Storage, old: Handle, new_storage: Storage, new: Handle
+) -> Iterator[tuple[bytes, Change]] | None:
+    """Return what differs if the two base snapshots share files, else ``None``."""
+    if old.base is None or new.base is None:
+        return None
+    before = _written(old_storage, old, 0, len(old.segments))
+    after = _written(new_storage, new, 0, len(new.segments))
+    values = values_that_may_differ(
+        StoredBase(old_storage, old.base),
+        StoredBase(new_storage, new.base),
+        before.keys() | after.keys(),
+    )
+    if values is None:
+        return None
+    before, after = values[0] | before, values[1] | after
+    changes = ((key, Change(before[key], after[key])) for key in before)
+    return ((key, change) for key, change in changes if change.old != change.new)
+
+
 def _written(storage: Storage, handle: Handle, first: int, end: int) -> Entries:
     """Return the last writes to each key in some segments."""
     writes: Entries = {}
@@ -211,17 +247,10 @@ def _values_at(storage: Storage, handle: Handle, version: str, keys: Sequence[by
 
 def _in_base(storage: Storage, base: BaseSnapshot, keys: Sequence[bytes]) -> Entries:
     files_format = find_snapshot_format(base.format)
+    if files_format is not None:
+        return values_in(StoredBase(storage, base), files_format, keys)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
-        if files_format is None:
-            return _among(read_base(storage, base, Path(scratch)), keys)
-        place = Path(scratch) / "files"
-        fetch_files(storage, base, files_format, place, in_place=True)
-        found: Entries = {}
-        with open_fetched(place, base, read_only=True) as backend:
-            for start in range(0, len(keys), _AT_ONCE):
-                some = keys[start : start + _AT_ONCE]
-                found.update(zip(some, backend.get_many(some), strict=True))
-        return found
+        return _among(read_base(storage, base, Path(scratch)), keys)
 
 
 def _among(parts: Iterable[Changes], keys: Sequence[bytes]) -> Entries:

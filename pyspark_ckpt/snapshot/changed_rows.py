@@ -1,8 +1,8 @@
-"""Changed entries as rows with old and new values, in the types of the state."""
+"""Changed entries, timers and raw state as rows with old and new values, in their types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -15,13 +15,23 @@ from pyspark_ckpt.operator.state.list import decode_chunk
 from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
-from pyspark_ckpt.snapshot.changed_entries import HEAD_BYTES, Change, Place, Side
-from pyspark_ckpt.snapshot.entries import StoredEntries
-from pyspark_ckpt.snapshot.tables import state_table
+from pyspark_ckpt.snapshot.changed_entries import (
+    HEAD_BYTES,
+    RAW,
+    TIMERS,
+    Change,
+    Place,
+    Side,
+)
+from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
+from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 _POSITION = T.StructType([T.StructField("position", T.LongType())])
 _pack = msgspec.msgpack.Encoder().encode
+
+_Stream = tuple[int, int]
+"""Subtask and number of a stream of raw state."""
 
 
 def as_rows(
@@ -117,11 +127,7 @@ def change_table(
     keys, old_values = _decoded(places, before, key_schema, old or first, what)
     later_keys, new_values = _decoded(places, after, key_schema, new or first, what)
     is_new = pa.array([value is None for value in before], pa.bool_())
-    is_gone = pa.array([value is None for value in after], pa.bool_())
-    kinds = [
-        ADDED if value is None else REMOVED if later is None else CHANGED
-        for value, later in zip(before, after, strict=True)
-    ]
+    kinds = list(map(kind_of_change, before, after))
     columns: dict[str, pa.ChunkedArray | pa.Array] = {}
     for name in keys.column_names:
         # Each row has its key on one of the two sides.
@@ -132,9 +138,16 @@ def change_table(
     for prefix, values in (("old_", old_values), ("new_", new_values)):
         named |= {f"{prefix}{name}": values[name] for name in values.column_names}
     table = pa.table(list(named.values()), names=list(named))
-    if old == new or old is None or new is None or not len(is_gone):
+    if old is None or new is None or not places:
+        return table
+    if (old.earlier_schemas, old.value_schema) == (new.earlier_schemas, new.value_schema):
         return table
     return _without_equal(table, old_values.column_names, new_values.column_names)
+
+
+def kind_of_change(before: bytes | None, after: bytes | None) -> str:
+    """Return whether an entry was added, removed or changed."""
+    return ADDED if before is None else REMOVED if after is None else CHANGED
 
 
 def _either(
@@ -189,12 +202,11 @@ def _column(values: Sequence[bytes | None]) -> BinaryColumn:
 
 def _without_equal(table: pa.Table, old: list[str], new: list[str]) -> pa.Table:
     """Leave out entries that were only written again with another schema."""
-    shared = [name for name in old if name in new and name != "expires_at"]
     if set(old) != set(new):
         return table
     pairs = [
         zip(table[f"old_{name}"].to_pylist(), table[f"new_{name}"].to_pylist(), strict=True)
-        for name in shared
+        for name in old
     ]
     kinds = table["change"].to_pylist()
     differs = [
@@ -219,3 +231,85 @@ def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> Non
             f"({old.kind} {old.value_schema} and {new.kind} {new.value_schema}): read each of them "
             "with open_state"
         )
+
+
+def changed_timers(
+    changes: Mapping[Place, Change], key_schema: T.StructType, time_mode: str, what: str
+) -> pa.Table:
+    """Return the timers that only one of two snapshots has.
+
+    Parameters
+    ----------
+    changes
+        The changed entries of the operator.
+    key_schema
+        The schema of its key columns.
+    time_mode
+        The time that they fire in.
+    what
+        The operator, for errors.
+
+    Returns
+    -------
+    pyarrow.Table
+        ``change``, which is ``added`` or ``removed``, and the columns of the table of timers.
+    """
+    places = sorted(place for place in changes if place.state == TIMERS)
+    # A timer has no value, so it never changes.
+    kinds = [ADDED if changes[place].old is None else REMOVED for place in places]
+    table = TimersTable(key_schema, time_mode, what)
+    keys = pa.array([bytes(HEAD_BYTES) + place.key for place in places], pa.binary())
+    nothing = pa.array([b""] * len(places), pa.binary())
+    entries = [StoredEntries(BinaryColumn.of(keys), BinaryColumn.of(nothing))] if places else []
+    rows = pa.Table.from_batches(table.batches(entries, None), table.schema)
+    return rows.add_column(0, "change", pa.array(kinds, pa.string()))
+
+
+def changed_raw_state(changes: Mapping[Place, Change], old: Side, new: Side, what: str) -> pa.Table:
+    """Return the streams of raw state that differ.
+
+    Parameters
+    ----------
+    changes
+        The changed entries of the operator.
+    old, new
+        The operator in both snapshots, from which whole streams are read.
+    what
+        The operator, for errors.
+
+    Returns
+    -------
+    pyarrow.Table
+        ``change``, ``subtask``, ``stream``, ``old_data`` and ``new_data``.
+    """
+    subtasks = {place.subtask for place in changes if place.state == RAW}
+    before, after = (_streams(side, subtasks, what) for side in (old, new))
+    streams = sorted(
+        stream for stream in before.keys() | after.keys() if before.get(stream) != after.get(stream)
+    )
+    kinds = [kind_of_change(before.get(stream), after.get(stream)) for stream in streams]
+    return pa.table(
+        {
+            "change": pa.array(kinds, pa.string()),
+            "subtask": pa.array([subtask for subtask, _ in streams], pa.int32()),
+            "stream": pa.array([number for _, number in streams], pa.int32()),
+            "old_data": _data(before, streams),
+            "new_data": _data(after, streams),
+        }
+    )
+
+
+def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Stream, bytes]:
+    found: dict[_Stream, bytes] = {}
+    for subtask, handle in side.handles.items():
+        if subtask in subtasks:
+            table = RawTable(subtask, what)
+            entries = stored_entries(side.storage, handle, table.stored)
+            for batch in table.batches(entries, None):
+                for row in batch.to_pylist():
+                    found[row["subtask"], row["stream"]] = row["data"]
+    return found
+
+
+def _data(found: Mapping[_Stream, bytes], streams: Sequence[_Stream]) -> pa.Array:
+    return pa.array([found.get(stream) for stream in streams], pa.binary())

@@ -22,11 +22,11 @@ from pyspark_ckpt.formats.modes import TtlTime, TtlVisibility
 from pyspark_ckpt.operator.rescale.key_hashing import stored_key_type
 from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS, stamp_mark
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
 from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import fields_writer, wire_type
-from pyspark_ckpt.snapshot.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
 
 TIME = pa.timestamp("ms", "UTC")

@@ -13,7 +13,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_ckpt.errors import ConfigurationError, StateError
-from pyspark_ckpt.snapshot.snapshot import open_state
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
+from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
 
 if TYPE_CHECKING:
@@ -159,13 +161,34 @@ class _TableOptions:
     @contextmanager
     def opened(self) -> Iterator[TableView]:
         with open_state(self.path) as snapshot:
-            if self.table == "timers":
-                yield snapshot.timers(self.operator)
-            elif self.table == "raw":
-                yield snapshot.raw(self.operator)
-            else:
-                assert self.state is not None  # checked in of()
-                yield snapshot.state(self.operator, self.state)
+            yield self.view(snapshot)
+
+    @contextmanager
+    def opened_part(self, part: Part) -> Iterator[TableView]:
+        """Open the snapshot for a task, also if it was subsumed after the job was planned."""
+        source = RestoreSource.of_metadata(self.path, part.metadata)
+        pin = PartPin(source, part)
+        if not pin.hold():  # such as when a frame is computed again
+            with self.opened() as view:
+                yield view
+            return
+        with Snapshot(source, pin) as snapshot:
+            try:
+                yield self.view(snapshot)
+            except GeneratorExit:  # nobody wants more rows
+                raise
+            except BaseException:
+                pin.leave()  # the task may run again
+                raise
+
+    def view(self, snapshot: Snapshot) -> TableView:
+        """Return the table of an open snapshot."""
+        if self.table == "timers":
+            return snapshot.timers(self.operator)
+        if self.table == "raw":
+            return snapshot.raw(self.operator)
+        assert self.state is not None  # checked in of()
+        return snapshot.state(self.operator, self.state)
 
 
 class _Reader(DataSourceReader):
@@ -174,16 +197,17 @@ class _Reader(DataSourceReader):
         self._key: tuple[Any, ...] | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        if self._key is not None:
-            return [InputPartition(None)]
-        with self._table.opened() as view:
-            subtasks: list[int | None] = [*view.subtasks]
-        return [InputPartition(subtask) for subtask in subtasks or [None]]
+        source = RestoreSource(self._table.path)
+        with Snapshot(source) as snapshot:
+            view = self._table.view(snapshot)
+            subtasks: list[int | None] = [] if self._key is not None else [*view.subtasks]
+            parts = parts_of(source, self._table.operator, subtasks or [None])
+        return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with self._table.opened() as view:
+        with self._table.opened_part(partition.value) as view:
             schema = _sent_schema(view.schema)
-            for batch in self._batches(view, partition.value):
+            for batch in self._batches(view, partition.value.subtask):
                 yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
 
     def _batches(self, view: TableView, subtask: int | None) -> Iterable[pa.RecordBatch]:

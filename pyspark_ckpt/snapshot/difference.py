@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -12,15 +12,25 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.html_form import html_table
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
-from pyspark_ckpt.snapshot.changed_rows import ADDED, CHANGED, REMOVED, as_rows, change_table
+from pyspark_ckpt.snapshot.changed_rows import (
+    ADDED,
+    CHANGED,
+    REMOVED,
+    as_rows,
+    change_table,
+    changed_raw_state,
+    changed_timers,
+)
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.snapshot import open_state
 
 _COLUMNS = ("operator", "state", "kind", ADDED, REMOVED, CHANGED)
 _SAMPLES = 5
+_TIMERS, _RAW = "timers", "raw"
 
 
 def diff_state(old: str, new: str) -> StateDifference:
@@ -64,15 +74,23 @@ def diff_state(old: str, new: str) -> StateDifference:
 
 def _tables(old: RestoreSource, new: RestoreSource) -> dict[tuple[str, str], _Compared]:
     readers = SnapshotReader(old), SnapshotReader(new)
-    uids = [[each.uid for each in source.metadata.operators] for source in (old, new)]
     found: dict[tuple[str, str], _Compared] = {}
-    for uid in dict.fromkeys(uids[0] + uids[1]):
-        sides = [
-            Side(reader.source.storage, reader.operator(uid) if uid in known else None)
-            for reader, known in zip(readers, uids, strict=True)
-        ]
+    for uid, sides in sides_of_operators(*readers):
         found |= {(uid, name): each for name, each in _of_operator(uid, *sides).items()}
     return found
+
+
+def sides_of_operators(
+    old: SnapshotReader, new: SnapshotReader
+) -> Iterator[tuple[str, tuple[Side, Side]]]:
+    """Yield the uid of each operator of two snapshots, and the operator in both."""
+    uids = [[each.uid for each in reader.source.metadata.operators] for reader in (old, new)]
+    for uid in dict.fromkeys(uids[0] + uids[1]):
+        first, second = (
+            Side(reader.source.storage, reader.operator(uid) if uid in known else None)
+            for reader, known in zip((old, new), uids, strict=True)
+        )
+        yield uid, (first, second)
 
 
 class _Compared:
@@ -88,25 +106,86 @@ class _Compared:
 
 
 def _of_operator(uid: str, old: Side, new: Side) -> dict[str, _Compared]:
-    before, after = _states_of(old.operator), _states_of(new.operator)
-    key_schema = _key_schema(uid, old.operator, new.operator)
+    before, after = states_of(old.operator), states_of(new.operator)
+    key_schema = key_schema_of(uid, old.operator, new.operator)
     changes = changed_entries(old, new)
     found = {}
     for name in dict.fromkeys([*before, *after]):
-        state = after.get(name) or before[name]
-        of_state = _of_state(changes, name, is_copied=kind_of(state).movement is Movement.COPIED)
-        what = f"operator {uid!r}, state {name!r}"
         states = before.get(name), after.get(name)
-        rows = as_rows(of_state, state, old, new)
-        found[name] = _Compared(state.kind, change_table(rows, key_schema, states, what))
-    return found
+        table = table_of_state(changes, uid, states, (old, new), key_schema)
+        found[name] = _Compared((after.get(name) or before[name]).kind, table)
+    return found | {
+        name: _Compared(kind, table)
+        for name, (kind, table) in tables_beside_states(
+            changes, key_schema, old, new, set(found)
+        ).items()
+    }
 
 
-def _states_of(operator: StoredOperator | None) -> dict[str, StateDescriptor]:
+def table_of_state(
+    changes: Mapping[Place, Change],
+    uid: str,
+    states: tuple[StateDescriptor | None, StateDescriptor | None],
+    sides: tuple[Side, Side],
+    key_schema: T.StructType,
+) -> pa.Table:
+    """Return the rows of one state that differ, as :func:`change_table`.
+
+    Parameters
+    ----------
+    changes
+        The changed entries of the operator.
+    uid
+        The operator.
+    states
+        The state in both snapshots; at least one has it.
+    sides
+        The operator in both snapshots.
+    key_schema
+        The schema of its key columns.
+    """
+    state = states[1] or states[0]
+    assert state is not None  # one of the snapshots has it
+    is_copied = kind_of(state).movement is Movement.COPIED
+    rows = as_rows(_of_state(changes, state.name, is_copied=is_copied), state, *sides)
+    return change_table(rows, key_schema, states, f"operator {uid!r}, state {state.name!r}")
+
+
+def tables_beside_states(
+    changes: Mapping[Place, Change],
+    key_schema: T.StructType,
+    old: Side,
+    new: Side,
+    names: set[str],
+) -> dict[str, tuple[str, pa.Table]]:
+    """Return the kinds and tables of timers and raw state that differ, by names of no state."""
+    operator = new.operator or old.operator
+    assert operator is not None  # one of the snapshots has it
+    time_mode = str(operator.metadata.time_mode)
+    tables = {
+        _TIMERS: changed_timers(changes, key_schema, time_mode, operator.what),
+        _RAW: changed_raw_state(changes, old, new, operator.what),
+    }
+    return {
+        f"_{name}" if name in names else name: (name, table)
+        for name, table in tables.items()
+        if table.num_rows
+    }
+
+
+def states_of(operator: StoredOperator | None) -> dict[str, StateDescriptor]:
+    """Return the states of an operator by name."""
     return {} if operator is None else {state.name: state for state in operator.states.states}
 
 
-def _key_schema(uid: str, old: StoredOperator | None, new: StoredOperator | None) -> T.StructType:
+def key_schema_of(uid: str, old: StoredOperator | None, new: StoredOperator | None) -> T.StructType:
+    """Return the schema of an operator's key columns.
+
+    Raises
+    ------
+    IncompatibleStateError
+        If the two snapshots have key columns of other types.
+    """
     schemas = [each.key_schema for each in (old, new) if each is not None]
     types = [[field.dataType for field in schema.fields] for schema in schemas]
     if types[0] != types[-1]:
@@ -133,7 +212,8 @@ class StateDifference:
 
     An entry counts as it is stored: also if its time to live is over, until it is cleaned up. An
     entry that was written again with the same value and time is equal. Each item of a list is a row
-    with its position. Timers and raw state are not compared.
+    with its position. Timers and raw state that differ are like states that are called ``timers``
+    and ``raw``, or ``_timers`` and ``_raw`` if the operator has states of these names.
 
     Parameters
     ----------
@@ -175,6 +255,11 @@ class StateDifference:
         ]
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 
+    def _repr_html_(self) -> str:
+        title = "No entry differs" if self.is_equal else "Entries that differ"
+        rows = self.counts.itertuples(index=False)
+        return html_table(f"{title}: {self.old} → {self.new}", _COLUMNS, rows)
+
     def to_arrow(self, operator: str, state: str) -> pa.Table:
         """Return the changes of one state as an Arrow table.
 
@@ -189,7 +274,7 @@ class StateDifference:
         -------
         pyarrow.Table
             A row per change: ``change`` (``added``, ``removed`` or ``changed``), the columns of
-            keys, and each column of values twice, with ``old_`` and ``new_``.
+            keys, and each column of values twice, with ``old_`` and ``new_``. A timer has none.
 
         Raises
         ------

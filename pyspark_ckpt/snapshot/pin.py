@@ -5,15 +5,16 @@ See :mod:`pyspark_ckpt.stores.reader_pins` for how pins and deletions see each o
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
 import weakref
+from typing import Protocol
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.metadata_file import read_metadata_and_digest
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_files, pin_name
@@ -24,7 +25,23 @@ LEASE_MS = 600_000
 _RENEWALS = 3
 """How often a pin is renewed within its time."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
+
+
+class Pin(Protocol):
+    """What keeps the files of a snapshot while they are read."""
+
+    def check(self) -> None:
+        """Check that the pin still counts.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If the snapshot was deleted meanwhile.
+        """
+
+    def close(self) -> None:
+        """Remove the pin."""
 
 
 class ReaderPin:
@@ -82,7 +99,7 @@ class ReaderPin:
         path = self._source.path
         try:
             _, sha256 = read_metadata_and_digest(open_storage(path))
-        except CkptError:
+        except (CkptError, OSError):
             self._lease.end()
             raise
         is_closed = any(

@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
-from pyspark_ckpt.snapshot.pin import ReaderPin
+from pyspark_ckpt.snapshot.pin import Pin, ReaderPin
 
 
 class SnapshotReader:
@@ -26,12 +26,14 @@ class SnapshotReader:
     ----------
     source
         The checkpoint or savepoint, whose metadata was checked.
+    pin
+        What keeps its files; by default a pin of this reader.
     """
 
-    def __init__(self, source: RestoreSource) -> None:
+    def __init__(self, source: RestoreSource, pin: Pin | None = None) -> None:
         self.source = source
         self._is_open = True
-        self._pin = ReaderPin(source)
+        self._pin: Pin = ReaderPin(source) if pin is None else pin
 
     def close(self) -> None:
         """Read no more, and let the files be deleted."""

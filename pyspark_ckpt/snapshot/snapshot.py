@@ -14,6 +14,7 @@ from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.pin import Pin
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable
 from pyspark_ckpt.snapshot.views import StateView, TableView
@@ -87,6 +88,8 @@ class Snapshot:
     ----------
     source : RestoreSource
         The checkpoint or savepoint, whose metadata was checked.
+    pin : Pin, optional
+        What keeps its files; by default a pin of its own.
 
     Examples
     --------
@@ -96,9 +99,9 @@ class Snapshot:
     >>> snapshot.close()
     """
 
-    def __init__(self, source: RestoreSource) -> None:
+    def __init__(self, source: RestoreSource, pin: Pin | None = None) -> None:
         self._source = source
-        self._reader = SnapshotReader(source)
+        self._reader = SnapshotReader(source, pin)
 
     def __enter__(self) -> Snapshot:
         """Return the snapshot itself."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, StateKind, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk
@@ -61,8 +61,8 @@ class Table(ABC):
 
     schema: pa.Schema
     stored: StoredRange
+    _what: str
 
-    @abstractmethod
     def batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
@@ -80,6 +80,18 @@ class Table(ABC):
         CorruptFileError
             If an entry does not fit its schema.
         """
+        try:
+            yield from self._batches(parts, now_ms)
+        except CkptError:
+            raise
+        except (ValueError, IndexError, TypeError, OverflowError, pa.ArrowException) as exc:
+            raise not_decoded(self._what, exc) from exc
+
+    @abstractmethod
+    def _batches(
+        self, parts: Iterable[StoredEntries], now_ms: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows; an error of any kind says that stored bytes are not of this library."""
 
     def _batch(self, arrays: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -154,7 +166,7 @@ class _ValueTable(_StateTable):
         self.schema = pa.schema([*names.fields(key_schema, "key"), *self._value_fields(names)])
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def batches(
+    def _batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -185,7 +197,7 @@ class _MapTable(_StateTable):
         )
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def batches(
+    def _batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -276,7 +288,7 @@ class _ListTable(_ChunksTable):
         self.schema = pa.schema([*fields, position, *values, *own])
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def batches(
+    def _batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for items, expires_ms in self._items(parts, now_ms):
@@ -304,7 +316,7 @@ class _OperatorListTable(_ChunksTable):
         self.schema = pa.schema([*own, *values, *last])
         self.stored = StoredRange.of_operator_state(state_id)
 
-    def batches(
+    def _batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for items, expires_ms in self._items(parts, now_ms):
@@ -328,7 +340,7 @@ class _BroadcastTable(_StateTable):
         )
         self.stored = StoredRange.of_operator_state(state_id)
 
-    def batches(
+    def _batches(
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -354,12 +366,13 @@ class TimersTable(Table):
 
     def __init__(self, key_schema: T.StructType, time_mode: str, what: str) -> None:
         names = ColumnNames()
+        self._what = what
         self._keys = StoredKeys(key_schema, what)
         fields = [*names.fields(key_schema, "key"), names.own("fires_at", TIME)]
         self.schema = pa.schema(fields, {"time_mode": time_mode})
         self.stored = StoredRange.of_timers()
 
-    def batches(
+    def _batches(
         self,
         parts: Iterable[StoredEntries],
         now_ms: int | None,  # noqa: ARG002
@@ -390,7 +403,7 @@ class RawTable(Table):
         self.schema = pa.schema(fields)
         self.stored = StoredRange.of_raw_state()
 
-    def batches(
+    def _batches(
         self,
         parts: Iterable[StoredEntries],
         now_ms: int | None,  # noqa: ARG002

@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from tests.parity.engines import ENDS, PROVIDER, ROCKSDB, UTC, configured
 from tests.query.harness import Feed
+from tests.query.place import RemotePath
 
 ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 
@@ -37,7 +38,8 @@ class Continued:
     def __post_init__(self) -> None:
         schema = self.spark.createDataFrame([], self.ddl).schema
         self.feed = Feed(self.base / "in", to_arrow_schema(schema, **UTC), self.ddl)
-        self.native = self.base / "native"
+        self.native: Path | RemotePath = self.base / "native"
+        self.imports = str(self.base / "imported")
 
     def stream(self) -> DataFrame:
         df = self.feed.stream(self.spark) if self.source is None else self.source()
@@ -53,15 +55,15 @@ class Continued:
     def plan(self) -> DataFrame:
         return self.made(ckpt.key_by(self.stream(), *self.keys), uid="op")
 
-    def run_native(self) -> list[Row]:
+    def run_native(self, location: Path | None = None) -> list[Row]:
         """Let Spark process what there is; return what it emitted."""
         with configured(self.spark, {PROVIDER: ROCKSDB, **ENDS, **self.conf}):
-            return run(self.made(self.stream().groupBy(*self.keys)).writeStream, self.native)
+            made = self.made(self.stream().groupBy(*self.keys))
+            return run(made.writeStream, self.native if location is None else location)
 
     def imported(self, **arguments: Any) -> ckpt.Savepoint:
         given = {"processor": self.processor(), "uid": "op", "spark": self.spark, **arguments}
-        directory = str(self.base / "imported")
-        return ckpt.import_checkpoint(str(self.native), directory, **given)
+        return ckpt.import_checkpoint(str(self.native), self.imports, **given)
 
     def run_ours(self, savepoint: ckpt.Savepoint) -> list[Row]:
         """Restore the program from a savepoint; return what it emitted."""
@@ -70,19 +72,28 @@ class Continued:
             return run(writer, self.base / "ours")
 
     def same(self, before: Sequence[Any], after: Sequence[Any]) -> list[Row]:
-        """Run both over the files `after`, compare, and return Spark's rows, sorted."""
+        """Run both over the files `after`, compare, and return Spark's rows, sorted.
+
+        Another query of Spark is never stopped: it runs over all files. Both must equal it too.
+        """
         self.feed.add(*before)
-        assert self.run_native()
+        earlier = self.run_native()
+        assert earlier
         savepoint = self.imported()
         self.feed.add(*after)
         ours, native = self.run_ours(savepoint), self.run_native()
         assert native, "Spark gave nothing: there is nothing to compare"
-        different = set(map(str, ours)) ^ set(map(str, native))
-        assert ours == native, "\n".join(sorted(different))
+        check_same(ours, native)
+        check_same(sorted([*earlier, *ours], key=str), self.run_native(self.base / "never_stopped"))
         return native
 
 
-def run(writer: Any, location: Path) -> list[Row]:
+def check_same(found: list[Row], expected: list[Row]) -> None:
+    different = set(map(str, found)) ^ set(map(str, expected))
+    assert found == expected, "\n".join(sorted(different))
+
+
+def run(writer: Any, location: Path | RemotePath) -> list[Row]:
     """Run a query to the end of its input; return all rows of all epochs, sorted."""
     emitted: dict[int, list[Row]] = {}
 

@@ -17,6 +17,7 @@ from tests.parity import importing, operations, timed
 from tests.parity.importing import ENCODING, Continued
 from tests.parity.operations import Operations, look, random_scripts, script
 from tests.parity.timed import PandasTimers, Timers, at
+from tests.query.place import RemotePath, s3a
 
 HOUR_MS = 3_600_000
 FILL = [("value.update", 1, "v"), ("items.put", 1, "p"), ("items.appendValue", 2, "q")]
@@ -208,6 +209,80 @@ def test_composite_keys_and_nested_types(continued: Continue, encoding: str) -> 
     ).same(epochs[:2], epochs[2:])
     assert len({row.who for row in rows}) == 6
     assert all("['0', '10']" in row.states for row in rows)
+
+
+class Grown(StatefulProcessor):
+    """Keeps a number in each kind of state; since its second version with a text."""
+
+    SCHEMA = "n long"
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", self.SCHEMA, HOUR_MS)
+        self.items = handle.getListState("items", self.SCHEMA)
+        self.map = handle.getMapState("map", "n long", self.SCHEMA)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            new = (row.n, f"text {row.n}")[: len(self.SCHEMA.split(","))]
+            states = self.value.get(), list(self.items.get()), sorted(self.map.iterator(), key=str)
+            yield Row(k=key[0], states=str(flat(states)))
+            self.value.update(new)
+            self.items.appendValue(new)
+            self.map.updateValue((row.n,), new)
+
+    def close(self) -> None:
+        pass
+
+
+class Grew(Grown):
+    SCHEMA = "n long, text string"
+
+
+def test_a_schema_that_grew_in_spark(continued: Continue) -> None:
+    """Entries of the first schema and of the second are imported, as Spark would read them."""
+    program = continued(
+        "k string, n long",
+        processor=Grown,
+        output="k string, states string",
+        time_mode="ProcessingTime",
+        conf={ENCODING: "avro"},
+    )
+    program.feed.add([("a", 1), ("b", 2), ("c", 3)])
+    assert program.run_native()
+    program.processor = Grew
+    program.feed.add([("a", 4), ("d", 5)])
+    assert program.run_native()
+    savepoint = program.imported()
+    program.feed.add([("a", 6), ("b", 7), ("d", 8)], [("b", 9), ("c", 10)])
+    ours, native = program.run_ours(savepoint), program.run_native()
+    importing.check_same(ours, native)
+    states = {(row.epoch, row.k): row.states for row in native}
+    assert "['2', 'None']" in states[2, "b"]
+    assert "['4', 'text 4']" in states[2, "a"]
+
+
+@pytest.fixture(params=["hdfs", "s3a"])
+def place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+    """A directory of the test's own on a server."""
+    if request.param == "hdfs":
+        yield request.getfixturevalue("hdfs_url")
+    else:
+        with s3a(spark, request.getfixturevalue("s3_environment")):
+            yield request.getfixturevalue("s3_url").replace("s3://", "s3a://")
+
+
+@pytest.mark.reach
+def test_a_location_on_a_server(continued: Continue, place: str) -> None:
+    """Spark wrote the location to HDFS or S3; the savepoint goes there too."""
+    program = continued(operations.INPUT, processor=Operations, output=operations.OUTPUT)
+    program.native = RemotePath(place) / "native"
+    program.imports = f"{place}/savepoints"
+    program.feed.add(script("a", *FILL), script("b", ("items.put", 1, "p")))
+    assert program.run_native()
+    savepoint = program.imported()
+    assert savepoint.path.replace("s3://", "s3a://").startswith(f"{place}/savepoints/")
+    program.feed.add(look("a") + look("b"))
+    importing.check_same(program.run_ours(savepoint), program.run_native())
 
 
 def test_a_source_of_python(continued: Continue, spark: SparkSession, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
         times = F.timestamp_seconds("v").alias("ts")
         return feed.stream(spark).select("*", times).withWatermark("ts", "1 minute")
 
-    def run_native() -> list[Row]:
+    def run_native(location: str = "native") -> list[Row]:
         timeout = GroupStateTimeout.EventTimeTimeout
         made = (
             stream()
@@ -95,7 +95,7 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
             .applyInPandasWithState(count, OUTPUT, "n long, words string", "update", timeout)
         )
         with configured(spark, {PROVIDER: provider}):
-            return run(made.writeStream, tmp_path / "native")
+            return run(made.writeStream, tmp_path / location)
 
     def imported(mapper: Any) -> ckpt.Savepoint:
         return ckpt.import_checkpoint(
@@ -108,7 +108,7 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
             spark=spark,
         )
 
-    run_native()
+    earlier = run_native()
     with pytest.raises(ckpt.PlanError, match="give a mapper"):
         imported(None)
     for mapper, message in WRONG.items():
@@ -120,4 +120,8 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
     made = keyed.transformWithState(Count(), OUTPUT, "Update", "EventTime", uid="op")
     ours = run(ckpt.write_stream(made).restoreFrom(savepoint.path), tmp_path / "ours")
     assert ours == run_native()
+    never_stopped = run_native("never_stopped")
+    assert sorted(str(row[1:]) for row in never_stopped) == sorted(
+        str(row[1:]) for row in [*earlier, *ours]
+    )
     assert {row.k: row.words for row in ours} == {"a": "1 10 3", "b": "2 4", None: "5 6", "c": "7"}

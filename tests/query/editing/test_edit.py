@@ -252,6 +252,8 @@ KEYS_OF_ALL_TYPES = (
     "timestamp_micros(v * 1234567891) as u",
     "timestamp_ntz'2020-01-01 00:00:00' + make_dt_interval(0, 0, 0, v / 10) as n",
     "make_dt_interval(0, cast(v as int)) as w",
+    "make_ym_interval(cast(v as int), 1 - cast(v as int)) as j",
+    "array(make_ym_interval(0, cast(v as int)), null) as ja",
     "array(v, null, v + 1) as a",
     "if(v % 2 = 0, null, struct(v as x, array(struct(k as z, -0.0D as w)) as c)) as r",
 )

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,10 @@ from pyspark.sql.datasource import InputPartition
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.storage.local import LocalStorage
+from tests.query.checkpoints.test_readers import IMAGES
+from tests.query.harness import BACKEND, OFTEN, RETAINED, Job, await_checkpoint
+from tests.query.model import Count
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, MadeSavepoint
 
 KEYS = [(f"user {number}", number % 3) for number in range(60)]
@@ -138,3 +148,132 @@ def test_timers_and_raw_state_are_tables_too(registered: SparkSession, path: str
     assert timers.columns == ["user", "shard", "fires_at"]
     assert timers.collect() == []
     assert frame_of(registered, path, table="raw").columns == ["subtask", "stream", "data"]
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
+
+
+@pytest.fixture(scope="module", params=["whole-heap", "whole-rocksdb"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A location of 0.1.0 with every kind of state."""
+    place = tmp_path_factory.mktemp("golden") / "location"
+    return str(shutil.copytree(GOLDEN / request.param / "location", place))
+
+
+@pytest.mark.parametrize(
+    ("options", "partitions"),
+    [
+        ({"table": "timers"}, 2),
+        ({"table": "raw"}, 2),
+        ({"state": "dealt"}, 2),
+        ({"state": "united"}, 2),
+        ({"state": "rules"}, 1),
+        ({"state": "tally"}, 2),
+        ({"state": "aging"}, 2),
+    ],
+    ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else None,
+)
+def test_every_table_of_a_location_of_010(
+    registered: SparkSession, whole: str, options: dict[str, str], partitions: int
+) -> None:
+    """Timers, raw, operator and broadcast state with rows, as `open_state` has them.
+
+    What `open_state` has is compared with the model of the input by `test_golden_locations.py`.
+    """
+    reader = registered.read.format("pyspark_ckpt.state").options(operator="everything", **options)
+    frame = reader.load(whole)
+    with ckpt.open_state(whole) as snapshot:
+        if "state" in options:
+            view: ckpt.TableView = snapshot.state("everything", options["state"])
+        else:
+            view = getattr(snapshot, options["table"])("everything")
+        expected = view.to_arrow().read_all()
+    assert frame.columns == expected.schema.names
+    found = frame.toArrow().cast(expected.schema)
+    assert sorted(found.to_pylist(), key=repr) == sorted(expected.to_pylist(), key=repr)
+    assert found.num_rows > 0
+    assert frame.rdd.getNumPartitions() == partitions
+
+
+READ_PART = """
+import pickle, sys
+reader, partition = pickle.load(sys.stdin.buffer)
+rows = reader.read(partition)
+first = next(rows)
+print("reading", flush=True)
+if len(sys.argv) > 1:
+    while True:
+        sys.stdout.flush()
+users = [user for batch in (first, *rows) for user in batch.column("k").to_pylist()]
+print(sorted(users))
+"""
+
+
+def read_elsewhere(reader: Any, partition: InputPartition, *, killed: bool = False) -> list[str]:
+    """Read a partition in another process, which is killed in the middle on demand."""
+    command = [sys.executable, "-c", READ_PART, *(["forever"] if killed else [])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(pickle.dumps((reader, partition)))
+    process.stdin.close()
+    assert process.stdout.readline() == b"reading\n"
+    if killed:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        return []
+    users: list[str] = ast.literal_eval(process.stdout.read().decode())
+    assert process.wait(60) == 0
+    process.stdout.close()
+    return users
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
+def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: str) -> None:
+    """Tasks read a checkpoint that was subsumed meanwhile; one is killed, and runs again."""
+    job = job.but(processor=Count, output="k string, n long")
+    job = job.using({BACKEND: backend, RETAINED: 1, **OFTEN, **IMAGES})
+    directory = LocalStorage(job.checkpoint_path)
+
+    def pins() -> list[str]:
+        return [name for name in directory.list() if name.startswith("_reader")]
+
+    def epochs(first: int, last: int) -> None:
+        for epoch in range(first, last):
+            job.feed.add([(f"k{number}", number) for number in range(20)])
+            query.processAllAvailable()
+            await_checkpoint(query, epoch)
+
+    with job.running() as query:
+        epochs(0, 1)
+        options = {"path": str(job.location_path), "operator": "op", "state": "count"}
+        source = ckpt.StateDataSource(options)
+        reader = source.reader(source.schema())
+        again = list(reader.partitions())
+        parts = list(reader.partitions())
+        assert len(pins()) == len(again) + len(parts) == 4
+        before = set(directory.list("taskowned"))
+        epochs(1, 4)
+        with pytest.raises(ckpt.CheckpointNotFoundError):
+            ckpt.open_state(source._table.path)
+        assert before <= set(directory.list("taskowned"))
+        assert read_elsewhere(reader, parts[0], killed=True) == []
+        users = [user for part in parts for user in read_elsewhere(reader, part)]
+        assert sorted(users) == sorted(f"k{number}" for number in range(20))
+        assert len(pins()) == len(again), "those of the other job, which never ran"
+        with pytest.raises(ckpt.CheckpointNotFoundError):
+            list(reader.read(parts[0]))  # its pin is gone, and so is the checkpoint
+        for name in pins():  # as if the driver had died long ago
+            over = name.replace(name.split("-")[1], "0" * 15)
+            (job.checkpoint_path / name).rename(job.checkpoint_path / over)
+        epochs(4, 6)
+        assert pins() == []
+        assert not before & set(directory.list("taskowned"))
+
+
+def test_a_job_leaves_no_pin(registered: SparkSession, path: str) -> None:
+    frame = frame_of(registered, path, state="total")
+    assert frame.count() == len(KEYS)
+    assert len(frame.collect()) == len(frame.collect()) == len(KEYS)
+    assert not list(Path(path).glob("_reader-*"))

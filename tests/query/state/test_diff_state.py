@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.snapshot import changed_entries
 from tests.query.harness import BACKEND, BACKENDS, INLINE, INTERVAL, RETAINED, Job
 from tests.query.model import Event, events_of, states_after
+from tests.query.stored import handles_of
 
 MATERIALIZE = "spark.ckpt.state.changelog.materialize"
 EPOCHS = [events_of(0, rows=60), events_of(1), [("k1", 3), ("new", 4)], events_of(3, rows=30)]
@@ -131,3 +135,72 @@ def test_a_fork_at_another_parallelism(
     assert main(["diff", savepoint, str(tmp_path / "nowhere")]) == 2
     with pytest.raises(ckpt.StateUseError, match="have no state 'x' of an operator 'op'"):
         ckpt.diff_state(savepoint, changed).to_pandas("op", "x")
+
+
+class Newest(StatefulProcessor):
+    """Keeps the newest value of a key; a negative one removes it."""
+
+    def init(self, handle: Any) -> None:
+        self.newest = handle.getValueState("newest", "v long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.v < 0:
+                self.newest.clear()
+            else:
+                self.newest.update((row.v,))
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def newest_of(events: list[Event]) -> dict[str, int]:
+    found = dict(events)
+    return {key: value for key, value in found.items() if value >= 0}
+
+
+def checkpoint_with_new_bases(job: Job, query: ckpt.CheckpointedQuery, events: list[Event]) -> str:
+    """Process some events, and more of a few keys until all base snapshots are younger."""
+    first = None
+    for number in range(100):
+        job.feed.add(events if number == 0 else [(f"few {n}", number) for n in range(8)])
+        query.processAllAvailable()
+        checkpoint = query.triggerCheckpoint()
+        first = checkpoint.epoch if first is None else first
+        bases = [handle.base for handle in handles_of(checkpoint.path)]
+        if all(base is not None and base.epoch >= first for base in bases):
+            return checkpoint.path
+    raise AssertionError("no new base snapshots")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_base_snapshots_with_files_in_common(
+    job: Job, tmp_path: Path, removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the files that one of them has are read, unless they have deletions."""
+    rng = random.Random(3)
+    keys = [f"{rng.getrandbits(200):x}" for _ in range(3000)]
+    changes = [(key, n) for n, key in enumerate(rng.sample(keys, 40))] + [("new", 1)]
+    epochs = [[(key, 7) for key in keys], changes, [(keys[5], 99), ("newer", 2)]]
+    if removed:
+        epochs[1] += [(key, -1) for key in keys[:3]]
+    options = {BACKEND: "rocksdb", INLINE: "0b", INTERVAL: "1h", RETAINED: "9"}
+    options |= {f"{MATERIALIZE}.max-segments": "1", f"{MATERIALIZE}.min-size": "1b"}
+    job = job.but(processor=Newest, output="k string").using(options)
+    paths, seen = [], []
+    with job.running() as query:
+        for events in epochs:
+            paths.append(checkpoint_with_new_bases(job, query, events))
+            seen.append(newest_of(job.feed.rows))
+    if not removed:
+        monkeypatch.setattr(changed_entries, "all_entries", None)  # nothing is read as a whole
+    for old, new in ((0, 1), (0, 2), (1, 2), (2, 0)):
+        rows = ckpt.diff_state(paths[old], paths[new]).to_arrow("op", "newest").to_pylist()
+        before, after = seen[old], seen[new]
+        different = {
+            key: (before.get(key), after.get(key))
+            for key in before.keys() | after.keys()
+            if before.get(key) != after.get(key)
+        }
+        assert {row["k"]: (row["old_v"], row["new_v"]) for row in rows} == different

@@ -126,6 +126,7 @@ def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     assert len(set(seen)) > 2  # it did read while epochs were committed
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_writes_that_leave_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put into the copy on disk is read from there, deletes included."""
     monkeypatch.setattr(replica, "_FOLD_SEGMENTS", 2)
@@ -173,6 +174,10 @@ def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
         job.feed.add(events_of(0), [("k1", 5)])
         with job.running() as query:
             query.processAllAvailable()
+            jobs = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+            got = query.state("op", "count").get("k1")
+            assert got.value == states_after([*events_of(0), ("k1", 5)])["k1"][0]
+            assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == jobs
             check_all(query, [*events_of(0), ("k1", 5)], 1)
     finally:
         spark.conf.set(name, before)

@@ -200,6 +200,7 @@ def check_epochs_after_a_backfill(job: Job, backend: str, keys: int) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.soak
 @pytest.mark.usefixtures("one_subtask")
 def test_epochs_after_one_beyond_the_limit(job: Job) -> None:
     """200 MB, beside a limit of 8 MB."""

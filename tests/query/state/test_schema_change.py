@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +199,48 @@ def test_refused_before_the_start(job: Job) -> None:
         version(job, OLD, migrations=MIGRATIONS).start()
     job.run()
     assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "heap"])
+def test_tables_while_changes_are_pending(job: Job, tmp_path: Path, backend: str) -> None:
+    """Each subtask is read as far as it is; old entries are read in the newest schema."""
+    job = job.using({BACKEND: backend})
+    add(job, 0)
+    job.run()
+    add(job, 1, KEYS[:1])  # one subtask gets no rows, so its state stays as it is
+    new = version(job, NEW, {"new": ((9,),)}, MIGRATIONS)
+    directory = str(tmp_path / "savepoints")
+    with new.running() as query:
+        query.processAllAvailable()
+        paths = [
+            query.triggerSavepoint(directory, format="NATIVE").path,
+            query.triggerSavepoint(directory, format="CANONICAL").path,
+            query.triggerCheckpoint().path,
+        ]
+    for path in paths:
+        with ckpt.open_state(path) as snapshot:
+
+            def rows(state: str, of: ckpt.Snapshot = snapshot) -> dict[str, dict[str, Any]]:
+                found = of.state("op", state).to_arrow().read_all().to_pylist()
+                assert len({row["k"] for row in found}) == len(found)
+                return {row.pop("k"): row for row in found}
+
+            first = {"added": None, "s": {"y": "y", "z": None, "x": 2}, "n": 1}
+            expected: dict[str, dict[str, Any]] = {
+                "a": first,
+                "b": {"position": 0, "d": Decimal("1.2500"), "f": 0.5},
+                "c": {"key": "x", "m": [("k", 4)], "n": 3.0, "added": None},
+                "e": {"n": 5},
+            }
+            for state, row in expected.items():
+                assert rows(state) == {key: row for key in KEYS}  # noqa: C420
+            assert rows("new") == {KEYS[0]: {"n": 9}}
+            migrated, waiting = rows("fruits"), rows("d")
+            assert KEYS[0] in migrated
+            assert waiting
+            assert {*migrated} | {*waiting} == {*KEYS}
+            assert not {*migrated} & {*waiting}
+            assert all((row["fruit"], row["number"]) == ("apples", 12) for row in migrated.values())
+            assert all(row == {"text": "12 apples"} for row in waiting.values())
+            for key in KEYS:
+                assert snapshot.state("op", "a").get(key) == first

@@ -88,6 +88,7 @@ def tick(second: float) -> list[Any]:
 TICK = ("tick", "row", None)
 
 
+@pytest.mark.everywhere
 def test_event_time(job: Job) -> None:
     """Scenario 30: due after the last data, while the query was down, in a fork."""
     job.feed.add([(k, v, at(0)) for k in KEYS for v in (10, 20, 30)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot import pin as pin_module
+from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
 from pyspark_ckpt.storage.local import LocalStorage
 from pyspark_ckpt.stores.reader_pins import GRACE_MS, PinFile, barrier_name, encode_pin, pin_name
 from pyspark_ckpt.stores.reader_pins import pinned_files as pinned
-from tests.unit.snapshot.made_savepoint import MadeSavepoint
+from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
 from tests.unit.snapshot.test_typed_tables import NAMES, NUMBER
 
 NOW_MS = 1_700_000_000_000
@@ -150,3 +152,21 @@ def test_a_pin_that_was_changed_lets_nothing_be_deleted(savepoint: Path) -> None
 def test_names_say_until_when() -> None:
     assert PinFile("x", is_pin=True, expires_ms=5).counts(5 + GRACE_MS)
     assert not PinFile("x", is_pin=True, expires_ms=5).counts(6 + GRACE_MS)
+
+
+def test_tasks_that_end_beside_each_other_leave_no_pin(savepoint: Path) -> None:
+    """Each task renews the pins of the others while they remove their own."""
+    source = RestoreSource(str(savepoint))
+    for _ in range(60):
+        parts = parts_of(source, UID, [0, 1, 0, 1])
+
+        def task(part: Part) -> bool:
+            pin = PartPin(source, part)
+            held = pin.hold()
+            pin.check()
+            pin.close()
+            return held
+
+        with ThreadPoolExecutor(len(parts)) as threads:
+            assert all(threads.map(task, parts))
+        assert pins(savepoint) == []

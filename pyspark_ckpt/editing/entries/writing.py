@@ -1,11 +1,13 @@
-"""Tasks that write the sorted entries of new subtasks as canonical files."""
+"""Tasks that sort the entries of new subtasks and write them as canonical files."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_ckpt.editing.encoding import POSITION_BYTES
+from pyspark_ckpt.editing.entries.blocks import entries_by_range
+from pyspark_ckpt.editing.entries.encoding import POSITION_BYTES
+from pyspark_ckpt.editing.entries.sorted_entries import in_order
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.formats.canonical_file import ArrowEntries, encode_canonical
 from pyspark_ckpt.formats.handle import (
@@ -26,10 +30,17 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.savepoint_copy import CANONICAL_NAME
 from pyspark_ckpt.operator.rescale.entries import earliest_timer_ms
 from pyspark_ckpt.operator.state.list import encode_chunk
-from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, TIME_INDEX
+from pyspark_ckpt.operator.table.stored_keys import (
+    KEY_GROUP_BYTES,
+    MAX_STATES,
+    OPERATOR_STATE,
+    RAW_STATE,
+    TIME_INDEX,
+)
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.values.message_pack import end_of_value
@@ -43,7 +54,7 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """The function given to ``mapInArrow`` over sorted entries: yields the new handles.
+    """The function given to ``mapInArrow`` over blocks of entries: yields the new handles.
 
     Parameters
     ----------
@@ -76,16 +87,19 @@ class WriteEntries:
         if first is None:
             return
         subtask = first.column(0)[0].as_py()
-        data = self._written(subtask, chain([first], batches))
+        root = executor_local_root(subtask)
+        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-", dir=root) as scratch:
+            parts = in_order(entries_by_range(chain([first], batches)), Path(scratch))
+            data = self._written(subtask, parts)
         yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], names=["handle"])
 
-    def _written(self, subtask: int, batches: Iterator[pa.RecordBatch]) -> bytes:
+    def _written(self, subtask: int, parts: Iterator[ArrowEntries]) -> bytes:
         handle = self.operator.first_handle(self.query_id, subtask, self.epoch)
         handle = msgspec.structs.replace(handle, states=self.states)
         where = f"operator {handle.uid!r}, subtask {subtask}"
         entries = _SortedEntries(where, self.states, self.lists)
         path = canonical_path(subtask, self.epoch, self.token)
-        with closing(encode_canonical(handle, entries.parts(batches))) as content:
+        with closing(encode_canonical(handle, entries.parts(parts))) as content:
             file = open_storage(self.target).write(path, content)
         base = BaseSnapshot(
             version=new_version(self.epoch),
@@ -113,17 +127,17 @@ class _SortedEntries:
         self.count = 0
         self.earliest_timer_ms: int | None = None
 
-    def parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[ArrowEntries]:
+    def parts(self, given: Iterable[ArrowEntries]) -> Iterator[ArrowEntries]:
         """Yield the entries as they are stored."""
-        checked = (self._checked(batch) for batch in batches if batch.num_rows)
+        checked = (self._checked(part) for part in given if len(part))
         for part in _with_chunks(checked, self._lists) if self._lists else checked:
             if len(part):
                 self.count += len(part)
                 yield part
 
-    def _checked(self, batch: pa.RecordBatch) -> ArrowEntries:
-        """Return the entries of a batch, timers that are given twice once."""
-        keys, values = (column.cast(pa.binary()) for column in batch.columns[1:])
+    def _checked(self, part: ArrowEntries) -> ArrowEntries:
+        """Return the entries of a part, timers that are given twice once."""
+        keys, values = part.keys, part.values
         same = np.zeros(len(keys), bool)
         same[0] = keys[0].as_py() == self._last
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
@@ -149,12 +163,19 @@ class _SortedEntries:
         state_id = key[KEY_GROUP_BYTES]
         if key.startswith(TIME_INDEX) or (key < TIME_INDEX and state_id == MAX_STATES):
             return
-        name = self._states[state_id].name if state_id < len(self._states) else "?"
         start = KEY_GROUP_BYTES + 1
-        shown = msgspec.msgpack.decode(key[start : end_of_value(key, start)])
+        if key.startswith(RAW_STATE):
+            stream = int.from_bytes(key[KEY_GROUP_BYTES : KEY_GROUP_BYTES + 2], "big")
+            raise StateValueError(
+                f"{self._where}: raw state would get stream {stream} twice: give one row for each"
+            )
+        name = self._states[state_id].name if state_id < len(self._states) else "?"
+        is_keyed = key < TIME_INDEX
+        shown = msgspec.msgpack.decode(key[start : end_of_value(key, start)]) if is_keyed else ()
+        of_key = f", of key {str(shown)[:_SHOWN_CHARACTERS]}" if is_keyed else ""
         raise StateValueError(
-            f"{self._where}: state {name!r} would get two values at one place, of key "
-            f"{str(shown)[:_SHOWN_CHARACTERS]}: give one row for each key, map key or position"
+            f"{self._where}: state {name!r} would get two values at one place{of_key}: "
+            f"give one row for each key, map key or position"
         )
 
 
@@ -180,10 +201,13 @@ def _with_chunks(parts: Iterable[ArrowEntries], lists: frozenset[int]) -> Iterat
 
 
 def _is_of(keys: pa.BinaryArray, ids: pa.Array) -> np.ndarray[Any, Any]:
-    """Return whether each entry is keyed state of one of these ids."""
+    """Return whether each entry is a key's or a subtask's state of one of these ids."""
     heads = pc.binary_slice(keys, 0, KEY_GROUP_BYTES + 1).to_pylist()
     wanted = frozenset(ids.to_pylist())
-    flags = (head < TIME_INDEX and head[KEY_GROUP_BYTES] in wanted for head in heads)
+    flags = (
+        (head < TIME_INDEX or head.startswith(OPERATOR_STATE)) and head[KEY_GROUP_BYTES] in wanted
+        for head in heads
+    )
     return np.fromiter(flags, bool, len(heads))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.editing.encoding import ENTRIES_SCHEMA
+from pyspark_ckpt.editing.entries.encoding import ENTRIES_SCHEMA
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
@@ -48,8 +48,8 @@ class KeptEntries:
         The states of all subtasks as one list; its ids are those of the entries that are kept.
     states
         The ids of the states whose entries are kept.
-    timers
-        Whether timers are kept.
+    timers, raw
+        Whether timers and raw state are kept.
     erased
         The keys whose entries are not kept, each behind the bytes of its key group.
     keyed
@@ -59,6 +59,7 @@ class KeptEntries:
     unified: UnifiedStates
     states: frozenset[int]
     timers: bool = True
+    raw: bool = True
     erased: frozenset[bytes] = frozenset()
     keyed: bool = True
 
@@ -84,7 +85,7 @@ class KeptEntries:
             is_kept = self.timers and self.keyed and key[_TIMER_HEAD:] not in self.erased
             return (key, value) if is_kept else None
         if key.startswith(RAW_STATE):
-            return key, value
+            return (key, value) if self.raw else None
         return self._moved(key, _ID_END, value, moves.get(key[len(OPERATOR_STATE)]))
 
     def _kept_of_key(

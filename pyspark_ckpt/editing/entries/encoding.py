@@ -11,7 +11,15 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.editing.message_pack_columns import (
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.state.operator_states import raw_entries
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, TIME_INDEX, TIMERS_ID
+from pyspark_ckpt.operator.table.time_to_live import stamp_of
+from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.operator.values.message_pack_columns import (
     Form,
     big_endian,
     encoded_tuples,
@@ -19,13 +27,6 @@ from pyspark_ckpt.editing.message_pack_columns import (
     joined,
     repeated,
 )
-from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
-from pyspark_ckpt.operator.state.kinds import Entries, kind_of
-from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.operator.table.stored_keys import TIME_INDEX, TIMERS_ID
-from pyspark_ckpt.operator.table.time_to_live import stamp_of
-from pyspark_ckpt.operator.task_failure import marks_errors
 
 SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
 ENTRIES_SCHEMA = T.StructType(
@@ -70,15 +71,11 @@ class Place:
         return subtasks, fixed_width(big_endian(groups.astype(np.uint16))), keys
 
 
-class EncodeState:
-    """The function given to ``mapInArrow`` over the rows of a keyed state: yields entries.
-
-    The rows have the key group, then the columns of the typed table, without those left out.
+class StoredValues:
+    """The entries of a state below the heads of their stored keys.
 
     Parameters
     ----------
-    place
-        Where the operator's keys lie.
     state_id
         The id of the state.
     state
@@ -91,44 +88,30 @@ class EncodeState:
     """
 
     def __init__(
-        self,
-        place: Place,
-        state_id: int,
-        state: StateDescriptor,
-        written_ms: int | None,
-        *,
-        has_times: bool,
+        self, state_id: int, state: StateDescriptor, written_ms: int | None, *, has_times: bool
     ) -> None:
-        self._place = place
-        self._state_id = bytes([state_id])
+        self.id = bytes([state_id])
         self._state = state
         self._written_ms = written_ms
         self._has_times = has_times
 
-    @marks_errors
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the entries of the rows."""
-        for batch in batches:
-            if batch.num_rows:
-                yield self._entries(batch)
-
-    def _entries(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        subtasks, groups, keys = self._place.heads(batch)
-        rest = batch.columns[1 + len(self._place.key_schema.fields) :]
-        heads = [groups, repeated(self._state_id, batch.num_rows), keys]
-        entries = kind_of(self._state).entries
-        if entries is Entries.CHUNKS:
-            positions, *rest = rest
+    def entries(
+        self, subtasks: _Numbers, heads: list[pa.Array], columns: list[pa.Array]
+    ) -> pa.RecordBatch:
+        """Return the entries of rows, whose keys start with `heads`."""
+        rows = len(subtasks)
+        if kind_of(self._state).entries is Entries.CHUNKS:
+            positions, *columns = columns
             numbers = _not_null(positions, "position").to_numpy()
             stored_keys = joined(*heads, fixed_width(_in_order(numbers)))
         elif self._state.map_key_schema is not None:
             schema = struct_type(self._state.map_key_schema)
             width = len(schema.fields)
-            map_keys, rest = rest[:width], rest[width:]
+            map_keys, columns = columns[:width], columns[width:]
             stored_keys = encoded_tuples(map_keys, schema, Form.MAP_KEY, *heads)
         else:
             stored_keys = joined(*heads)
-        return _batch(subtasks, stored_keys, self._values(rest, batch.num_rows))
+        return _batch(subtasks, stored_keys, self._values(columns, rows))
 
     def _values(self, columns: list[pa.Array], rows: int) -> pa.BinaryArray:
         schema = struct_type(self._state.value_schema)
@@ -145,6 +128,88 @@ class EncodeState:
         if not heads:
             heads = [repeated(b"", rows)]
         return encoded_tuples(columns, schema, Form.VALUE, *heads)
+
+
+class EncodeState:
+    """The function given to ``mapInArrow`` over the rows of a keyed state: yields entries.
+
+    The rows have the key group, then the columns of the typed table, without those left out.
+
+    Parameters
+    ----------
+    place
+        Where the operator's keys lie.
+    values
+        The state's entries.
+    """
+
+    def __init__(self, place: Place, values: StoredValues) -> None:
+        self._place = place
+        self._values = values
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the rows."""
+        width = len(self._place.key_schema.fields)
+        for batch in batches:
+            if batch.num_rows:
+                subtasks, groups, keys = self._place.heads(batch)
+                heads = [groups, repeated(self._values.id, batch.num_rows), keys]
+                yield self._values.entries(subtasks, heads, batch.columns[1 + width :])
+
+
+class EncodeOperatorState:
+    """The function given to ``mapInArrow`` over the rows of a subtask's state: yields entries.
+
+    The rows have the subtask, then the columns of the typed table, without those left out.
+
+    Parameters
+    ----------
+    parallelism
+        The number of subtasks.
+    values
+        The state's entries.
+    """
+
+    def __init__(self, parallelism: int, values: StoredValues) -> None:
+        self._parallelism = parallelism
+        self._values = values
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the rows."""
+        for batch in batches:
+            if batch.num_rows:
+                subtasks = _subtasks(batch.column(0), self._parallelism)
+                heads = [repeated(OPERATOR_STATE + self._values.id, batch.num_rows)]
+                yield self._values.entries(subtasks, heads, batch.columns[1:])
+
+
+class EncodeRaw:
+    """The function given to ``mapInArrow`` over raw state: yields the chunks of each stream.
+
+    Parameters
+    ----------
+    parallelism
+        The number of subtasks.
+    """
+
+    def __init__(self, parallelism: int) -> None:
+        self._parallelism = parallelism
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of the rows."""
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            subtasks = _subtasks(batch.column(0), self._parallelism)
+            streams = _not_null(batch.column(1), "stream").to_pylist()
+            contents = _not_null(batch.column(2), "data").to_pylist()
+            for subtask, stream, content in zip(subtasks, streams, contents, strict=True):
+                keys, values = raw_entries(stream, content)
+                owners: _Numbers = np.full(len(keys), subtask)
+                yield _batch(owners, pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
 
 
 class EncodeTimers:
@@ -195,6 +260,24 @@ class EncodeKeys:
 def _batch(subtasks: _Numbers, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
     columns = [pa.array(subtasks, pa.int32()), keys, values]
     return pa.RecordBatch.from_arrays(columns, schema=_ARROW_ENTRIES)
+
+
+def _subtasks(column: pa.Array, parallelism: int) -> _Numbers:
+    """Return the subtasks of rows.
+
+    Raises
+    ------
+    StateValueError
+        If the operator has no such subtask.
+    """
+    subtasks: _Numbers = _not_null(column, "subtask").to_numpy()
+    wrong = subtasks[(subtasks < 0) | (subtasks >= parallelism)]
+    if len(wrong):
+        raise StateValueError(
+            f"subtask is {wrong[0]}, and the operator has {parallelism} subtasks: give a number "
+            f"from 0 to {parallelism - 1}"
+        )
+    return subtasks
 
 
 def _not_null(column: pa.Array, name: str) -> pa.Array:

@@ -1,0 +1,1 @@
+"""Entries of an edit, on executors: encoded from rows, moved in blocks, sorted, written."""
