@@ -43,10 +43,23 @@ a path that the driver and all executors see.
 """
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.api.capturing import capture
 from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
+from pyspark_ckpt.api.key_by import key_by
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
-from pyspark_ckpt.api.stream import KeyedStream, key_by
+from pyspark_ckpt.api.shadowing import shadow
+from pyspark_ckpt.api.stream import KeyedStream
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter, write_stream
+from pyspark_ckpt.combine.aggregates import (
+    Aggregate,
+    CollectList,
+    Count,
+    First,
+    Last,
+    Max,
+    Min,
+    Sum,
+)
 from pyspark_ckpt.editing.erasing import Erasure, erase_keys
 from pyspark_ckpt.editing.state_edit import StateEdit, edit_state
 from pyspark_ckpt.errors import (
@@ -66,6 +79,7 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
     PlanError,
     ProcessorError,
+    QuarantineError,
     RestoreError,
     StateError,
     StateUseError,
@@ -77,6 +91,7 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.formats.rolled_back import RolledBack
+from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.frames import history, subtask_history
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -84,18 +99,27 @@ from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint,
 from pyspark_ckpt.history.verification import Verification, verify
 from pyspark_ckpt.importing.group_state import KeyState
 from pyspark_ckpt.importing.import_checkpoint import import_checkpoint
+from pyspark_ckpt.importing.imported_operator import ImportedOperator
 from pyspark_ckpt.live.states import LiveState, LiveValue
+from pyspark_ckpt.local_files.conf import local_files_conf
+from pyspark_ckpt.log_fields import JsonLogFormatter
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.rows.batch_mode import BatchProcessor
+from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
+from pyspark_ckpt.operator.modes.batches import BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query.attaching import attach
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
+from pyspark_ckpt.shadowing.difference import ShadowDifference
+from pyspark_ckpt.shadowing.promotion import Promotion
+from pyspark_ckpt.shadowing.report import ShadowReport
+from pyspark_ckpt.shadowing.shadow import Shadow
 from pyspark_ckpt.snapshot.data_source import StateDataSource
 from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
@@ -105,8 +129,11 @@ from pyspark_ckpt.version import __version__
 __all__ = [
     "AbortReason",
     "AbortedCheckpoint",
+    "Aggregate",
     "AggregateFunction",
+    "ArrowProcessor",
     "BatchProcessor",
+    "Capture",
     "CheckpointAbortedError",
     "CheckpointError",
     "CheckpointKind",
@@ -116,33 +143,47 @@ __all__ = [
     "CheckpointedStreamWriter",
     "CkptError",
     "ClockError",
+    "CollectList",
     "CompletedCheckpoint",
     "ConfigurationError",
     "CorruptFileError",
+    "Count",
     "CrashedError",
     "Disposal",
     "EpochId",
     "Erasure",
     "FailedCheckpointsError",
     "FencedError",
+    "First",
     "HarnessUseError",
+    "ImportedOperator",
+    "InPlaceRestart",
     "IncompatibleStateError",
     "InputRowsError",
+    "JsonLogFormatter",
     "KeyState",
     "KeyedStream",
+    "Last",
     "LiveState",
     "LiveValue",
+    "Max",
     "Migration",
+    "Min",
     "NotBuiltYetError",
     "PlanError",
     "PlannedState",
     "ProcessorError",
+    "Promotion",
+    "QuarantineError",
     "Restore",
     "RestoreError",
     "RestorePlan",
     "Rollback",
     "RolledBack",
     "Savepoint",
+    "Shadow",
+    "ShadowDifference",
+    "ShadowReport",
     "Snapshot",
     "StateDataSource",
     "StateDifference",
@@ -152,6 +193,7 @@ __all__ = [
     "StateUseError",
     "StateValueError",
     "StateView",
+    "Sum",
     "TableView",
     "TimeModeError",
     "UnknownEpochError",
@@ -159,6 +201,7 @@ __all__ = [
     "Verification",
     "__version__",
     "attach",
+    "capture",
     "current_epoch",
     "diff_state",
     "dispose_savepoint",
@@ -168,11 +211,13 @@ __all__ = [
     "import_checkpoint",
     "key_by",
     "lineage",
+    "local_files_conf",
     "open_state",
     "plan_restore",
     "read_conf_file",
     "rename_uid",
     "rollback",
+    "shadow",
     "subtask_history",
     "verify",
     "write_stream",

@@ -13,6 +13,7 @@ CkptError
 │   ├── StateUseError (PlanError, PySparkRuntimeError)    a state that cannot be had, or is deleted
 │   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
 │   ├── InputRowsError (RuntimeError)        the library could not read an epoch's rows
+│   ├── QuarantineError (RuntimeError)       too much is parked: correct the program and release
 │   ├── StateValueError (PySparkRuntimeError, TypeError)  a value does not fit its schema
 │   └── ProcessorError (RuntimeError)        the user's processor raised
 ├── CheckpointError
@@ -141,6 +142,10 @@ class StateValueError(StateError, PySparkRuntimeError, TypeError):
 
 class InputRowsError(StateError, RuntimeError):
     """The library could not read an epoch's rows; the processor had no part in it."""
+
+
+class QuarantineError(StateError, RuntimeError):
+    """The keys that are parked have too many rows, or nothing would release them."""
 
 
 class ProcessorError(StateError, RuntimeError):

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, TypeVar
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.api.epoch_function import EpochFunction
+from pyspark_ckpt.errors import CheckpointAbortedError, NotBuiltYetError
+from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions.connect_plan import give_output_mode
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import is_ckpt_option
 from pyspark_ckpt.spark.session import spark_writer
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice
+from pyspark_ckpt.storage.open import Storage
+
+_MEMORY = "memory"
 
 Writer = TypeVar("Writer", bound="SinkWriter")
 
@@ -33,6 +42,7 @@ class SinkWriter(DataStreamWriter):
         # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
         self._stream = df
         self._writer = spark_writer(df)
+        self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._ckpt_options: dict[str, str] = {}
         self._sink = SinkChoice()
         self._output_mode = "append"
@@ -56,6 +66,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).outputMode("update")
         """
         self._writer.outputMode(outputMode)
+        self._calls.append(("outputMode", (outputMode,), {}))
         self._output_mode = outputMode
         return self
 
@@ -77,6 +88,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).clusterBy("user")
         """
         self._writer.clusterBy(*cols)
+        self._calls.append(("clusterBy", cols, {}))
         return self
 
     def format(self: Writer, source: str) -> Writer:
@@ -97,6 +109,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).format("parquet")
         """
         self._writer.format(source)
+        self._calls.append(("format", (source,), {}))
         self._sink.format = source
         return self
 
@@ -118,6 +131,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).foreach(print)
         """
         self._writer.foreach(f)
+        self._calls.append(("foreach", (f,), {}))
         self._sink.format = "foreach"
         return self
 
@@ -143,6 +157,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).foreachBatch(keep)
         """
         self._writer.foreachBatch(EpochFunction(func))
+        self._calls.append(("foreachBatch", (func,), {}))
         self._sink.format = FOREACH_BATCH
         return self
 
@@ -164,6 +179,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).queryName("counts")
         """
         self._writer.queryName(queryName)
+        self._calls.append(("queryName", (queryName,), {}))
         self._sink.query_name = queryName
         return self
 
@@ -185,6 +201,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).format("parquet").partitionBy("user")
         """
         self._writer.partitionBy(*cols)
+        self._calls.append(("partitionBy", cols, {}))
         is_list = len(cols) == 1 and isinstance(cols[0], (list, tuple))
         self._sink.partition_by = list(cols[0] if is_list else cols)
         return self
@@ -207,6 +224,7 @@ class SinkWriter(DataStreamWriter):
         >>> writer = ckpt.write_stream(counts).trigger(processingTime="10 seconds")
         """
         self._writer.trigger(**when)
+        self._calls.append(("trigger", (), when))
         self._when = when
         return self
 
@@ -249,6 +267,7 @@ class SinkWriter(DataStreamWriter):
         >>> options = {"spark.ckpt.state.backend.type": "heap", "path": f"{directory}/counts"}
         >>> writer = ckpt.write_stream(counts).options(**options)
         """
+        self._calls.append(("options", (), options))
         for key, value in options.items():
             if is_ckpt_option(key):
                 self._ckpt_options[key] = str(value)
@@ -257,6 +276,65 @@ class SinkWriter(DataStreamWriter):
                 self._sink.options[key.lower()] = value
         return self
 
+    def _repeat_calls_of(self, other: SinkWriter) -> None:
+        """Choose the sink, the trigger and the options as on another writer."""
+        for name, arguments, options in list(other._calls):
+            getattr(self, name)(*arguments, **options)
+        self._sink = deepcopy(other._sink)
+
     def _use_location_once(self, url: str) -> None:
         """Give Spark a location for this start only; the next start makes a new one."""
         self._writer.option("checkpointLocation", url)
+
+    def _start_spark(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
+        if is_connect(self._stream):
+            give_output_mode(self._stream, self._output_mode)
+        return start(self)
+
+    def _check_sink_over_connect(self) -> None:
+        """Refuse sinks that do not work from a session of the query's own."""
+        spark = self._stream.sparkSession
+        if not is_connect(spark):
+            return
+        if self._sink.format == FOREACH_BATCH and not connect.can_clone(spark):
+            raise NotBuiltYetError(
+                f"foreachBatch over Spark Connect needs PySpark 4.1 or later, this is "
+                f"{spark.version}: use another sink, or a classic session"
+            )
+        if str(self._sink.format).lower() == _MEMORY:
+            raise NotBuiltYetError(
+                "the memory sink is not supported over Spark Connect: its table would be in the "
+                "query's own session, where this program does not see it: write to a table"
+            )
+
+    def _session_of_query(self) -> SparkSession | None:
+        """Return a session of the query's own over Spark Connect, ``None`` on a classic session.
+
+        A query copies the conf of the session that it starts in, and a client reaches no other
+        session of it. The user's session must not have the query's conf, not even for a moment.
+        """
+        spark = self._stream.sparkSession
+        if not is_connect(spark):
+            return None
+        session = connect.new_session(spark)
+        connect.give_session(self._writer, session)
+        return session
+
+    def _start_once(
+        self,
+        start: Callable[[], StreamingQuery],
+        sink: SinkChoice,
+        storage: Storage,
+    ) -> StreamingQuery:
+        """Start Spark's query for one more epoch, with the sink that the query was started with."""
+        if self._sink != sink:
+            raise CheckpointAbortedError(
+                f"the writer of the query at {storage.url} was changed after the start, so the "
+                "query's last epoch cannot be run into the same sink: start the query again"
+            )
+        when = self._when
+        self.trigger(once=True)
+        try:
+            return start()
+        finally:
+            self.trigger(**when)

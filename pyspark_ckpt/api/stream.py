@@ -1,84 +1,34 @@
-"""``key_by``: partitions a DataFrame by key, and runs a processor over the keyed stream."""
+"""A keyed stream, and the ways to run a processor over it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from pyspark_ckpt.api.combining import CombiningStream
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import DEFAULT_UID
+from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OnError
+from pyspark_ckpt.operator.modes.arrow import ArrowInput, ArrowProcessor
+from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.declared import no_instance
-from pyspark_ckpt.operator.plan.grouping_columns import grouping_columns
 from pyspark_ckpt.operator.plan.operator import (
     KeyedInput,
     MakeInputMode,
     OperatorArguments,
     OperatorPlan,
 )
-from pyspark_ckpt.operator.plan.parallelism import parallelism_of
-from pyspark_ckpt.operator.rows.batch_mode import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
-from pyspark_ckpt.operator.rows.pandas_mode import PandasInput
-from pyspark_ckpt.operator.rows.rows_mode import RowsInput
-from pyspark_ckpt.sessions.connect import refuse_initial_state
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
 
 
-def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
-    """Partition a DataFrame by key.
-
-    Call it on the driver, where ``df.groupBy(*columns)`` would be. A null is a key like any other,
-    as in Spark's ``groupBy``.
-
-    Parameters
-    ----------
-    df : DataFrame
-        A streaming DataFrame. Over a batch DataFrame the processor runs once, and its state is
-        discarded.
-    *columns : str or Column
-        One or more names or expressions, as for ``groupBy``. Keys have the names that ``groupBy``
-        gives them. The processor's rows have the columns of `df`, without the expressions.
-    maxParallelism : int, optional
-        Number of key groups, fixed for the life of the state. By default a power of two of at
-        least 128, derived from the parallelism as in Flink.
-
-    Returns
-    -------
-    KeyedStream
-        Its methods run a processor over the stream.
-
-    Raises
-    ------
-    PlanError
-        If a key column is missing or ambiguous, or `maxParallelism` is not allowed.
-    NotBuiltYetError
-        If `df` has a column of an unsupported type.
-
-    Examples
-    --------
-    >>> keyed = ckpt.key_by(events, "user", maxParallelism=256)
-    """
-    conf = df.sparkSession.conf
-    parallelism = parallelism_of(df.sparkSession)
-    time_zone = str(conf.get("spark.sql.session.timeZone"))
-    chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
-    grouping = grouping_columns(df, columns)
-    keyed = KeyedInput(
-        grouping.df,
-        InputColumns(grouping.df.schema, grouping.names, time_zone, grouping.derived),
-        parallelism,
-        check_max_parallelism(chosen, parallelism),
-    )
-    return KeyedStream(keyed)
-
-
-class KeyedStream:
+class KeyedStream(CombiningStream):
     """A stream partitioned by key; made by :func:`key_by`.
 
     Parameters
@@ -98,16 +48,16 @@ class KeyedStream:
     """
 
     def __init__(self, keyed: KeyedInput, broadcast: DataFrame | None = None) -> None:
-        self._keyed = keyed
+        super().__init__(keyed)
         self._broadcast = broadcast
 
     def connectBroadcast(self, df: DataFrame) -> KeyedStream:
         """Connect a stream whose rows reach every subtask.
 
         The processor gets the rows in ``handleBroadcastRows(rows, timerValues)``, before the keyed
-        rows of the epoch. It gets Rows in :meth:`transformWithState`, and pandas frames in the
-        other methods. There it may change broadcast state. It may read broadcast state when it
-        handles keyed rows.
+        rows of the epoch. It gets Rows in :meth:`transformWithState`, Arrow tables in
+        :meth:`transformWithStateInArrow`, and pandas frames in the other methods. There it may
+        change broadcast state. It may read broadcast state when it handles keyed rows.
 
         Parameters
         ----------
@@ -154,6 +104,7 @@ class KeyedStream:
         *,
         uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
+        onError: str = OnError.FAIL.value,
     ) -> DataFrame:
         """Run a processor over the stream, rows in and rows out.
 
@@ -182,6 +133,9 @@ class KeyedStream:
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
+        onError : str
+            ``fail``, or ``quarantine``: a key for which the processor raises is parked. Its rows
+            are kept until ``query.release``, and all other keys continue.
 
         Returns
         -------
@@ -211,6 +165,7 @@ class KeyedStream:
             uid,
             migrations,
             eventTimeColumnName,
+            onError,
         )
         return self._operator(arguments, RowsInput, initialState)
 
@@ -225,6 +180,7 @@ class KeyedStream:
         *,
         uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
+        onError: str = OnError.FAIL.value,
     ) -> DataFrame:
         """Run a processor over the stream, pandas frames in and frames out.
 
@@ -253,6 +209,9 @@ class KeyedStream:
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
+        onError : str
+            ``fail``, or ``quarantine``: a key for which the processor raises is parked. Its rows
+            are kept until ``query.release``, and all other keys continue.
 
         Returns
         -------
@@ -286,6 +245,7 @@ class KeyedStream:
             uid,
             migrations,
             eventTimeColumnName,
+            onError,
         )
         return self._operator(arguments, PandasInput, initialState)
 
@@ -300,6 +260,7 @@ class KeyedStream:
         *,
         uid: str | None = None,
         migrations: Mapping[str, Migration] | None = None,
+        onError: str = OnError.FAIL.value,
     ) -> DataFrame:
         """Run a processor over the stream, all keys of an epoch at once, as columns.
 
@@ -328,6 +289,8 @@ class KeyedStream:
         migrations : Mapping of str to Migration, optional
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
+        onError : str
+            ``fail``; a call for many keys cannot park one of them.
 
         Returns
         -------
@@ -368,8 +331,106 @@ class KeyedStream:
             uid,
             migrations,
             eventTimeColumnName,
+            onError,
         )
         return self._operator(arguments, BatchInput, initialState)
+
+    def transformWithStateInArrow(
+        self,
+        statefulProcessor: ArrowProcessor,
+        outputStructType: T.StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | None = None,
+        eventTimeColumnName: str = "",
+        *,
+        uid: str | None = None,
+        migrations: Mapping[str, Migration] | None = None,
+        onError: str = OnError.FAIL.value,
+    ) -> DataFrame:
+        """Run a processor over the stream, all keys of an epoch at once, as Arrow tables.
+
+        ``handleInputArrow`` is called on executors, once per subtask and epoch, or a few times if
+        the epoch is larger than the memory limit.
+
+        Parameters
+        ----------
+        statefulProcessor : ArrowProcessor
+            An instance of a subclass of :class:`ArrowProcessor`.
+        outputStructType : StructType or str
+            The schema of the rows that the processor yields.
+        outputMode : str
+            ``Append`` or ``Update``. It may differ from the query's output mode.
+        timeMode : str
+            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
+        initialState : GroupedData, optional
+            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
+            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
+            or savepoint.
+        eventTimeColumnName : str
+            The output column that is event time for a stateful operator that follows.
+        uid : str, optional
+            The operator's stable name. Every restart and restore finds the operator's state by it.
+            The only operator of a query may go without; its uid is then ``operator``.
+        migrations : Mapping of str to Migration, optional
+            How stored states become the states that the processor asks for, by the new state's
+            name. Required only if the library cannot convert values to the new schema by itself.
+        onError : str
+            ``fail``; a call for many keys cannot park one of them.
+
+        Returns
+        -------
+        DataFrame
+            The rows of the tables that the processor yields.
+
+        Raises
+        ------
+        PlanError
+            If an argument is not allowed. The message names the argument.
+        ProcessorError
+            If ``init`` or ``close`` raises an error; they are called once on the driver.
+        NotBuiltYetError
+            If an argument asks for a feature that is not supported. The message names the feature.
+
+        Examples
+        --------
+        >>> class Sizes(ckpt.ArrowProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputArrow(self, keys, rows, timerValues):
+        ...         yield rows.group_by("user").aggregate([([], "count_all")]).rename_columns(
+        ...             ["user", "n"]
+        ...         )
+        ...
+        ...     def close(self): ...
+        >>> sizes = ckpt.key_by(events, "user").transformWithStateInArrow(
+        ...     Sizes(), "user string, n long", "Update", "None", uid="sizes"
+        ... )
+        """
+        if not isinstance(statefulProcessor, ArrowProcessor):
+            raise PlanError(
+                f"operator {uid or DEFAULT_UID!r}: {no_instance(statefulProcessor, ArrowProcessor)}"
+            )
+        self._check_key_position(uid or DEFAULT_UID)
+        arguments = OperatorArguments.checked(
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            uid,
+            migrations,
+            eventTimeColumnName,
+            onError,
+        )
+        return self._operator(arguments, ArrowInput, initialState)
+
+    def _check_key_position(self, uid: str) -> None:
+        columns = self._keyed.columns
+        if KEY_POSITION in {*columns.schema.names, *columns.key_names}:
+            raise PlanError(
+                f"operator {uid!r}: the stream has a column {KEY_POSITION!r}, which is the name of "
+                "a column that handleInputArrow gets: rename it"
+            )
 
     def _operator(
         self,
@@ -384,14 +445,11 @@ class KeyedStream:
             initial,
             arguments,
             make_mode,
-            as_frames=make_mode is not RowsInput,
         )
         return plan.build()
 
     def _initial(self, initial_state: GroupedData, uid: str) -> KeyedInput:
         """Return the rows of the initial state, keyed as the stream is."""
-        if is_connect(self._keyed.df) and self._keyed.df.isStreaming:
-            raise refuse_initial_state(uid)
         if not is_grouped(initial_state):
             raise PlanError(
                 f"operator {uid!r}: initialState is {type(initial_state).__name__}: give "

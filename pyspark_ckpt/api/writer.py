@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.api.rescaling import follow
+from pyspark_ckpt.api.restarts import Launch, Place, Restarts, bound_parallelism, built
 from pyspark_ckpt.api.sink_writer import SinkWriter
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
+from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.connect_plan import give_output_mode
-from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import ClaimMode, Settings, read_settings
-from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.paths import shared_directory
 from pyspark_ckpt.spark.plan import operators_of, source_ids
-from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
+from pyspark_ckpt.spark.sink import FOREACH_BATCH, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
-from pyspark_ckpt.storage.open import Storage, open_storage
-
-_MEMORY = "memory"
 
 
-def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
+def write_stream(df: Program) -> CheckpointedStreamWriter:
     """Return the writer of a query with checkpoints; replaces ``df.writeStream``.
 
     Call it on the driver.
 
     Parameters
     ----------
-    df : DataFrame
-        A streaming DataFrame with at least one operator of this library.
+    df : DataFrame or callable
+        A streaming DataFrame with at least one operator of this library, or a function without
+        arguments that returns one. A query that is given as a function can be rescaled in place.
+        The function is called at the start, and for each new number of subtasks.
 
     Returns
     -------
@@ -53,6 +54,9 @@ def write_stream(df: DataFrame) -> CheckpointedStreamWriter:
     return CheckpointedStreamWriter(df)
 
 
+logger = library_logger(__name__)
+
+
 class CheckpointedStreamWriter(SinkWriter):
     """PySpark's ``DataStreamWriter`` with checkpoints and :meth:`restoreFrom`.
 
@@ -60,8 +64,8 @@ class CheckpointedStreamWriter(SinkWriter):
 
     Parameters
     ----------
-    df : DataFrame
-        The query.
+    df : DataFrame or callable
+        The query, or a function that builds it.
 
     Examples
     --------
@@ -74,8 +78,9 @@ class CheckpointedStreamWriter(SinkWriter):
     ... )
     """
 
-    def __init__(self, df: DataFrame) -> None:
-        super().__init__(df)
+    def __init__(self, df: Program) -> None:
+        super().__init__(df if isinstance(df, DataFrame) else built(df))
+        self._build = None if isinstance(df, DataFrame) else df
         self._restore_from: dict[str, Any] = {}
         self._migrations: RestoreMigrations = {}
 
@@ -216,8 +221,12 @@ class CheckpointedStreamWriter(SinkWriter):
         if path is not None:
             self._sink.options["path"] = path
         return self._start(
-            lambda: self._writer.start(path=path, outputMode=outputMode, partitionBy=partitionBy),
-            None,
+            Launch(
+                lambda writer: writer._writer.start(
+                    path=path, outputMode=outputMode, partitionBy=partitionBy
+                ),
+                lambda _: None,
+            )
         )
 
     def toTable(
@@ -293,103 +302,144 @@ class CheckpointedStreamWriter(SinkWriter):
         if outputMode is not None:
             self.outputMode(outputMode)
         return self._start(
-            lambda: self._writer.toTable(tableName, outputMode=outputMode, partitionBy=partitionBy),
-            self._sink.table(self._stream, tableName, partitionBy),
+            Launch(
+                lambda writer: writer._writer.toTable(
+                    tableName, outputMode=outputMode, partitionBy=partitionBy
+                ),
+                lambda writer: writer._sink.table(writer._stream, tableName, partitionBy),
+            )
         )
 
-    def _start(
-        self, start: Callable[[], StreamingQuery], table: TableSink | None
-    ) -> CheckpointedQuery:
+    def _start(self, launch: Launch) -> CheckpointedQuery:
+        bound = self._bound_parallelism(launch)
+        writer = self if bound is None else self._with_program(None, bound)
+        rules = RescaleRules.of(self._read_settings(), can_be_built=self._build is not None)
+        start = writer._query_start(launch, None, bound)
+        try:
+            with building_with(bound):
+                query = start.run()
+        except BaseException:
+            if start.location_is_temporary:
+                delete_temporary(start.location.storage)
+            if start.session is not None:
+                connect.end_session(start.session)  # nobody else knows it
+            raise
+        if rules is not None:
+            follow(query, rules)
+        return query
+
+    def _bound_parallelism(self, launch: Launch) -> int | None:
+        """Return the number of subtasks that the location has, if the query has to be built again.
+
+        A query that was rescaled in place keeps its number when its driver is started again.
+        """
+        if self._build is None:
+            return None
+        storage = self._sink.location(self._stream.sparkSession, launch.table_of(self))
+        bound = None if storage is None else bound_parallelism(storage)
+        ours = operators_of(self._stream).descriptors[0].parallelism
+        if storage is None or bound in (None, ours):
+            return None
+        logger.warning(
+            "%s continues with the %s subtasks that it has, the session says %s: call rescale(%s) "
+            "on the running query to change that",
+            storage.url,
+            bound,
+            ours,
+            ours,
+        )
+        return bound
+
+    def _place(self, table: TableSink | None) -> Place:
+        """Return the location, which is made if it is temporary."""
+        spark = self._stream.sparkSession
+        given = self._sink.location(spark, table)
+        return Place(make_temporary(spark) if given is None else given, is_temporary=given is None)
+
+    def _query_start(
+        self, launch: Launch, place: Place | None, parallelism: int | None = None
+    ) -> QueryStart:
+        """Return the start of this writer's query at a location.
+
+        Parameters
+        ----------
+        launch
+            How Spark's query is started.
+        place
+            The location, ``None`` for what the writer says.
+        parallelism
+            With which the query was built, if that is not the session's.
+        """
         spark = self._stream.sparkSession
         settings = self._settings(spark)
+        if parallelism is not None:
+            settings = replace(settings, parallelism=parallelism)
         operators = operators_of(self._stream)
         source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
         self._check_sink_over_connect()
-        given = self._sink.location(spark, table)
-        storage = make_temporary(spark) if given is None else given
+        table = launch.table_of(self)
+        sink_log = self._sink.file_sink_log(spark, table)
+        # Last: nobody deletes a temporary location if one of the lines above raises.
+        place = place or self._place(table)
+        storage = place.storage
         if self._sink.has_no_location:
             self._use_location_once(storage.url)
-        start = partial(self._start_spark, start)
-        session = self._session_of_query()
-        announces_epochs = table is None and self._sink.format == FOREACH_BATCH
+        start = partial(self._start_spark, launch.start)
         spark_query = StartOfSpark(
             start,
             partial(self._start_once, start, deepcopy(self._sink), storage),
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
-            announces_epochs=announces_epochs,
-            session=session,
-            location_is_temporary=given is None,
+            announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
+            session=self._session_of_query(),
+            location_is_temporary=place.is_temporary,
         )
-        try:
-            return QueryStart(
-                self._stream,
-                settings,
-                self._migrations,
-                StartLocation(storage, settings.checkpoints_directory, operators),
-                self._sink.file_sink_log(spark, table),
-                table,
-                spark_query,
-            ).run()
-        except BaseException:
-            if given is None:
-                delete_temporary(storage)
-            if session is not None:
-                connect.end_session(session)  # nobody else knows it
-            raise
+        again = self._copy()
+        return QueryStart(
+            self._stream,
+            settings,
+            self._migrations,
+            StartLocation(storage, settings.checkpoints_directory, operators),
+            sink_log,
+            table,
+            spark_query,
+            Restarts(again, launch, place),
+        )
 
-    def _start_spark(self, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        if is_connect(self._stream):
-            give_output_mode(self._stream, self._output_mode)
-        return start()
+    def _next_start(
+        self, launch: Launch, place: Place, program: Program | None, parallelism: int | None
+    ) -> QueryStart:
+        """Return the start of the next run, in place, of this query or of another program."""
+        if program is None and self._build is None:
+            ours = operators_of(self._stream).descriptors[0].parallelism
+            if parallelism not in (None, ours):
+                raise ConfigurationError(
+                    f"rescale({parallelism}): the query was given as a DataFrame, which was built "
+                    f"for {ours} subtasks. Give write_stream a function that builds it, or call "
+                    "restartWith(df) with a DataFrame built for another number"
+                )
+        writer = self._with_program(program, parallelism)
+        subtasks = operators_of(writer._stream).descriptors[0].parallelism
+        return writer._query_start(launch, place, subtasks)
 
-    def _check_sink_over_connect(self) -> None:
-        """Refuse sinks that do not work from a session of the query's own."""
-        spark = self._stream.sparkSession
-        if not is_connect(spark):
-            return
-        if self._sink.format == FOREACH_BATCH and not connect.can_clone(spark):
-            raise NotBuiltYetError(
-                f"foreachBatch over Spark Connect needs PySpark 4.1 or later, this is "
-                f"{spark.version}: use another sink, or a classic session"
-            )
-        if str(self._sink.format).lower() == _MEMORY:
-            raise NotBuiltYetError(
-                "the memory sink is not supported over Spark Connect: its table would be in the "
-                "query's own session, where this program does not see it: write to a table"
-            )
+    def _with_program(
+        self, program: Program | None, parallelism: int | None
+    ) -> CheckpointedStreamWriter:
+        """Return a writer with the same settings for another program or parallelism."""
+        with building_with(parallelism):
+            return self._configured_alike(program or self._build or self._stream)
 
-    def _session_of_query(self) -> SparkSession | None:
-        """Return a session of the query's own over Spark Connect, ``None`` on a classic session.
+    def _copy(self) -> CheckpointedStreamWriter:
+        """Return this writer as it is now, because the user may change it after the start."""
+        writer = self._configured_alike(self._stream)
+        writer._build = self._build
+        return writer
 
-        A query copies the conf of the session that it starts in, and a client reaches no other
-        session of it. The user's session must not have the query's conf, not even for a moment.
-        """
-        spark = self._stream.sparkSession
-        if not is_connect(spark):
-            return None
-        session = connect.new_session(spark)
-        connect.give_session(self._writer, session)
-        return session
-
-    def _start_once(
-        self,
-        start: Callable[[], StreamingQuery],
-        sink: SinkChoice,
-        storage: Storage,
-    ) -> StreamingQuery:
-        """Start Spark's query for one more epoch, with the sink that the query was started with."""
-        if self._sink != sink:
-            raise CheckpointAbortedError(
-                f"the writer of the query at {storage.url} was changed after the start, so the "
-                "query's last epoch cannot be run into the same sink: start the query again"
-            )
-        when = self._when
-        self.trigger(once=True)
-        try:
-            return start()
-        finally:
-            self.trigger(**when)
+    def _configured_alike(self, program: Program) -> CheckpointedStreamWriter:
+        writer = CheckpointedStreamWriter(program)
+        writer._repeat_calls_of(self)
+        writer._restore_from, writer._migrations = dict(self._restore_from), self._migrations
+        return writer
 
     def planRestore(self) -> RestorePlan:
         """Return what :meth:`restoreFrom` would do with every operator and state; starts nothing.
@@ -424,12 +474,15 @@ class CheckpointedStreamWriter(SinkWriter):
         request = restore_request(self._stream, settings, settings.restore_path, self._migrations)
         return plan_of_request(request, operators_of(self._stream))
 
+    def _read_settings(self) -> Settings:
+        return read_settings(self._stream.sparkSession.conf.getAll, self._ckpt_options)
+
     def _settings(self, spark: SparkSession) -> Settings:
-        settings = read_settings(spark.conf.getAll, self._ckpt_options)
+        settings = self._read_settings()
         return replace(
             settings,
-            checkpoints_directory=_qualified(spark, settings.checkpoints_directory),
-            savepoints_directory=_qualified(spark, settings.savepoints_directory),
+            checkpoints_directory=shared_directory(spark, settings.checkpoints_directory),
+            savepoints_directory=shared_directory(spark, settings.savepoints_directory),
             **self._restore_from,
         )
 
@@ -441,16 +494,3 @@ def _claim_mode(name: str) -> ClaimMode:
         raise ConfigurationError(
             f"claimMode is {name!r}: give one of {', '.join(ClaimMode)}"
         ) from None
-
-
-def _qualified(spark: SparkSession, path: str | None) -> str | None:
-    if path is None:
-        return None
-    storage = open_storage(qualified_path(spark, path))
-    if not storage.is_shared:
-        raise ConfigurationError(
-            f"{storage.url} is in the memory of one process, and the tasks of a query run in other "
-            "processes: use a local or mounted path, or s3://bucket/prefix"
-        )
-    storage.list()  # refuses an unreadable directory before anything starts
-    return storage.url

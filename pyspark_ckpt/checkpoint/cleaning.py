@@ -20,7 +20,6 @@ files of the last two versions before a handle stay too, and all files since the
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from pyspark_ckpt.formats.layout import (
     state_file,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.reader_pins import pin_files, pinned_files
@@ -127,7 +127,7 @@ def _kept_since(file: StateFile, kept_since: Mapping[tuple[str, int], int]) -> i
     return min(epochs, default=None)
 
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class CheckpointFiles:

@@ -19,10 +19,17 @@ from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.rebuild_notice import RebuildNotice
 from pyspark_ckpt.checkpoint.spark_operator_state import keep_spark_operators
-from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import source_log_path
-from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
+from pyspark_ckpt.formats.metadata import (
+    CheckpointMetadata,
+    EpochContents,
+    OperatorMetadata,
+    SourceLog,
+    metadata_of,
+)
+from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.operator.descriptor import schema_fingerprint
 from pyspark_ckpt.spark.jobs import SparkJobs
@@ -66,6 +73,26 @@ class Gathering:
         """Cancel the Spark jobs of the newest :meth:`gather`, from another thread."""
         if self._jobs is not None:
             self._jobs.cancel()
+
+
+def metadata_at_end(
+    spark: SparkSession, query: QueryFiles, epoch: int, checkpoint_id: int
+) -> CheckpointMetadata:
+    """Return the metadata of a checkpoint of a stopped query's last epoch, without storing it.
+
+    Raises
+    ------
+    CheckpointAbortedError, CorruptFileError
+        If a part of the epoch is missing.
+    """
+    began_at_ms = now_ms()
+    return metadata_of(
+        gather_epoch(spark, query, epoch),
+        CheckpointKind.CHECKPOINT,
+        checkpoint_id=checkpoint_id,
+        triggered_at_ms=began_at_ms,
+        completed_at_ms=now_ms(),
+    )
 
 
 def gather_epoch(spark: SparkSession, query: QueryFiles, epoch: int) -> EpochContents:

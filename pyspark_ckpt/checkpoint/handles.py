@@ -9,9 +9,11 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
+from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
 from pyspark_ckpt.spark.state_reader import (
     FEW_PARTITIONS,
     STORES_WITH_CHANGES,
+    encoded_handle,
     encoded_handles,
     encoded_handles_written_in,
     written_handles,
@@ -36,14 +38,41 @@ def committed_handles(
     Raises
     ------
     CheckpointAbortedError
-        If Spark does not hold one handle per subtask of this operator.
+        If Spark does not hold one handle per subtask of this operator, or a subtask did not start
+        from its initial state.
     CorruptFileError
         If Spark's offsets of the epoch cannot be read.
     """
     handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
         spark, query.checkpoint_location, epoch, operator_id
     )
+    operator = query.operators.ours[operator_id]
+    if operator.initial_state is not None:
+        found = query.storage, operator.uid, operator.parallelism, handles
+        if missing := subtasks_not_woken(*found):
+            raise CheckpointAbortedError(not_woken(operator.uid, missing))
     return checked_handles(query, epoch, operator_id, handles)
+
+
+def committed_handle(
+    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int, subtask: int
+) -> Handle | None:
+    """Return the handle of one subtask at a committed epoch, ``None`` if it never had a row.
+
+    Raises
+    ------
+    CheckpointAbortedError
+        If Spark holds another handle for the subtask.
+    """
+    encoded = encoded_handle(spark, query.checkpoint_location, epoch, operator_id, subtask)
+    handles = checked_handles(query, epoch, operator_id, list(map(decode_handle, encoded)))
+    if any(handle.subtask != subtask for handle in handles):
+        raise CheckpointAbortedError(
+            f"operator {query.operators.ours[operator_id].uid!r}, epoch {epoch}: Spark's state "
+            f"store at {query.checkpoint_location} holds the handle of subtask "
+            f"{handles[0].subtask} in partition {subtask}; start the query at a new location"
+        )
+    return handles[0] if handles else None
 
 
 def checked_handles(

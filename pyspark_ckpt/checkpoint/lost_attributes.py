@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.run.lost_attributes import warning
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class LostAttributesNotice:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterable
 
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.log_fields import library_logger
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 PATIENCE_EPOCHS = 3
 """How many epochs in a row have to rebuild all state. The first epoch after a start always does."""

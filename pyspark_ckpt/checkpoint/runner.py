@@ -7,12 +7,12 @@ publish the checkpoint when it continues.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.attempt import Attempt, AttemptSteps
@@ -26,6 +26,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.listener import Listeners
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.log_fields import keep_fields, library_logger, log_fields
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
@@ -36,7 +37,7 @@ from pyspark_ckpt.stores.open import claim_store
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class CheckpointRunner:
@@ -161,9 +162,22 @@ class CheckpointRunner:
         """
         return [(number, self._files.read(number)) for number in self._store.ids()]
 
+    def metadata_of(self, checkpoint_id: int) -> CheckpointMetadata | None:
+        """Return the metadata of a checkpoint, ``None`` if it cannot be read.
+
+        If this driver took the checkpoint, the metadata has the counts of its handles.
+        """
+        metadata = self._files.read(checkpoint_id)
+        return metadata if isinstance(metadata, CheckpointMetadata) else None
+
     def requests_of(self, checkpoint_id: int) -> dict[str, int] | None:
         """Return the requests that a checkpoint sent, ``None`` if another driver took it."""
         return self._requests.get(checkpoint_id)
+
+    def is_under_way(self) -> bool:
+        """Return whether a checkpoint is under way."""
+        with self._guard:
+            return self._machine.pending() is not None
 
     def last_id(self) -> int:
         """Return the highest id of any attempt so far."""
@@ -204,20 +218,31 @@ class CheckpointRunner:
         OSError, CkptError
             If cleaning has failed for longer than checkpoints may fail.
         """
-        with self.exclusive:
+        with log_fields(query=self.query_id), self.exclusive:
             attempt = self._trigger(committed_epoch, periodic=periodic)
             if isinstance(attempt, Refusal):
                 return attempt
-            outcome, is_over = self._outcome(attempt)
-            # A step that hangs may be writing: nothing is cleaned behind it.
-            cleaning_error = self._clean() if is_over else None
-        self.listeners.call()
-        if waits_for_listeners:
-            self.listeners.wait(self._timeout_ms / 1000)
-        self._judge(cleaning_error)
+            fields: dict[str, Any] = {"checkpoint": attempt.checkpoint_id, "epoch": attempt.epoch}
+            with log_fields(**fields):
+                outcome, is_over = self._outcome(attempt)
+                # A step that hangs may be writing: nothing is cleaned behind it.
+                cleaning_error = self._clean() if is_over else None
+        with log_fields(query=self.query_id, **fields):
+            self.listeners.call()
+            if waits_for_listeners:
+                self.listeners.wait(self._timeout_ms / 1000)
+            self._judge(cleaning_error)
+            return self._ended(attempt, outcome)
+
+    def _ended(
+        self, attempt: Attempt, outcome: CompletedCheckpoint | AbortedCheckpoint
+    ) -> CompletedCheckpoint:
+        """Return or raise what became of a checkpoint."""
         where = f"query {self.query_id}, chk-{attempt.checkpoint_id}, epoch {attempt.epoch}"
         if isinstance(outcome, AbortedCheckpoint):
-            raise CheckpointAbortedError(f"{where}: {outcome.message}", outcome.reason)
+            error = CheckpointAbortedError(f"{where}: {outcome.message}", outcome.reason)
+            keep_fields(error)
+            raise error
         sent = outcome.requests or {}
         self._note_requests(attempt.checkpoint_id, sent)
         logger.info(

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from pyspark_ckpt.abort_reason import AbortReason
@@ -98,11 +99,12 @@ class CallThread:
 class _Call(Generic[_Result]):
     def __init__(self, work: Callable[[], _Result]) -> None:
         self._work = work
+        self._context = copy_context()  # the caller's fields of the log
         self.future: Future[_Result] = Future()
 
     def run(self) -> None:
         try:
-            result = self._work()
+            result = self._context.run(self._work)
         except BaseException as exc:
             self.future.set_exception(exc)
         else:

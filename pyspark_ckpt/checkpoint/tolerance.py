@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 SHORTEST_MS = 60_000
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
-from pyspark_ckpt.cli import file_commands, query_commands, spark_commands, state_commands
+from pyspark_ckpt.cli import (
+    console_commands,
+    file_commands,
+    query_commands,
+    release_command,
+    spark_commands,
+    state_commands,
+)
+from pyspark_ckpt.console.opening import DEFAULT_PORT, LOOPBACK
 from pyspark_ckpt.version import __version__
 
 LOCATION = "a query's checkpointLocation or checkpoints directory"
@@ -19,17 +28,19 @@ def parser() -> argparse.ArgumentParser:
         prog="pyspark-ckpt",
         description="Checkpoints and savepoints of PySpark Structured Streaming queries.",
         epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments. "
-        "Only plan and rollback start Spark, on this machine.",
+        "Only plan, prove and rollback start Spark, on this machine.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_query_commands(commands)
+    _add_release(commands)
     _add_file_commands(commands)
     _add_state(commands)
     _add_diff(commands)
     _add_rename_uid(commands)
     _add_spark_commands(commands)
+    _add_console_commands(commands)
     return top
 
 
@@ -51,19 +62,49 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     stop.add_argument("--drain", action="store_true", help="fire every event-time timer first")
     stop.set_defaults(run=query_commands.stop)
-    for command in (savepoint, stop):
-        command.add_argument("location", metavar="LOCATION", help=LOCATION)
-        command.add_argument(
-            "--directory",
-            help="below the query's spark.ckpt.execution.checkpointing.savepoint-dir, "
-            "which is the default",
-        )
+    promote = _command(
+        commands,
+        "promote",
+        "let the candidate of the query's shadow take over, with a savepoint to go back to",
+        "pyspark-ckpt promote /data/flights/checkpoint\n"
+        "pyspark-ckpt promote /data/flights/checkpoint --accept-differences",
+    )
+    promote.add_argument(
+        "--accept-differences",
+        action="store_true",
+        help="also if the two programs differ, or no epoch was compared",
+    )
+    promote.set_defaults(run=query_commands.promote, type="native")
+    discard = _command(
+        commands,
+        "discard",
+        "stop the shadows of a running query, and delete everything that they made",
+        "pyspark-ckpt discard /data/flights/checkpoint",
+    )
+    discard.set_defaults(run=query_commands.discard, type="native", directory=None)
+    _add_arguments_of_requests((savepoint, stop), (savepoint, stop, promote), discard)
+
+
+def _add_arguments_of_requests(
+    typed: Sequence[argparse.ArgumentParser],
+    placed: Sequence[argparse.ArgumentParser],
+    other: argparse.ArgumentParser,
+) -> None:
+    for command in typed:
         command.add_argument(
             "--type",
             choices=("canonical", "native"),
             default="canonical",
             help="canonical: for every backend and reader; native: the files as they are, faster",
         )
+    for command in placed:
+        command.add_argument(
+            "--directory",
+            help="below the query's spark.ckpt.execution.checkpointing.savepoint-dir, "
+            "which is the default",
+        )
+    for command in (*placed, other):
+        command.add_argument("location", metavar="LOCATION", help=LOCATION)
         command.add_argument(
             "--timeout",
             type=_seconds,
@@ -80,6 +121,26 @@ def _add_query_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             "every second, at a server every five, but not during a checkpoint "
             f"(default {DEFAULT_PICK_UP_S:.0f})",
         )
+
+
+def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "release",
+        "have the next epoch give the rows of parked keys to the processor",
+        "pyspark-ckpt release /data/flights/checkpoint\n"
+        "pyspark-ckpt release /data/flights/checkpoint --operator turnarounds --key N10156",
+    )
+    command.add_argument("location", metavar="LOCATION", help=LOCATION)
+    command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
+    command.add_argument(
+        "--key",
+        metavar="VALUE",
+        action="append",
+        default=[],
+        help="one key in place of all; give the option once for each key column, bytes in hex",
+    )
+    command.set_defaults(run=release_command.release)
 
 
 def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -210,7 +271,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         help="the query's spark.ckpt.execution.checkpointing.dir, if it is set",
     )
     rollback.set_defaults(run=spark_commands.rollback)
-    for command in (plan, rollback):
+    for command in (plan, rollback, _prove(commands)):
         command.add_argument(
             "--conf",
             metavar="KEY=VALUE",
@@ -218,6 +279,95 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             default=[],
             help="a setting of the Spark session, as for spark-submit; may be repeated",
         )
+
+
+def _prove(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
+    prove = _command(
+        commands,
+        "prove",
+        "run a candidate beside a running query, and compare output and states epoch by epoch",
+        "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build --epochs 20\n"
+        "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build \\\n"
+        "    --ignore output.loaded_at --tolerance 1e-9 --html report.html",
+    )
+    prove.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")
+    for name, what in (("original", "the query's own program"), ("candidate", "the new program")):
+        prove.add_argument(
+            name,
+            metavar=f"{name.upper()}.py:FUNCTION",
+            help=f"{what}: a function that returns the query, a DataFrame or a writer; it gets the "
+            "Spark session if it takes a parameter",
+        )
+    for option, kind, default, metavar, what in (
+        ("--epochs", _positive, 10, "N", "stop after N epochs (default 10)"),
+        ("--max-differences", _positive, 1000, "N", "stop after N differences (default 1000)"),
+        ("--states-every", _positive, 1, "N", "compare states after N epochs (default 1)"),
+        (
+            "--parallelism",
+            _positive,
+            None,
+            "N",
+            "subtasks of the candidate (default: as now)",
+        ),
+        ("--tolerance", float, 0.0, "X", "relative difference of fractions that counts as equal"),
+        ("--timeout", _seconds, None, "SECONDS", "stop after this time; by default never"),
+        ("--expected", str, None, "FILE.py:FUNCTION", "returns whether a difference is wanted"),
+        ("--directory", str, None, "DIR", "for the forks; by default a temporary one"),
+        ("--html", str, None, "FILE", "write the report as HTML, too"),
+    ):
+        prove.add_argument(option, type=kind, default=default, metavar=metavar, help=what)
+    for option, metavar, what in (
+        ("--ignore", "NAME", "output.<column>, <uid>.<state> or <uid>.<state>.<column>"),
+        ("--key", "COLUMN", "a column that names a row of the output"),
+    ):
+        prove.add_argument(
+            option, metavar=metavar, action="append", default=[], help=f"{what}; may be repeated"
+        )
+    prove.set_defaults(run=spark_commands.prove, has_negative_result=True)
+    return prove
+
+
+def _add_console_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    ui = _command(
+        commands,
+        "ui",
+        "serve pages about queries, running or not, until you press Ctrl+C",
+        "pyspark-ckpt ui /data/flights/checkpoint\n"
+        "pyspark-ckpt ui s3://bucket/checkpoints --port 9000\n"
+        "pyspark-ckpt ui flights.bundle",
+    )
+    ui.add_argument("path", metavar="PATH", help=f"{LOCATION}, a directory of several, or a bundle")
+    ui.add_argument(
+        "--port",
+        type=_port,
+        default=DEFAULT_PORT,
+        help=f"0 for any free port (default {DEFAULT_PORT})",
+    )
+    ui.add_argument(
+        "--host",
+        default=LOOPBACK,
+        help=f"where to listen (default {LOOPBACK}); elsewhere the address has a token, and the "
+        "connection is not encrypted",
+    )
+    ui.set_defaults(run=console_commands.ui)
+    bundle = _command(
+        commands,
+        "bundle",
+        "write one file with what `ui` shows, without data, to look at it elsewhere",
+        "pyspark-ckpt bundle /data/flights/checkpoint --output flights.bundle",
+    )
+    bundle.add_argument("path", metavar="PATH", help=f"{LOCATION}, or a directory of several")
+    bundle.add_argument("--output", metavar="FILE", required=True, help="the new file")
+    bundle.set_defaults(run=console_commands.bundle)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(text)
+    return port
 
 
 def _command(
@@ -251,6 +401,13 @@ def _count(text: str) -> int:
     if count < 0:
         raise ValueError(text)
     return count
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number == 0:
+        raise ValueError(text)
+    return number
 
 
 def _seconds(text: str) -> float:

@@ -35,7 +35,30 @@ def stop(arguments: Namespace) -> Result:
     return _request(arguments, Action.STOP, drain=arguments.drain)
 
 
+def promote(arguments: Namespace) -> Result:
+    """Request that the candidate of the query's shadow takes over."""
+    action = Action.PROMOTE_ANYWAY if arguments.accept_differences else Action.PROMOTE
+    return _request(arguments, action, drain=False)
+
+
+def discard(arguments: Namespace) -> Result:
+    """Request that the query's shadows are discarded."""
+    answered, _ = _answered(arguments, Action.DISCARD, drain=False)
+    fields = {"request": answered, "discarded": True}
+    return Result(fields, facts(fields))
+
+
 def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
+    request_id, answer = _answered(arguments, action, drain=drain)
+    made = msgspec.structs.asdict(answer)
+    fields = {"request": request_id} | {
+        name: made[name] for name in ("path", "epoch", "size_bytes", "files")
+    }
+    return Result(fields, facts(fields))
+
+
+def _answered(arguments: Namespace, action: Action, *, drain: bool) -> tuple[str, Answer]:
+    """Post a request, and return its id and the answer to it."""
     files = RequestFiles(find_checkpoints_directory(arguments.location))
     now = now_ms()
     request = Request(
@@ -56,11 +79,7 @@ def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
         raise
     if answer.error is not None:
         raise CheckpointAbortedError(f"request {request_id} was refused or failed: {answer.error}")
-    made = msgspec.structs.asdict(answer)
-    fields = {"request": request_id} | {
-        name: made[name] for name in ("path", "epoch", "size_bytes", "files")
-    }
-    return Result(fields, facts(fields))
+    return request_id, answer
 
 
 def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) -> None:

@@ -1,14 +1,23 @@
-"""Commands that start a local Spark session: plan, rollback."""
+"""Commands that start a local Spark session: plan, prove, rollback."""
 
 from __future__ import annotations
 
+import tempfile
 from argparse import Namespace
 from dataclasses import asdict
+from pathlib import Path
 
+from pyspark_ckpt.api.restarts import bound_parallelism
 from pyspark_ckpt.api.restoring import plan_restore
+from pyspark_ckpt.api.shadow_forks import shadow_of_location
 from pyspark_ckpt.cli.output import Result, facts
-from pyspark_ckpt.cli.spark_session import local_session, query_of
+from pyspark_ckpt.cli.spark_session import function_of, local_session, query_of
+from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.restore.rollback import rollback as roll_back
+from pyspark_ckpt.shadowing.report import ShadowReport
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.storage.open import open_storage
 
 
 def plan(arguments: Namespace) -> Result:
@@ -27,6 +36,54 @@ def plan(arguments: Namespace) -> Result:
         "errors": [{"kind": type(error).__name__, "message": str(error)} for error in found.errors],
     }
     return Result(fields, f"{found!r}\n", is_done=not found.errors)
+
+
+def prove(arguments: Namespace) -> Result:
+    """Compare a candidate with the program of a query that another process runs."""
+    expected = None if arguments.expected is None else function_of(arguments.expected)
+    rules = Rules(
+        epochs=arguments.epochs,
+        max_differences=arguments.max_differences,
+        ignore=frozenset(arguments.ignore),
+        tolerance=arguments.tolerance,
+        expected=expected,
+        keys=tuple(arguments.key) or None,
+        states_every=arguments.states_every,
+    )
+    location = open_storage(arguments.location)
+    parallelism = bound_parallelism(location)
+    if parallelism is None:
+        raise CheckpointNotFoundError(
+            f"{location.url} is no checkpointLocation of a query with a committed epoch: give the "
+            "location of a query that runs"
+        )
+    with (
+        local_session(arguments.conf) as spark,
+        tempfile.TemporaryDirectory(prefix="pyspark_ckpt-prove-") as own,
+    ):
+        with building_with(parallelism):
+            original = query_of(arguments.original, spark)
+        with building_with(arguments.parallelism or parallelism):
+            candidate = query_of(arguments.candidate, spark)
+        parent = open_storage(arguments.directory or own)
+        with shadow_of_location(location, original, candidate, rules, parent) as found:
+            has_ended = found.awaitTermination(arguments.timeout)
+            if not has_ended:
+                found.stop()
+        report = found.report
+    if arguments.html is not None:
+        Path(arguments.html).write_text(report._repr_html_(), encoding="utf-8")
+    return Result(_fields(report), f"{report!r}\n", is_done=report.is_equal and report.epochs > 0)
+
+
+def _fields(report: ShadowReport) -> dict[str, object]:
+    counts = [
+        {"place": place, "change": change, "count": count}
+        for (place, change), count in report.counts.items()
+    ]
+    samples = [{**asdict(each), "columns": list(each.columns)} for each in report.samples]
+    fields = {name: getattr(report, name) for name in ShadowReport.__dataclass_fields__}
+    return {**fields, "is_equal": report.is_equal, "counts": counts, "samples": samples}
 
 
 def rollback(arguments: Namespace) -> Result:

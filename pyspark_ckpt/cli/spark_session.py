@@ -1,4 +1,4 @@
-"""The local Spark session of ``plan`` and ``rollback``, and the program that ``plan`` reads."""
+"""The local Spark session of ``plan``, ``prove`` and ``rollback``, and the programs they read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
     ConfigurationError
         If there is no such file or function, or the function does not return a query.
     """
-    function = _function(program)
+    function = function_of(program)
     try:
         query = function(spark) if signature(function).parameters else function()
     except PySparkException as exc:
@@ -85,7 +85,14 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
     return query
 
 
-def _function(program: str) -> Callable[..., Any]:
+def function_of(program: str) -> Callable[..., Any]:
+    """Return a function of a user's program, ``FILE.py:FUNCTION``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such file or function.
+    """
     path, _, name = program.rpartition(":")
     if not path or not name:
         raise ConfigurationError(f"{program!r} is not FILE.py:FUNCTION: name a function in a file")

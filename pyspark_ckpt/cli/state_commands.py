@@ -92,13 +92,20 @@ def _listed(snapshot: Snapshot) -> Result:
 def _view(snapshot: Snapshot, arguments: Namespace) -> TableView:
     operator = arguments.operator
     if operator is None:
-        operator = _only_operator(snapshot, arguments.state)
+        operator = only_operator(snapshot, arguments.state)
     return (
         snapshot.timers(operator) if arguments.timers else snapshot.state(operator, arguments.state)
     )
 
 
-def _only_operator(snapshot: Snapshot, name: str | None) -> str:
+def only_operator(snapshot: Snapshot, name: str | None) -> str:
+    """Return the uid of the only operator, or of the only one that has a state.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are several.
+    """
     frame = snapshot.states()
     found = list(snapshot.operators)
     if name is not None:
@@ -114,17 +121,28 @@ def _only_operator(snapshot: Snapshot, name: str | None) -> str:
 def _of_one_key(view: TableView, texts: list[str]) -> list[Row]:
     if not isinstance(view, StateView):
         raise ConfigurationError("--key is for a state: give --state, not --timers")
+    key = key_of(view, texts)
+    found = view.get(*key)
+    rows = [] if found is None else found if isinstance(found, list) else [found]
+    names = [field.name for field in view.key_fields]
+    return [{**dict(zip(names, key, strict=True)), **row} for row in rows]
+
+
+def key_of(view: StateView, texts: list[str]) -> tuple[Any, ...]:
+    """Return a key from the text of each of its columns.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is not one text for each key column, or a text does not fit its column.
+    """
     fields = view.key_fields
     if len(texts) != len(fields):
         raise ConfigurationError(
             f"the key has {len(fields)} columns ({', '.join(field.name for field in fields)}): "
             "give --key once for each, in this order"
         )
-    key = [_key_value(field, text) for field, text in zip(fields, texts, strict=True)]
-    found = view.get(*key)
-    rows = [] if found is None else found if isinstance(found, list) else [found]
-    names = [field.name for field in fields]
-    return [{**dict(zip(names, key, strict=True)), **row} for row in rows]
+    return tuple(_key_value(field, text) for field, text in zip(fields, texts, strict=True))
 
 
 def _key_value(field: pa.Field, text: str) -> Any:

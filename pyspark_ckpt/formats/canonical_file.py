@@ -428,9 +428,18 @@ def _metadata(handle: Handle) -> dict[bytes, bytes]:
     }
 
 
+def _is_newer(version: bytes) -> bool:
+    return version.isdigit() and len(version) < 10 and int(version) > CANONICAL_FORMAT_VERSION
+
+
 def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
     metadata = parquet.metadata
     version = (metadata.metadata or {}).get(_VERSION_KEY)
+    if version is not None and _is_newer(version):
+        raise CorruptFileError(
+            f"{name}: canonical format {int(version)} is newer than this library's "
+            f"{CANONICAL_FORMAT_VERSION}; upgrade pyspark_ckpt"
+        )
     if version != str(CANONICAL_FORMAT_VERSION).encode():
         raise corrupt_file(name, f"it is no canonical file of format {CANONICAL_FORMAT_VERSION}")
     columns = parquet.schema_arrow

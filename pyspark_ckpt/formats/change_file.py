@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from state_backends import Changes
 
@@ -75,8 +75,7 @@ def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
     CorruptFileError
         If the file is cut short, changed, or not a change file.
     """
-    if source.read(len(MAGIC)) != MAGIC:
-        raise corrupt_file(name, "it does not start as a change file")
+    _check_magic(source, name)
     entries = 0
     while True:
         length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
@@ -115,8 +114,7 @@ def decode_changes_below(source: BinaryIO, name: str, prefix: bytes) -> Iterator
     CorruptFileError
         If the file is not a change file, or its frames are not in key order.
     """
-    if source.read(len(MAGIC)) != MAGIC:
-        raise corrupt_file(name, "it does not start as a change file")
+    _check_magic(source, name)
     last_key = b""
     waiting: _Frame | None = None  # the last frame that began before the prefix
     while (frame := _next_frame(source, name)) is not None:
@@ -134,6 +132,18 @@ def decode_changes_below(source: BinaryIO, name: str, prefix: bytes) -> Iterator
         yield _read_frame(source, frame, name)
     if waiting is not None:
         yield _read_frame(source, waiting, name)
+
+
+def _check_magic(source: BinaryIO, name: str) -> None:
+    magic = source.read(len(MAGIC))
+    if magic == MAGIC:
+        return
+    if magic[:-1] == MAGIC[:-1] and MAGIC < magic <= MAGIC[:-1] + b"9":
+        raise CorruptFileError(
+            f"{name}: change file format {chr(magic[-1])} is newer than this library's "
+            f"{chr(MAGIC[-1])}; upgrade pyspark_ckpt"
+        )
+    raise corrupt_file(name, "it does not start as a change file")
 
 
 class _Frame(NamedTuple):

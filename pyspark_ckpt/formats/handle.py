@@ -145,9 +145,13 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     over or their state was deleted. `rebuilds` is 1 if the local copy was rebuilt.
     `lost_attributes` are attributes of the processor that it changed outside of state. `process_ms`
     includes the wait for input and for Spark to take the output. `requests` is the number of
-    requests to a server's storage up to the end of the barrier.
+    requests to a server's storage up to the end of the barrier. `pandas_hand_overs` is 1 if Spark's
+    worker handed the rows over in pandas frames rather than in Arrow. `backend` has the backend's
+    own figures at the end of the epoch, except zeros; it is there if metrics are reported.
+    `parked_keys` is the number of parked keys at the end of the epoch, `parked_rows` the number of
+    their rows.
 
-    Version 0.1.0 does not know `lost_attributes` and `requests`; see :func:`without_later_fields`.
+    Version 0.1.0 does not know the last six; see :func:`without_later_fields`.
     """
 
     rows: int = 0
@@ -163,6 +167,54 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     barrier_ms: int = 0
     lost_attributes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     requests: int | msgspec.UnsetType = msgspec.UNSET
+    pandas_hand_overs: int | msgspec.UnsetType = msgspec.UNSET
+    backend: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    parked_keys: int | msgspec.UnsetType = msgspec.UNSET
+    parked_rows: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class EpochPhases(msgspec.Struct, frozen=True, array_like=True):
+    """The time of a subtask in an epoch, by phase.
+
+    `began_ms` is the time from the epoch's timestamp to the begin of the task; the first comes from
+    the driver's clock, the second from the executor's. `read_ms` is the time to wait for input, to
+    group it and to read its states ahead. `user_ms` is the processor's time, with its calls of
+    states. `write_ms` is the time to make Arrow of the output, and for Spark to take the output.
+    """
+
+    epoch: int
+    began_ms: int
+    open_ms: int
+    read_ms: int
+    user_ms: int
+    write_ms: int
+    barrier_ms: int
+
+    @property
+    def total_ms(self) -> int:
+        """The time from the begin to the end of the task's work."""
+        return self.open_ms + self.read_ms + self.user_ms + self.write_ms + self.barrier_ms
+
+
+KEPT_PHASES = 32
+"""Epochs whose phases a handle has; the console shows them. An epoch takes 12 to 20 bytes."""
+
+
+class SlowKey(msgspec.Struct, frozen=True, array_like=True):
+    """A key as text, and the time that samples found it under way."""
+
+    key: str
+    ms: int
+
+
+class SlowKeys(msgspec.Struct, frozen=True, array_like=True):
+    """The keys of a subtask that took most time; all keys together took `sampled_ms`.
+
+    Both are from samples, and older epochs count less.
+    """
+
+    sampled_ms: int
+    keys: tuple[SlowKey, ...] = ()
 
 
 class StateCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +249,11 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     call the subtask again by `timeout_ms`, in the time of `time_mode`. `counts` are from the last
     epoch that counted. `changelog_since_ms` is the processing time at which `segments` began.
     `predecessors` are the last versions before this version, oldest first; without predecessors the
-    handle is encoded without the field.
+    handle is encoded without the field. `phases` are those of the subtask's last epochs, oldest
+    first, with the handle's own. `slow_keys` is there if a sample found a key under way.
+
+    Version 0.1.0 does not know `counts`, `phases` and `slow_keys`; see
+    :func:`without_later_fields`.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -219,6 +275,8 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     metrics: EpochMetrics | None = None
     counts: StateCounts | msgspec.UnsetType = msgspec.UNSET
     predecessors: tuple[Predecessor, ...] | msgspec.UnsetType = msgspec.UNSET
+    phases: tuple[EpochPhases, ...] | msgspec.UnsetType = msgspec.UNSET
+    slow_keys: SlowKeys | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -264,9 +322,27 @@ def without_later_fields(handle: Handle) -> Handle:
     metrics = handle.metrics
     if metrics is not None:
         metrics = msgspec.structs.replace(
-            metrics, lost_attributes=msgspec.UNSET, requests=msgspec.UNSET
+            metrics,
+            lost_attributes=msgspec.UNSET,
+            requests=msgspec.UNSET,
+            pandas_hand_overs=msgspec.UNSET,
+            backend=msgspec.UNSET,
+            parked_keys=msgspec.UNSET,
+            parked_rows=msgspec.UNSET,
         )
-    return msgspec.structs.replace(handle, metrics=metrics, counts=msgspec.UNSET)
+    return msgspec.structs.replace(
+        handle,
+        metrics=metrics,
+        counts=msgspec.UNSET,
+        phases=msgspec.UNSET,
+        slow_keys=msgspec.UNSET,
+    )
+
+
+def with_phases(handle: Handle, phases: EpochPhases) -> Handle:
+    """Return a handle with the phases of its epoch after those of the epochs before it."""
+    before = [each for each in handle.phases or () if each.epoch < phases.epoch]
+    return msgspec.structs.replace(handle, phases=(*before, phases)[-KEPT_PHASES:])
 
 
 def following(handle: Handle, before: Handle | None) -> Handle:
@@ -327,7 +403,7 @@ def decode_handle(data: bytes) -> Handle:
                 f"newer than this library's {HANDLE_FORMAT_VERSION}: upgrade pyspark_ckpt"
             )
         return _decoder.decode(data)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise CorruptFileError(
             f"Spark's state store holds {len(data)} bytes that are not a handle ({exc}): another "
             "program wrote the checkpointLocation, or it is damaged; restore from a checkpoint "

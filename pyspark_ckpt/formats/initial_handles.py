@@ -36,14 +36,55 @@ def read_initial_handle(
     """
     with storage.open_verified(reference) as file:
         content = file.read()
-    try:
-        handles = msgspec.msgpack.decode(content, type=list[Handle])
-    except msgspec.MsgspecError as exc:
-        raise CorruptFileError(
-            f"{reference.path} does not hold the handles of an initial state ({exc}): start the "
-            "query again to make the initial state again"
-        ) from exc
+    handles = _decoded(content, reference.path)
     return next((each for each in handles if (each.uid, each.subtask) == (uid, subtask)), None)
+
+
+def _decoded(content: bytes, path: str) -> list[Handle]:
+    try:
+        return msgspec.msgpack.decode(content, type=list[Handle])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise CorruptFileError(
+            f"{path} does not hold the handles of an initial state ({exc}): start the query again "
+            "to make the initial state again"
+        ) from exc
+
+
+def subtasks_not_woken(
+    storage: CoordinatorStorage, uid: str, parallelism: int, handles: Sequence[Handle]
+) -> list[int]:
+    """Return the subtasks that have an initial state and, after epoch 0, no handle.
+
+    Over Spark Connect this happens if epoch 0 had no task over the stream's rows. The initial
+    states are in the storage until the first checkpoint is complete.
+
+    Parameters
+    ----------
+    storage
+        The checkpoints directory.
+    uid, parallelism
+        The operator.
+    handles
+        The operator's handles in Spark's state store.
+    """
+    if len(handles) == parallelism:
+        return []
+    whole = [name for name in storage.list(SHARED) if not name.startswith(".")]
+    names = {time_ms: name for name in whole if (time_ms := initial_time_ms(name)) is not None}
+    if not names:
+        return []
+    path = f"{SHARED}/{names[max(names)]}"
+    begun = {each.subtask for each in _decoded(storage.read(path), path) if each.uid == uid}
+    return sorted(begun - {each.subtask for each in handles})
+
+
+def not_woken(uid: str, subtasks: Sequence[int]) -> str:
+    """Return the text of the error for subtasks that did not start from the initial state."""
+    return (
+        f"operator {uid!r}: subtasks {', '.join(map(str, subtasks))} did not start from the "
+        "initialState, because epoch 0 had no task over the stream's rows: start the query at a "
+        "fresh checkpointLocation when the stream has rows"
+    )
 
 
 def newest_initial_time_ms(storage: CoordinatorStorage) -> int | None:

@@ -16,6 +16,10 @@
       chk-<id>/_metadata                                    makes the checkpoint complete
       history/<id>-<time>-<random>.json                     savepoints, and aborted attempts
       requests/<request>.<what>.json                        requests of other processes, and answers
+      releases/<request, or epoch>.json                     which parked keys an epoch releases
+      captures/<time>-<random>.request.json                 which epochs are captured
+      captures/epoch-<operator>-<subtask>-<epoch>-<random>.capture    what a subtask saw
+      captures/failure-<operator>-<subtask>-<epoch>-<digest>.capture  what a failing task saw
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        native: copies of all files it needs
       shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: a subtask's state
@@ -42,6 +46,7 @@ SHARED = "shared"
 TASK_OWNED = "taskowned"
 HISTORY = "history"
 REQUESTS = "requests"
+CAPTURES = "captures"
 CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 """Name of the checkpoints directory inside a query's checkpointLocation."""
 
@@ -54,6 +59,9 @@ SEEDING_MARKER = "_seeding"
 ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges the content of a checkpointLocation."""
 
+SHADOW = "_shadow-"
+"""The directory of a shadow begins with this, in the query's checkpointLocation or elsewhere."""
+
 IDENTITY_NAME = "_identity.json"
 """In a checkpointLocation: the token that identifies it to a checkpoints directory elsewhere."""
 
@@ -62,7 +70,7 @@ ROLLED_BACK_NAME = "_rolled_back.json"
 
 OWNERS = "owners"
 _DRIVERS = "drivers"
-_STORES = "stores"
+STORES = "stores"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
@@ -82,6 +90,10 @@ _SOURCE_FILE = re.compile(
 
 _INITIAL_FILE = re.compile(
     r"\.?initial-(?P<time_ms>[0-9]{1,15})-[0-9a-f]{16}\.bin(?:\.[0-9a-f]{8}\.tmp)?"
+)
+_CAPTURE_FILE = re.compile(
+    r"epoch-(?P<operator>[0-9a-f]{12})-(?P<subtask>[0-9]{1,9})-(?P<epoch>[0-9]{1,18})-"
+    r"[0-9a-f]{16}\.capture"
 )
 _SPARK_OPERATOR_FILE = re.compile(r"\.?native-[0-9]{1,9}-[0-9a-f]{32}\.bin(?:\.[0-9a-f]{8}\.tmp)?")
 
@@ -109,7 +121,7 @@ def owner_path(number: int) -> str:
 
 def store_note_path(number: int) -> str:
     """Return the path of a note on which store keeps the completed checkpoints."""
-    return f"{_STORES}/{number}"
+    return f"{STORES}/{number}"
 
 
 def savepoint_name(query_id: str) -> str:
@@ -251,3 +263,30 @@ def initial_time_ms(name: str) -> int | None:
     """Return the processing time for which initial states were made, ``None`` for other files."""
     match = _INITIAL_FILE.fullmatch(name)
     return None if match is None else int(match["time_ms"])
+
+
+def capture_path(uid: str, subtask: int, epoch: int) -> str:
+    """Return a new, unique path for what a subtask saw in an epoch."""
+    return f"{CAPTURES}/epoch-{_writer(uid, subtask, epoch)}-{secrets.token_hex(8)}.capture"
+
+
+def failure_path(uid: str, subtask: int, epoch: int, key: bytes) -> str:
+    """Return the path for what a task saw that failed at a key: one for each key and epoch."""
+    digest = hashlib.sha256(key).hexdigest()[:16]
+    return f"{CAPTURES}/failure-{_writer(uid, subtask, epoch)}-{digest}.capture"
+
+
+class CaptureName(NamedTuple):
+    """What the name of a captured epoch says; `operator` is the mark of the operator."""
+
+    operator: str
+    subtask: int
+    epoch: int
+
+
+def capture_name(name: str) -> CaptureName | None:
+    """Return what the name of a captured epoch says, ``None`` for any other name."""
+    match = _CAPTURE_FILE.fullmatch(name)
+    if match is None:
+        return None
+    return CaptureName(match["operator"], int(match["subtask"]), int(match["epoch"]))

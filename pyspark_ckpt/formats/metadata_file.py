@@ -114,7 +114,10 @@ def read_metadata_and_digest(
         raise _not_complete(storage, directory)
     if size_bytes > MAX_METADATA_BYTES + _HEADER.size:
         raise corrupt_file(name, f"it is larger than {MAX_METADATA_BYTES} bytes")
-    data = storage.read(relative)
+    try:
+        data = storage.read(relative)
+    except FileNotFoundError:  # it was deleted just now
+        raise _not_complete(storage, directory) from None
     if data == DISPOSED:
         raise CheckpointNotFoundError(
             f"{storage.url} holds an incomplete savepoint, and its disposal was interrupted: "

@@ -19,6 +19,17 @@ class CheckpointKind(str, Enum):
     __str__ = str.__str__
 
 
+class EntryKind(str, Enum):
+    """What an entry of the history is about."""
+
+    CHECKPOINT = CheckpointKind.CHECKPOINT.value
+    SAVEPOINT = CheckpointKind.SAVEPOINT.value
+    RESTART = "restart"
+    """The query was restarted in place."""
+
+    __str__ = str.__str__
+
+
 class SavepointFormat(str, Enum):
     """Flink's two formats of a savepoint."""
 

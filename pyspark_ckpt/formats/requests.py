@@ -44,6 +44,11 @@ class Action(str, Enum):
 
     SAVEPOINT = "savepoint"
     STOP = "stop"
+    PROMOTE = "promote"
+    PROMOTE_ANYWAY = "promote-anyway"
+    """Although the report of the shadow has differences."""
+
+    DISCARD = "discard"
 
     __str__ = str.__str__
 

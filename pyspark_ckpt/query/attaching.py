@@ -8,8 +8,10 @@ does not begin with ``spark.``, so tasks do not get it.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,7 +30,17 @@ from pyspark_ckpt.storage.open import open_storage
 
 _KEY = "pyspark_ckpt.query."
 
-_known: dict[str, CheckpointedQuery] = {}
+
+@dataclass(frozen=True, slots=True)
+class StartedQuery:
+    """A query of this process, the user's session that it was started from, and its coordinator."""
+
+    spark: SparkSession
+    query: CheckpointedQuery
+    coordinator: CheckpointCoordinator
+
+
+_known: dict[str, StartedQuery] = {}
 _guard = threading.Lock()
 """Guards `_known`, the queries of this process by id."""
 
@@ -52,38 +64,33 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def remember(
-    spark: SparkSession,
-    session: SparkSession,
-    query: CheckpointedQuery,
-    files: QueryFiles,
-    settings: Settings,
+    started: StartedQuery, session: SparkSession, files: QueryFiles, settings: Settings
 ) -> None:
     """Keep what :func:`attach` needs for a query.
 
-    Records of queries of this process that have ended are removed.
+    Records of queries of this process that have ended are removed. No other server is asked whether
+    they have ended, because it may itself have ended, and PySpark waits minutes for its answer.
 
     Parameters
     ----------
-    spark
-        The user's session.
-    session
-        The session that the query was started in.
-    query
+    started
         The query.
+    session
+        The session that Spark's query was started in.
     files
         Its directories and operators.
     settings
         Its settings.
     """
+    spark, query = started.spark, started.query
     with _guard:
-        ended = [key for key, each in _known.items() if not each.isActive and key != query.id]
-        for known in ended:
-            del _known[known]
-        _known[query.id] = query
+        ended = {key: _known.pop(key) for key in [*_known] if _known[key].coordinator.has_ended}
+        _known[query.id] = started
     if not is_connect(spark):
         return
-    for known in ended:
-        spark.conf.unset(f"{_KEY}{known}")
+    for key, each in ended.items():
+        if each.spark is spark and key != query.id:
+            spark.conf.unset(f"{_KEY}{key}")
     record = _Record(
         query_id=query.id,
         query_name=query.name,
@@ -133,15 +140,26 @@ def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
     True
     """
     with _attaching:
-        return _known_query(query) or _taken_up(spark, query)
+        return _known_query(spark, query) or _taken_up(spark, query)
 
 
-def _known_query(query: str) -> CheckpointedQuery | None:
-    """Return the running query of this process with an id or a name."""
+def _known_query(spark: SparkSession, query: str) -> CheckpointedQuery | None:
+    """Return the running query of this process and server with an id or a name."""
     with _guard:
-        known = [each for each in _known.values() if query in (each.id, each.name)]
-    running = [each for each in known if each.isActive]
+        named = [each for each in _known.values() if query in (each.query.id, each.query.name)]
+    if is_connect(spark):  # another server may have ended, and would be asked for minutes
+        named = [each for each in named if connect.can_answer_for(spark, each.spark)]
+    running = [each.query for each in named if _runs(each.query)]
     return running[-1] if running else None
+
+
+def _runs(query: CheckpointedQuery) -> bool:
+    try:
+        return query.isActive
+    except PySparkException as exc:
+        if connect.is_unknown_session(exc):  # the server was started again
+            return False
+        raise
 
 
 def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
@@ -199,5 +217,5 @@ def _attached(
     )
     coordinator.start()
     attached = CheckpointedQuery(spark, query, coordinator)
-    remember(spark, session, attached, files, record.settings)
+    remember(StartedQuery(spark, attached, coordinator), session, files, record.settings)
     return attached

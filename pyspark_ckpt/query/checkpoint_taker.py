@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from pyspark_ckpt.abort_reason import AbortReason
@@ -11,10 +10,10 @@ from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.history.records import CompletedCheckpoint
-from pyspark_ckpt.query.stopping_failure import why_to_stop
-from pyspark_ckpt.query.watched_query import WatchedQuery
+from pyspark_ckpt.log_fields import fields_of, library_logger, log_fields
+from pyspark_ckpt.query.stopping_failure import WatchedQuery, why_to_stop
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 _FENCES_TAKEN_BACK = 3
 """How often one checkpoint begins again after this driver took its fence back."""
@@ -72,8 +71,9 @@ class CheckpointTaker:
         try:
             self.take(periodic=True, waits_for_listeners=False)
         except Exception as exc:
-            logger.warning("checkpoint aborted: %s", exc)
-            logger.debug("traceback of the aborted checkpoint", exc_info=True)
+            with log_fields(**fields_of(exc)):
+                logger.warning("checkpoint aborted: %s", exc)
+                logger.debug("traceback of the aborted checkpoint", exc_info=True)
 
     def take_back_if_fenced(self) -> None:
         """Take back the fence from a driver that was started later and commits no epoch.

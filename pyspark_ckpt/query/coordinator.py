@@ -7,9 +7,8 @@ with a reason, and the older checkpoints stay as they are.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,21 +18,22 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.checkpoint.contents import Gathering
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.handles import read_handles
-from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
+from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.checkpoint.query_runner import last_metadata, runner_of
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
+    CkptError,
     FailedCheckpointsError,
     FencedError,
     NotBuiltYetError,
 )
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.log import (
     HistoryEntry,
@@ -44,8 +44,13 @@ from pyspark_ckpt.history.log import (
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.live.states import LiveStates
+from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.metrics.reporters import Reporters
+from pyspark_ckpt.metrics.values import MeasuredQuery, QueryMetrics
+from pyspark_ckpt.operator.quarantine.requested import request_release
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
+from pyspark_ckpt.query.failure import library_error
 from pyspark_ckpt.query.housekeeping import Housekeeping
 from pyspark_ckpt.query.recent_progress import RecentProgress
 from pyspark_ckpt.query.requests import (
@@ -55,28 +60,35 @@ from pyspark_ckpt.query.requests import (
     RequestHandler,
     WorkUnderWay,
 )
+from pyspark_ckpt.query.run_recorder import RunRecorder, start_record
 from pyspark_ckpt.query.stopping_failure import (
+    WatchedQuery,
     checkpoints_stay,
     ended_without_epoch,
     last_checkpoint_failed,
+    query_has_ended,
     spark_ended,
     stop_failed,
 )
-from pyspark_ckpt.query.watched_query import WatchedQuery
+from pyspark_ckpt.restore.rollback import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
-from pyspark_ckpt.spark.query import idle_ms, stop_between_epochs
+from pyspark_ckpt.spark.query import idle_ms, progress_since, stop_between_epochs
 from pyspark_ckpt.spark.session import has_ended, reading_session
+from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
+
+LISTENERS_PATIENCE_S = 2.0
+"""How long the record of a query's end waits for listeners, which may be the user's."""
 
 
 class CheckpointCoordinator:
     """Checkpoints one running query.
 
     `listeners` are called on the driver. `progress` has the operators' progress. `live` reads the
-    states at the newest committed epoch.
+    states at the newest committed epoch. `requests` answers those of other processes.
 
     Parameters
     ----------
@@ -90,6 +102,8 @@ class CheckpointCoordinator:
         Interval, timeout, retention and savepoints directory.
     last_epochs
         Runs the epochs that a stopped query still needs.
+    continues
+        Whether the run starts from stored state.
 
     Raises
     ------
@@ -104,6 +118,8 @@ class CheckpointCoordinator:
         files: QueryFiles,
         settings: Settings,
         last_epochs: LastEpochs,
+        *,
+        continues: bool = True,
     ) -> None:
         self._spark = reading_session(spark)
         self._query = streaming_query
@@ -111,10 +127,12 @@ class CheckpointCoordinator:
         self._settings = settings
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
+        self._spark_has_ended = False
+        self._is_restarting = False
         self._race = EpochRace(streaming_query, files.spark_log)
         self._watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
-        self._runner = _runner(self._spark, files, storage, settings)
+        self._runner = runner_of(self._spark, files, storage, settings)
         self.listeners = self._runner.listeners
         self._taker = CheckpointTaker(
             self._runner,
@@ -123,10 +141,25 @@ class CheckpointCoordinator:
             files.spark_log.committed_epoch,
             settings.tolerable_failed_checkpoints,
         )
-        history = HistoryLog(storage, self._runner.last_id())
+        self.history = history = HistoryLog(storage, self._runner.last_id())
+        self.restarts: list[HistoryEntry] = []
         self.listeners.add(history)
         self.progress = RecentProgress(self._spark, streaming_query, files)
         self.listeners.add(self.progress)
+        self._recorder = RunRecorder(
+            files.storage,
+            start_record(spark, streaming_query, files, settings),
+            partial(progress_since, streaming_query),
+            self._runner.metadata_of,
+        )
+        self.listeners.add(self._recorder)
+        self._metrics = QueryMetrics(
+            MeasuredQuery.of(spark, streaming_query, files, continues=continues),
+            partial(progress_since, streaming_query),
+            self._runner.metadata_of,
+            self._runner.is_under_way,
+        )
+        self._reporters: Reporters | None = None
         self.live = LiveStates(self._spark, files)
         self._savepoints = SavepointTaker(
             self._spark,
@@ -138,12 +171,12 @@ class CheckpointCoordinator:
             partial(idle_ms, streaming_query),
         )
         actions = Actions(self.trigger_savepoint, self.stop_with_savepoint)
-        self._requests = RequestHandler(
+        self.requests = RequestHandler(
             storage, settings.savepoints_directory, actions, self._stopping
         )
         self._housekeeping = Housekeeping(
-            self._requests,
-            self._savepoints.remove_interrupted,
+            self.requests,
+            self._remove_leftovers,
             settings,
             monotonic_ms,
             REMOTE_POLL_MS if storage.is_remote else 0,
@@ -153,12 +186,39 @@ class CheckpointCoordinator:
         )
 
     @property
+    def files(self) -> QueryFiles:
+        """The query's directories and operators."""
+        return self._files
+
+    @property
+    def directory(self) -> Storage:
+        """The location if it has the checkpoints, else the directory of checkpoints."""
+        location = self._files.spark_log.storage
+        checkpoints = self._files.storage
+        return location if checkpoints.url.startswith(f"{location.url}/") else checkpoints
+
+    @property
     def failure(self) -> FailedCheckpointsError | None:
         """Why the coordinator stopped the query, or what failed at the query's end."""
         return self._watched.failure
 
+    @property
+    def metrics_reporters(self) -> dict[str, str]:
+        """The address of each reporter of metrics, or why it does not report."""
+        return {} if self._reporters is None else dict(self._reporters.addresses)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it checkpoints no more; asks no server, which may have ended."""
+        return not self._thread.is_alive()
+
     def start(self) -> None:
         """Begin to checkpoint at the interval, until the query ends."""
+        self._recorder.start()
+        if self._settings.metrics_reporters:
+            self.listeners.add(self._metrics)
+            with log_fields(query=self._files.query_id):
+                self._reporters = Reporters(self._metrics, self._settings)
         self._thread.start()
 
     def join(self, timeout_seconds: float | None = None) -> None:
@@ -175,13 +235,14 @@ class CheckpointCoordinator:
     def entries(self) -> list[HistoryEntry]:
         """Return the retained checkpoints, then savepoints, then attempts aborted in this run.
 
-        Each of the three groups is ordered, oldest first.
+        Restarts in place of this process come last. Each group is ordered, oldest first.
         """
         retained = ((n, self._runner.path(n), each) for n, each in self._runner.retained())
         return [
             *map(self._with_requests, checkpoint_entries(retained)),
             *map(savepoint_entry, self._savepoints.taken()),
             *map(aborted_entry, self._runner.aborted()),
+            *self.restarts,
         ]
 
     def _with_requests(self, entry: HistoryEntry) -> HistoryEntry:
@@ -210,18 +271,21 @@ class CheckpointCoordinator:
         if taken is Refusal.NO_COMMITTED_EPOCH and not self._query.isActive:
             raise self._ended_without_epoch()
         if taken is Refusal.QUERY_ENDED:
-            raise CheckpointAbortedError(
-                f"query {self._files.query_id} has ended: start it again to checkpoint it",
-                AbortReason.QUERY_ENDED,
-            )
+            raise query_has_ended(self._files.query_id)
         raise nothing_committed(self._files.query_id)
 
+    def release(self, uid: str, keys: Iterable[Any] | None) -> str:
+        """Request that the next epoch releases parked keys; as :func:`request_release`."""
+        files = self._files
+        return request_release(files.storage, files.operators.descriptors, uid, keys)
+
     def trigger_savepoint(
-        self, directory: str | None, savepoint_format: SavepointFormat
+        self, directory: str | None, savepoint_format: SavepointFormat, *, is_noted: bool = True
     ) -> Savepoint:
         """Take a savepoint of the newest committed epoch; as :meth:`SavepointTaker.take`."""
         try:
-            return self._savepoints.take(directory, savepoint_format)
+            with log_fields(query=self._files.query_id):
+                return self._savepoints.take(directory, savepoint_format, is_noted=is_noted)
         except CheckpointAbortedError as exc:
             if exc.reason != AbortReason.NO_COMMITTED_EPOCH or self._query.isActive:
                 raise
@@ -250,6 +314,8 @@ class CheckpointCoordinator:
                 "stateful operators for good, so it is not supported: stop the query without drain"
             )
 
+        if self._is_restarting:
+            raise query_has_ended(self._files.query_id)
         was_active = False
 
         def stop() -> None:
@@ -264,7 +330,7 @@ class CheckpointCoordinator:
             if drain:
                 self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
 
-        with self._stopping.under_way():
+        with log_fields(query=self._files.query_id), self._stopping.under_way():
             try:
                 return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
@@ -273,6 +339,58 @@ class CheckpointCoordinator:
                 elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
                     raise self._ended_without_epoch() from exc
                 raise
+
+    def stop_to_restart(self) -> tuple[str, CheckpointMetadata]:
+        """Stop the query after the epoch in progress, to start it again at once.
+
+        Savepoints that are being taken are completed first. Checkpoints stay, and requests wait for
+        the next run.
+
+        Returns
+        -------
+        tuple
+            Path and metadata of a checkpoint of the last epoch, as :func:`last_metadata`.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If the query has ended.
+        FencedError
+            If another driver runs it.
+        CkptError, StreamingQueryException
+            If its last epoch or checkpoint failed.
+        """
+        with log_fields(query=self._files.query_id):
+            self._runner.hold.wait(self._settings.timeout_ms / 1000)
+            self._stopping.wait(self._settings.timeout_ms / 1000)
+            if not self._query.isActive:
+                raise query_has_ended(self._files.query_id)
+            self._is_restarting = True
+            self._taker.take_back_if_fenced()
+            stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
+            self._thread.join()
+            if (error := self.failure or library_error(self._query.exception())) is not None:
+                raise error
+            self.check_not_fenced()
+            self._last_epochs.finish_begun()
+            epoch = self._files.spark_log.committed_epoch()
+            if epoch is None:
+                raise nothing_committed(self._files.query_id)
+            return last_metadata(self._runner, self._spark, self._files, epoch)
+
+    def _remove_leftovers(self) -> None:
+        self._savepoints.remove_interrupted()
+        remove_leftovers_of_restarts(self._files.spark_log.storage)
+
+    def newest_metadata(self) -> tuple[str, CheckpointMetadata] | None:
+        """Return path and metadata of the newest checkpoint, ``None`` if there is none."""
+        newest = self._runner.newest()
+        metadata = None if newest is None else self._runner.metadata_of(newest.checkpoint_id)
+        return None if newest is None or metadata is None else (newest.path, metadata)
+
+    def check_not_fenced(self) -> None:
+        """Raise a ``FencedError`` if another driver has taken the query over."""
+        self._runner.check_not_fenced()
 
     def _all_handles(self, epoch: int) -> list[Handle]:
         location = self._files.checkpoint_location
@@ -284,11 +402,15 @@ class CheckpointCoordinator:
 
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""
+        with log_fields(query=self._files.query_id):
+            self._checkpoint_until_the_end()
+
+    def _checkpoint_until_the_end(self) -> None:
         has_failed = False
         try:
             while not self._query.awaitTermination(self._wait_seconds()):
                 if has_ended(self._spark):
-                    has_failed = True
+                    has_failed = self._spark_has_ended = True
                     self._note_end_of_spark()
                     break
                 self._housekeeping.do(has_won=self._race.has_won)
@@ -306,16 +428,32 @@ class CheckpointCoordinator:
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
-        retains = retention is Retention.RETAIN_ON_CANCELLATION or (
-            retention is Retention.DELETE_ON_CANCELLATION and has_failed
-        )
+        is_kept = self._is_restarting or retention is Retention.RETAIN_ON_CANCELLATION
+        retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
         self._try("closing the live states", self.live.close)
+        self._record_end()
+        if self._reporters is not None:
+            self._try("ending the reports of metrics", self._reporters.close)
         self._try("closing the checkpoints", self._runner.close)
-        self._try("refusing requests", self._requests.close)
+        if not self._is_restarting:
+            self._try("refusing requests", self.requests.close)
         if not retains:
             self._discard()
+
+    def _record_end(self) -> None:
+        """Record why the query ended, behind the checkpoints that ended before."""
+        self.listeners.wait(LISTENERS_PATIENCE_S)
+        error: Exception | None = self.failure
+        if error is None and self._spark_has_ended:  # and cannot be asked
+            error = CkptError("Spark, or its server, ended while the query ran")
+        if error is None:
+            try:
+                error = library_error(self._query.exception())
+            except Exception as exc:  # Spark ends now
+                error = exc
+        self._recorder.end(error, asks_spark=not self._spark_has_ended)
 
     def _take_last(self) -> None:
         try:
@@ -359,17 +497,3 @@ class CheckpointCoordinator:
     @property
     def _name(self) -> str:
         return f"query {self._files.query_id}"
-
-
-def _runner(
-    spark: SparkSession, files: QueryFiles, storage: RetryingStorage, settings: Settings
-) -> CheckpointRunner:
-    gathering = Gathering(spark, files.through(storage))
-    subtasks = frozenset(
-        Subtask(operator.uid, number)
-        for operator in files.operators.descriptors
-        for number in range(operator.parallelism)
-    )
-    return CheckpointRunner(
-        files.query_id, subtasks, storage, settings, gathering.gather, gathering.cancel
-    )

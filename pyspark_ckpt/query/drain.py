@@ -13,7 +13,6 @@ epoch first, so that the high watermark does not stay.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,10 +22,11 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import SparkLog
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 DRAIN_MARKER = "_draining"
 """In the ``checkpointLocation`` while an epoch drains the query."""

@@ -30,6 +30,9 @@ _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
     "requests": _NUMBERS,
     "path": _TEXT,
     "reason": _TEXT,
+    "parallelism_before": _NUMBER,
+    "parallelism": _NUMBER,
+    "pause_ms": _NUMBER,
 }
 
 

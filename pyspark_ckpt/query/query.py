@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
-from pyspark_ckpt.live.states import LiveState
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.entries_frame import as_spark_frame
 from pyspark_ckpt.query.failure import library_error, library_errors
+from pyspark_ckpt.query.restartable import RestartableQuery, Restarter
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.query import java_query
 
 
-class CheckpointedQuery(StreamingQuery):
+class CheckpointedQuery(RestartableQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
     It is a ``StreamingQuery`` with checkpoints and savepoints. Call its methods on the driver, from
@@ -38,6 +38,8 @@ class CheckpointedQuery(StreamingQuery):
         Takes the query's checkpoints and savepoints.
     restore : Restore, optional
         What the query was restored from.
+    restarter : Restarter, optional
+        Starts the query again in place, ``None`` if its program is not in this process.
 
     Examples
     --------
@@ -53,160 +55,10 @@ class CheckpointedQuery(StreamingQuery):
         query: StreamingQuery,
         coordinator: CheckpointCoordinator,
         restore: Restore | None = None,
+        restarter: Restarter | None = None,
     ) -> None:
-        # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
-        self._query = query
-        self._spark = spark
-        self._restore = restore
-        self._coordinator = coordinator
+        super().__init__(spark, query, coordinator, restore, restarter)
         self._is_failure_raised = False
-
-    @property
-    def _jsq(self) -> Any:
-        """The JVM's query of a classic session, for what PySpark's class may add."""
-        return java_query(self._query)
-
-    @property
-    def id(self) -> str:
-        """The query's id, which it keeps when it is started again; as ``StreamingQuery.id``."""
-        return self._query.id
-
-    @property
-    def runId(self) -> str:
-        """The id of this run of the query; as ``StreamingQuery.runId``."""
-        return self._query.runId
-
-    @property
-    def name(self) -> str:
-        """The query's name, ``None`` if it has none; as ``StreamingQuery.name``."""
-        return self._query.name
-
-    @property
-    def isActive(self) -> bool:
-        """Whether the query runs; as ``StreamingQuery.isActive``."""
-        return self._query.isActive
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """What the query does now; as ``StreamingQuery.status``."""
-        return self._query.status
-
-    @property
-    def recentProgress(self) -> list[StreamingQueryProgress]:
-        """Spark's report of each of the last epochs; as ``StreamingQuery.recentProgress``."""
-        return self._query.recentProgress
-
-    @property
-    def lastProgress(self) -> StreamingQueryProgress | None:
-        """Spark's report of the last epoch; as ``StreamingQuery.lastProgress``."""
-        return self._query.lastProgress
-
-    def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002  # PySpark's
-        """Print the plan of the last epoch; as ``StreamingQuery.explain``.
-
-        Parameters
-        ----------
-        extended : bool
-            Whether to print the logical plans too.
-
-        Examples
-        --------
-        >>> query.explain()
-        == Physical Plan ==
-        ...
-        """
-        self._query.explain(extended)
-
-    @property
-    def lastRestore(self) -> Restore | None:
-        """What the query was restored from when its location was filled, or ``None``.
-
-        Its ``needs_original`` says whether this query still needs the original.
-        """
-        return self._restore
-
-    def checkpoints(self) -> DataFrame:
-        """Return what this query can be restored from, and which attempts were aborted.
-
-        Returns
-        -------
-        DataFrame
-            A row for each retained checkpoint, and for each savepoint and each aborted attempt of
-            this run: kind, status (``completed``, ``corrupt`` or ``aborted``), checkpoint_id,
-            epoch, triggered_at, duration_ms, size_bytes, new_bytes (not in the retained checkpoint
-            before it), files, phases_ms (of gathering: handles, sources, verification), requests
-            (of the driver to the storage since the checkpoint before; empty on a disk, null if
-            another driver took the checkpoint), path, reason.
-            :func:`pyspark_ckpt.subtask_history` has each subtask's part.
-
-        Raises
-        ------
-        OSError
-            If the checkpoints cannot be listed.
-
-        Examples
-        --------
-        >>> query.checkpoints().select("kind", "status").distinct().orderBy("kind").collect()
-        [Row(kind='checkpoint', status='completed'), Row(kind='savepoint', status='completed')]
-        """
-        return as_spark_frame(self._spark, self._coordinator.entries())
-
-    @property
-    def lastOperatorProgress(self) -> list[dict[str, Any]]:
-        """What each operator of this library did in the newest committed epoch.
-
-        A list like ``lastProgress``, with a dict per operator. ``None`` means unknown. Each dict
-        has:
-
-        * counts of the epoch: rows, keys touched, state reads, cache hits and writes, timers fired,
-          entries expired, and local copies rebuilt;
-        * the milliseconds to open the state, to process rows and to make the epoch durable;
-        * the requests that its tasks sent to the storage, 0 on a disk;
-        * the bytes of each subtask's state;
-        * the number of keys and timers, and the entries and bytes of each state, exact or estimated
-          (``isEstimated``);
-        * the lag of the watermark, late rows, and the age of the last checkpoint at the epoch's
-          end.
-
-        The call reads Spark's state store, with a small Spark job if there are many subtasks.
-        """
-        return self._coordinator.progress.last()
-
-    @property
-    def recentOperatorProgress(self) -> list[dict[str, Any]]:
-        """What each operator did in the last epochs of this run, oldest first; up to 100 epochs.
-
-        As :attr:`lastOperatorProgress`, with a dict per epoch and operator. Each call reads the
-        epochs since the call before. Call it at least every 100 epochs to miss none.
-        """
-        return self._coordinator.progress.recent()
-
-    def state(self, operator: str, name: str) -> LiveState:
-        """Return one state of the running query, to read it at the newest committed epoch.
-
-        Parameters
-        ----------
-        operator : str
-            The operator's uid.
-        name : str
-            The name of the state.
-
-        Returns
-        -------
-        LiveState
-            Has ``get``, ``to_pandas`` and ``to_arrow``. The query is neither stopped nor waits.
-
-        Raises
-        ------
-        StateUseError
-            If there is no such operator or state.
-
-        Examples
-        --------
-        >>> query.state("count", "count").get("ada").value
-        {'n': 2}
-        """
-        return self._coordinator.live.state(operator, name)
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch now, whatever interval and pause are configured.
@@ -234,7 +86,7 @@ class CheckpointedQuery(StreamingQuery):
         >>> query.triggerCheckpoint().epoch
         0
         """
-        return self._coordinator.trigger_checkpoint()
+        return self._current.trigger_checkpoint()
 
     def addCheckpointListener(self, listener: CheckpointListener) -> None:
         """Notify a listener of every checkpoint that ends from now on, on the driver.
@@ -249,7 +101,9 @@ class CheckpointedQuery(StreamingQuery):
         >>> listener = ckpt.CheckpointListener()
         >>> query.addCheckpointListener(listener)
         """
-        self._coordinator.listeners.add(listener)
+        with self._turn:
+            self._listeners.append(listener)
+            self._coordinator.listeners.add(listener)
 
     def removeCheckpointListener(self, listener: CheckpointListener) -> None:
         """Stop notifying a listener; has no effect if it was never added.
@@ -265,7 +119,10 @@ class CheckpointedQuery(StreamingQuery):
         >>> query.addCheckpointListener(listener)
         >>> query.removeCheckpointListener(listener)
         """
-        self._coordinator.listeners.remove(listener)
+        with self._turn:
+            with suppress(ValueError):
+                self._listeners.remove(listener)
+            self._coordinator.listeners.remove(listener)
 
     def triggerSavepoint(
         self, directory: str | None = None, format: str = SavepointFormat.CANONICAL.value
@@ -309,7 +166,47 @@ class CheckpointedQuery(StreamingQuery):
         'NATIVE'
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
-        return self._coordinator.trigger_savepoint(target, SavepointFormat.of(format))
+        return self._current.trigger_savepoint(target, SavepointFormat.of(format))
+
+    def release(self, uid: str, keys: Iterable[Any] | None = None) -> str:
+        """Release parked keys: an epoch gives their rows to the processor.
+
+        The next epoch that begins does it, in this run or after a restart with the mended program.
+        Spark begins an epoch when there is input. The processor gets the rows of a key in a call
+        for each epoch that they came in, before the key's new rows. If it raises again, the key
+        stays parked.
+
+        Parameters
+        ----------
+        uid : str
+            The operator, which was built with ``onError="quarantine"``.
+        keys : iterable, optional
+            Values of a single key column, or tuples of one value per key column; by default all
+            parked keys of the operator.
+
+        Returns
+        -------
+        str
+            The id of the request, which is durable.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+        StateValueError
+            If a key does not fit the key columns.
+        NotBuiltYetError
+            If `keys` is given and only Spark can hash the key columns.
+
+        Examples
+        --------
+        >>> try:
+        ...     query.release("count", ["ada"])
+        ... except ckpt.PlanError as error:
+        ...     print(str(error).partition("it has")[2])
+         none
+        """
+        return self._current.release(uid, keys)
 
     def stopWithSavepoint(
         self,
@@ -362,9 +259,10 @@ class CheckpointedQuery(StreamingQuery):
         False
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
-        return self._coordinator.stop_with_savepoint(
-            target, SavepointFormat.of(format), drain=drain
-        )
+        with self._turn:
+            return self._coordinator.stop_with_savepoint(
+                target, SavepointFormat.of(format), drain=drain
+            )
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
         """Wait for the query to end, then for its last checkpoint; as ``StreamingQuery``.
@@ -393,16 +291,29 @@ class CheckpointedQuery(StreamingQuery):
         >>> query.awaitTermination(1)
         False
         """
-        with library_errors():
-            try:
-                ended = self._query.awaitTermination(timeout)
-            except StreamingQueryException:
-                self._coordinator.join()  # it may have to delete the checkpoints
-                raise
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left: float | None = timeout
+        while True:
+            query = self._query
+            ended = self._await_run(query, left)
+            if ended is False or not self._has_another_run(query, left):
+                break
+            if deadline is not None and (left := deadline - time.monotonic()) <= 0:
+                return False
         if timeout is None or ended:
             self._coordinator.join()
             self._raise_failure()
         return ended
+
+    def _await_run(self, query: StreamingQuery, timeout: float | None) -> bool | None:
+        with library_errors():
+            try:
+                return query.awaitTermination(timeout)  # type: ignore[arg-type]  # floats, too
+            except StreamingQueryException:
+                if self._has_another_run(query, None):
+                    return True
+                self._coordinator.join()  # it may have to delete the checkpoints
+                raise
 
     def processAllAvailable(self) -> None:
         """Wait until all available input was processed; as ``StreamingQuery``.
@@ -422,8 +333,12 @@ class CheckpointedQuery(StreamingQuery):
         >>> results["ada"]
         2
         """
-        with library_errors():
-            self._query.processAllAvailable()
+        while True:
+            query = self._query
+            with library_errors():
+                query.processAllAvailable()
+            if not self._has_another_run(query, None):
+                break
         self._raise_failure()
 
     def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
@@ -459,9 +374,11 @@ class CheckpointedQuery(StreamingQuery):
         >>> query.isActive
         False
         """
-        with library_errors():
+        with self._turn, library_errors():
+            coordinator = self._coordinator
             self._query.stop()
-        self._coordinator.join()
+        # Without the turn: a listener that the coordinator waits for may ask for it.
+        coordinator.join()
         if not self._is_failure_raised:
             self._raise_failure()
 

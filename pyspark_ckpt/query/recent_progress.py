@@ -6,7 +6,6 @@ epoch costs nothing until it is read. A caller that reads at least every 100 epo
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -23,13 +22,14 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.operator_progress import operator_progress
 from pyspark_ckpt.history.records import CompletedCheckpoint
-from pyspark_ckpt.query.operator_progress import operator_progress
+from pyspark_ckpt.log_fields import library_logger
 
 KEPT_EPOCHS = 100
 """As many as Spark's ``recentProgress`` and its state store keep by default."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class RecentProgress(CheckpointListener):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restarting.shadow_actions import SHADOW_ACTIONS, act_on_shadow
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -89,7 +90,7 @@ class WorkUnderWay:
             self._changed.wait_for(lambda: all(n == me for n in self._workers), timeout_seconds)
 
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 POLL_MS = 1000
 """The longest time between two turns of the coordinator; it looks for requests in each turn."""
@@ -123,6 +124,8 @@ class Actions:
 class RequestHandler:
     """Claims, carries out and answers the requests to one query.
 
+    `taken` has the ids of the requests that this process has claimed, also in earlier runs.
+
     Parameters
     ----------
     storage
@@ -148,7 +151,7 @@ class RequestHandler:
         self._actions = actions
         self._under_way = under_way
         self._free = threading.Semaphore(AT_ONCE)
-        self._taken: set[str] = set()
+        self.taken: set[str] = set()
 
     def refuse_interrupted(self) -> None:
         """Refuse the requests that an earlier driver claimed and did not answer before it ended.
@@ -159,7 +162,7 @@ class RequestHandler:
             If the requests cannot be read or answered.
         """
         for request_id in self._files.unanswered_ids():
-            if request_id in self._taken:
+            if request_id in self.taken:
                 continue
             claim = self._files.claim_of(request_id)
             if claim is not None and claim.by is Claimant.QUERY:
@@ -194,7 +197,7 @@ class RequestHandler:
 
     def _begin(self, request_id: str) -> bool:
         """Claim a request; return whether a thread carries it out now."""
-        self._taken.add(request_id)
+        self.taken.add(request_id)
         if not self._files.claim(request_id, Claimant.QUERY):
             return False
         try:
@@ -204,7 +207,9 @@ class RequestHandler:
                     "the request had expired when the query found it: repeat it with a longer "
                     "timeout"
                 )
-            target = savepoint_target(request.directory, self._savepoints_directory)
+            target = None
+            if request.action is not Action.DISCARD:
+                target = savepoint_target(request.directory, self._savepoints_directory)
         except (OSError, CkptError) as exc:
             self._refuse(request_id, f"{type(exc).__name__}: {exc}")
             return False
@@ -223,7 +228,7 @@ class RequestHandler:
         ).start()
         return True
 
-    def _do(self, request_id: str, request: Request, target: str) -> None:
+    def _do(self, request_id: str, request: Request, target: str | None) -> None:
         try:
             with self._under_way.under_way(), _logged(self._where):
                 answer = self._answer(request, target)
@@ -232,15 +237,14 @@ class RequestHandler:
         finally:
             self._free.release()
 
-    def _answer(self, request: Request, target: str) -> Answer:
+    def _answer(self, request: Request, target: str | None) -> Answer:
         try:
-            if request.action is Action.STOP:
-                made = self._actions.stop(target, request.format, drain=request.drain)
-            else:
-                made = self._actions.savepoint(target, request.format)
+            made = self._made(request, target)
         except Exception as exc:
             logger.warning("%s: a requested %s failed", self._where, request.action, exc_info=True)
             return Answer(at_ms=now_ms(), error=error_text(exc)[:_MAX_ERROR])
+        if made is None:
+            return Answer(at_ms=now_ms())
         return Answer(
             at_ms=now_ms(),
             path=made.path,
@@ -248,6 +252,14 @@ class RequestHandler:
             size_bytes=made.size_bytes,
             files=made.files,
         )
+
+    def _made(self, request: Request, target: str | None) -> Savepoint | None:
+        if request.action in SHADOW_ACTIONS:
+            return act_on_shadow(self._where, request.action, target)
+        assert target is not None  # of a savepoint
+        if request.action is Action.STOP:
+            return self._actions.stop(target, request.format, drain=request.drain)
+        return self._actions.savepoint(target, request.format)
 
     def _refuse(self, request_id: str, why: str) -> None:
         logger.warning("%s: request %s is refused: %s", self._where, request_id, why)

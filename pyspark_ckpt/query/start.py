@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from pyspark.errors import AnalysisException
@@ -13,26 +13,42 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.checkpoint.query_runner import runner_of
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.origin import Restore, read_origin
 from pyspark_ckpt.formats.rolled_back import read_rolled_back
-from pyspark_ckpt.operator.descriptor import Runtime, encode_runtime
+from pyspark_ckpt.metrics.reporters import check_reporters
+from pyspark_ckpt.operator.capture.orders import CaptureFiles
+from pyspark_ckpt.operator.descriptor import (
+    Captures,
+    OnError,
+    QuarantineLimits,
+    Runtime,
+    encode_runtime,
+)
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
-from pyspark_ckpt.query.attaching import remember
+from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
+from pyspark_ckpt.query.attaching import StartedQuery, remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.restartable import Restarter
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location import StartLocation
-from pyspark_ckpt.restore.plan import RestoreMigrations, RestoreRequest
+from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import start_in_session, start_with_conf
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, source_names
+from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -89,6 +105,8 @@ class QueryStart:
         Spark's file sink, and the table that the query writes into, if it has them.
     spark_query
         How Spark's own query is started.
+    restarter
+        Starts the query again in place.
     """
 
     def __init__(
@@ -100,6 +118,7 @@ class QueryStart:
         sink_log: FileSinkLog | None,
         table: TableSink | None,
         spark_query: StartOfSpark,
+        restarter: Restarter | None = None,
     ) -> None:
         self._stream = stream
         self._spark: SparkSession = stream.sparkSession
@@ -109,17 +128,86 @@ class QueryStart:
         self._sink_log = sink_log
         self._table = table
         self._spark_query = spark_query
+        self._restarter = restarter
+        self._continued: CheckpointedQuery | None = None
         self._initial_handles: FileReference | None = None
+        self._continues = False
         self._last_epochs = LastEpochs(SparkLog(location.storage), self._run_one_epoch)
 
-    def run(self) -> CheckpointedQuery:
-        """Start the query; on an error nothing was started or deleted."""
+    @property
+    def spark(self) -> SparkSession:
+        """The session that the query is started from."""
+        return self._spark
+
+    @property
+    def session(self) -> SparkSession | None:
+        """The query's own session over Spark Connect."""
+        return self._spark_query.session
+
+    @property
+    def location(self) -> StartLocation:
+        """The query's location, with its operators."""
+        return self._location
+
+    @property
+    def location_is_temporary(self) -> bool:
+        """Whether the location is deleted when the query ends."""
+        return self._spark_query.location_is_temporary
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long a step of a checkpoint may take, in milliseconds."""
+        return self._settings.timeout_ms
+
+    def plan_from(self, path: str, metadata: CheckpointMetadata) -> RestorePlan:
+        """Return what becomes of the state of a checkpoint of the same location, stored or not."""
+        request = replace(
+            restore_request(self._stream, self._settings, path, self._migrations),
+            claim_mode=ClaimMode.NO_CLAIM,
+        )
+        source = RestoreSource.of_metadata(path, encode_metadata(metadata))
+        return plan_of(source, self._location.operators, request)
+
+    def run(self, continued: CheckpointedQuery | None = None) -> CheckpointedQuery:
+        """Start the query; on an error nothing was started or deleted.
+
+        Parameters
+        ----------
+        continued
+            The query of the last run at this location, which becomes this run.
+        """
+        self._continued = continued
         with _turn_of(self._location.storage.url):
             return self._run()
+
+    def fill(self) -> None:
+        """Fill the fresh location from what the query is restored from; start nothing."""
+        location = self._location
+        with _turn_of(location.storage.url):
+            location.check_parallelism(self._spark, self._settings.parallelism)
+            self._fill_location()
+            location.check_watermark_policy(self._spark)
+
+    def run_due_epoch(self) -> None:
+        """Run the epoch whose offsets are written at the location and not committed.
+
+        Raises
+        ------
+        StreamingQueryException
+            If it fails; also an error of this library, such as :class:`ProcessorError`.
+        """
+        self._run_one_epoch(None)
+
+    def runner(self) -> CheckpointRunner:
+        """Return a runner that checkpoints the location, for epochs of :meth:`run_due_epoch`."""
+        files = self._files_of(self._location.make_query_id(), None)
+        spark = reading_session(self._spark)
+        return runner_of(spark, files, RetryingStorage(files.storage), self._settings)
 
     def _run(self) -> CheckpointedQuery:
         location = self._location
         self._check_storages()
+        check_reporters(self._settings)
         location.check_not_half_rolled_back()
         location.check_owner()
         location.check_parallelism(self._spark, self._settings.parallelism)
@@ -128,9 +216,11 @@ class QueryStart:
         location.claim_directory()
         self._last_epochs.finish_interrupted()
         self._fill_location()
+        self._release_parked_keys()
         location.check_watermark_policy(self._spark)
         location.prepare_sink(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
+        self._continues = SparkLog(location.storage).committed_epoch() is not None
         query = self._start_spark(
             self._spark_query.start,
             self._runtime(location.make_query_id()),
@@ -154,6 +244,19 @@ class QueryStart:
             self._stream, self._settings, self._settings.restore_path, self._migrations
         )
         self._location.restore(self._spark, request, self._sink_log, self._table)
+        operators = self._location.operators.descriptors
+        if any(operator.on_error is OnError.QUARANTINE for operator in operators):
+            storage = self._location.checkpoints(self._location.make_query_id())
+            ReleaseFiles(storage).arm()  # before an epoch begins, because keys may be parked
+
+    def _release_parked_keys(self) -> None:
+        """Request that the first epoch releases all parked keys, if the settings say so."""
+        if not self._settings.releases_at_start:
+            return
+        files = ReleaseFiles(self._location.checkpoints(self._location.make_query_id()))
+        for operator in self._location.operators.descriptors:
+            if operator.on_error is OnError.QUARANTINE and files.is_armed:
+                files.request(Release(uid=operator.uid))
 
     def _run_one_epoch(self, drained_from_ms: int | None) -> None:
         """Run only the epoch that is due at the location, into the same sink."""
@@ -177,8 +280,26 @@ class QueryStart:
             inline_threshold_bytes=settings.inline_threshold_bytes,
             memory_limit_bytes=settings.memory_limit_bytes,
             materialization=settings.materialization,
+            hand_over=settings.hand_over,
             drained_from_ms=drained_from_ms,
             initial_handles=self._initial_handles,
+            measures_backend=bool(settings.metrics_reporters),
+            quarantine=QuarantineLimits(
+                settings.quarantine_keys,
+                settings.quarantine_rows_per_key,
+                settings.quarantine_bytes_per_key,
+            ),
+            captures=self._captures(query_id),
+        )
+
+    def _captures(self, query_id: str) -> Captures:
+        """Return what is captured in this run, until the query is asked for more."""
+        settings = self._settings
+        return Captures(
+            orders=CaptureFiles(self._location.checkpoints(query_id)).orders(),
+            on_failure=settings.captures_failures,
+            limit_bytes=settings.capture_limit_bytes,
+            run_started_ms=now_ms(),
         )
 
     def _start_spark(
@@ -217,21 +338,29 @@ class QueryStart:
             query.stop()  # the caller would have no query to stop
             raise
 
-    def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
+    def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:
         location = self._location
-        files = QueryFiles(
+        return QueryFiles(
             checkpoint_location=location.storage.hadoop_url,
             spark_log=SparkLog(_retrying(location.storage)),
-            storage=location.checkpoints(query.id),
-            query_id=query.id,
-            query_name=query.name,
+            storage=location.checkpoints(query_id),
+            query_id=query_id,
+            query_name=query_name,
             backend_type=self._settings.backend_type,
             operators=location.operators,
             source_ids=source_ids(self._stream),
             given_names=given_names(self._stream),
         )
+
+    def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
+        files = self._files_of(query.id, query.name)
         coordinator = CheckpointCoordinator(
-            self._spark, query, files, self._settings, self._last_epochs
+            self._spark,
+            query,
+            files,
+            self._settings,
+            self._last_epochs,
+            continues=self._continues,
         )
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             coordinator.listeners.add(ClaimedSource(origin))
@@ -239,9 +368,16 @@ class QueryStart:
         if self._spark_query.location_is_temporary:
             self._delete_location_at_the_end(coordinator, query)
         restore = None if origin is None else Restore.of(origin)
-        coordinated = CheckpointedQuery(self._spark, query, coordinator, restore)
+        coordinated = self._continued
+        if coordinated is None:
+            coordinated = CheckpointedQuery(
+                self._spark, query, coordinator, restore, self._restarter
+            )
+        else:
+            coordinated._continue_with(query, coordinator, self._restarter)  # noqa: SLF001  # its start
         session = self._spark_query.session or self._spark
-        remember(self._spark, session, coordinated, files, self._settings)
+        started = StartedQuery(self._spark, coordinated, coordinator)
+        remember(started, session, files, self._settings)
         return coordinated
 
     def _delete_location_at_the_end(

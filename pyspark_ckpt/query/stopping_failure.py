@@ -1,14 +1,25 @@
-"""The errors of a query that its coordinator stopped, or that did not end completely."""
+"""A running query that its coordinator stops, and the errors of a query that was stopped."""
 
 from __future__ import annotations
 
 from pyspark.errors import PySparkException
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.spark.jobs import error_text, task_error
 
+logger = library_logger(__name__)
+
 _START_AGAIN = "correct the cause and start the query again at its checkpointLocation"
+
+
+def query_has_ended(query_id: str) -> CheckpointAbortedError:
+    """Return the error of a request to a query that has ended."""
+    return CheckpointAbortedError(
+        f"query {query_id} has ended: start it again to checkpoint it", AbortReason.QUERY_ENDED
+    )
 
 
 def why_to_stop(
@@ -112,3 +123,40 @@ def _failure(message: str, cause: BaseException) -> FailedCheckpointsError:
 
 def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointAbortedError) else error_text(error)
+
+
+class WatchedQuery:
+    """A query, and the failure for which it was stopped.
+
+    Parameters
+    ----------
+    query
+        The running query.
+
+    `failure` is the first noted failure, for every caller that waits for the query.
+    """
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._query_id = query.id
+        self.failure: FailedCheckpointsError | None = None
+
+    def note(self, failure: FailedCheckpointsError) -> None:
+        """Log a failure, and keep it if it is the first one."""
+        logger.error("%s", failure)
+        self.failure = self.failure or failure
+
+    def stop(self, failure: FailedCheckpointsError) -> None:
+        """Stop the query if it is active; callers that wait for it get the failure."""
+        try:
+            if self._query.isActive:
+                self.note(failure)  # before the callers that wait are woken up
+                self._query.stop()
+        except Exception as exc:  # Spark itself is gone
+            self.note(failure)
+            logger.warning("query %s could not be stopped: %s", self._query_id, exc)
+
+    def cannot_continue(self, error: BaseException) -> None:
+        """Stop the query because its coordinator has failed."""
+        logger.debug("traceback of the coordinator's failure", exc_info=error)
+        self.stop(cannot_continue(self._query_id, error))

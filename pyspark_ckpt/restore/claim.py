@@ -8,7 +8,6 @@ that took it, may share its files.
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
@@ -16,12 +15,13 @@ from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class ClaimedSource(CheckpointListener):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,11 +18,13 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
+from pyspark_ckpt.restore.rollback import finish_restart
 from pyspark_ckpt.restore.seeding import (
     QUERY_ID_NAME,
     begin_seeding,
@@ -42,7 +43,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.behind import check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class StartLocation:
@@ -129,7 +130,7 @@ class StartLocation:
         session = option or set_parallelism(spark)
         if session is None:  # the number of cores may have changed
             session = self.operators.descriptors[0].parallelism
-        bound = self._bound_parallelism
+        bound = self.bound_parallelism
         for operator in self.operators.descriptors:
             if operator.parallelism != session:
                 raise PlanError(
@@ -173,18 +174,23 @@ class StartLocation:
         ------
         IncompatibleStateError
             If a state or an operator does not fit; nothing was started.
+        RestoreError
+            If a subtask did not start from its initial state.
         """
-        if self._committed_epoch is not None:
-            check_stored_operators(spark, self._log, self._committed_epoch, self.operators)
+        epoch, query_id = self._committed_epoch, self._log.query_id()
+        if epoch is not None and query_id is not None:
+            checkpoints = self.checkpoints(query_id)
+            check_stored_operators(spark, self._log, epoch, self.operators, checkpoints)
 
     def check_not_half_rolled_back(self) -> None:
-        """Check that no rollback was interrupted in the location.
+        """Check that no rollback was interrupted in the location; finish a restart in place.
 
         Raises
         ------
         RestoreError
             If one was.
         """
+        finish_restart(self.storage)
         if self.storage.exists(ROLLBACK_MARKER):
             raise RestoreError(
                 f"{self.storage.url}: a rollback of this location was interrupted; call "
@@ -355,7 +361,7 @@ class StartLocation:
             file_sink.fill(committed)
 
     @property
-    def _bound_parallelism(self) -> int | None:
+    def bound_parallelism(self) -> int | None:
         """The parallelism of Spark's next epoch, ``None`` in a fresh location.
 
         Spark takes it from the newest offsets, also of an epoch that was never committed.
@@ -372,7 +378,7 @@ class StartLocation:
         begun = None if self._is_half_seeded else self._log.begun_epoch()
         if begun is None:
             return
-        before, now = self._log.parallelism_before(begun), self._bound_parallelism
+        before, now = self._log.parallelism_before(begun), self.bound_parallelism
         if before is not None and before != now:
             raise PlanError(
                 f"{self.storage.url}: epoch {begun} is a repartitioning of Spark's state from "

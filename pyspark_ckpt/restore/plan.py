@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.html_form import html_table
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import (
@@ -153,12 +154,19 @@ class RestorePlan:
         )
 
     def __repr__(self) -> str:
-        rows = [(row.operator, row.state, row.outcome, row.why) for row in self.states]
+        return f"{self._title}\n{text_table(_HEADER, self._rows, _CELL_WIDTH)}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title, _HEADER, self._rows)
+
+    @property
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [(row.operator, row.state, row.outcome, row.why) for row in self.states]
+
+    @property
+    def _title(self) -> str:
         verdict = _refusal(len(self.refused)) if self.errors else "can start"
-        return (
-            f"restore from {self.path}, epoch {self.epoch}: {verdict}\n"
-            f"{text_table(_HEADER, rows, _CELL_WIDTH)}"
-        )
+        return f"restore from {self.path}, epoch {self.epoch}: {verdict}"
 
 
 @dataclass(frozen=True, slots=True)

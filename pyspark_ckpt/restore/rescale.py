@@ -1,16 +1,24 @@
-"""The Spark job that moves an operator's state to other subtasks, key groups or schemas.
+"""The Spark jobs that move an operator's state to other subtasks, key groups or schemas.
 
-One task reads each old subtask, Spark's shuffle sorts the entries by new subtask and stored key,
-and one task writes each new subtask. Neither holds more than a batch of entries in memory.
+A database is divided among more subtasks as files, where that is possible. Otherwise its entries
+move: one task reads each old subtask, Spark's shuffle sorts the entries by new subtask and stored
+key, and one task writes each new subtask. Neither holds more than a batch of entries in memory.
 """
 
 from __future__ import annotations
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.rescale.databases import (
+    DIVIDED_SCHEMA,
+    DivideSubtasks,
+    can_be_divided,
+    shares_of,
+)
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rescale.tasks import (
     HANDLES_SCHEMA,
@@ -27,6 +35,7 @@ from pyspark_ckpt.operator.rescale.tasks import (
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.planned import MovedOperator
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.storage.open import Storage
@@ -41,6 +50,8 @@ def move_state(
     checkpoints: Storage,
     query_id: str,
     epoch: int,
+    *,
+    in_place: bool = False,
 ) -> list[Handle]:
     """Move an operator's state as it was planned; runs a Spark job.
 
@@ -58,6 +69,9 @@ def move_state(
         The new query's.
     epoch
         The epoch that the new handles are of.
+    in_place
+        Whether `checkpoints` has the stored files already, because it is the directory of the same
+        query.
 
     Returns
     -------
@@ -73,13 +87,27 @@ def move_state(
     """
     stored, wanted = operator.stored, operator.wanted
     newest = newest_of(stored.handles)
+    has_same_clock = newest.time_mode == wanted.time_mode
+    if can_be_divided(stored.handles, wanted, operator.states):
+        handles = _divided(
+            spark,
+            operator,
+            source,
+            checkpoints,
+            query_id,
+            epoch,
+            has_same_clock=has_same_clock,
+            in_place=in_place,
+        )
+        if handles is not None:
+            return handles
     movement = Movement(
         handles=tuple(map(encode_handle, stored.handles)),
         source_root=source.url,
         operator=wanted,
         merged=operator.states,
         broadcast_giver=newest.subtask,
-        has_same_clock=newest.time_mode == wanted.time_mode,
+        has_same_clock=has_same_clock,
     )
     keys = None
     if stored.max_parallelism != wanted.max_parallelism:
@@ -90,6 +118,43 @@ def move_state(
         f"moving operator {wanted.uid} from {stored.parallelism} to {wanted.parallelism} subtasks",
     )
     return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
+
+
+def _divided(
+    spark: SparkSession,
+    operator: MovedOperator,
+    source: Storage,
+    checkpoints: Storage,
+    query_id: str,
+    epoch: int,
+    *,
+    has_same_clock: bool,
+    in_place: bool,
+) -> list[Handle] | None:
+    """Divide databases as files; ``None`` if a subtask has state that belongs to no key.
+
+    Files of an attempt that is given up are removed by the cleaner.
+    """
+    wanted = operator.wanted
+    handles = operator.stored.handles
+    only_bases = [msgspec.structs.replace(handle, segments=()) for handle in handles]
+    copy = HandleCopy(wanted, query_id, epoch)
+    copied = only_bases
+    if not in_place:
+        copied = copy_handles(spark, only_bases, copy, source, checkpoints)
+    bases = [handle.base for handle in copied if handle.base is not None]
+    shares = shares_of(handles, bases, wanted, query_id, epoch)
+    divide = DivideSubtasks(
+        shares, source.url, checkpoints.url, operator.states.states, has_same_clock=has_same_clock
+    )
+    numbers = spark.range(len(shares), numPartitions=len(shares))
+    rows = collected(
+        numbers.mapInArrow(divide, DIVIDED_SCHEMA),
+        f"dividing operator {wanted.uid} among {wanted.parallelism} subtasks",
+    )
+    made = [None if row[0] is None else decode_handle(bytes(row[0])) for row in rows]
+    found = [handle for handle in made if handle is not None]
+    return sorted(found, key=lambda each: each.subtask) if len(found) == len(made) else None
 
 
 def _moved(spark: SparkSession, movement: Movement, keys: StoredKeyColumns | None) -> DataFrame:

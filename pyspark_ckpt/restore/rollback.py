@@ -12,7 +12,6 @@ second marker says that all is moved out.
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from contextlib import closing, suppress
@@ -21,11 +20,12 @@ from dataclasses import dataclass
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import CkptError, RestoreError
+from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     ROLLBACK_MARKER,
     SEEDING_MARKER,
+    SHADOW,
     checkpoint_id_of,
     checkpoint_name,
 )
@@ -38,6 +38,7 @@ from pyspark_ckpt.formats.rolled_back import (
     write_rolled_back,
 )
 from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
@@ -51,8 +52,10 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
+KEPT_BY_RESTART = "_before_restart-"
+STAGED_BY_RESTART = "_restarting-"
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
 _ALL_MOVED_OUT = "_all_moved_out"
@@ -64,6 +67,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
     `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
+    `restarts` says that no epoch is lost, so a start finishes the exchange by itself.
     """
 
     to: str
@@ -72,6 +76,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     outgoing: tuple[str, ...]
     incoming: tuple[str, ...]
     rolled_back: tuple[RolledBack, ...] = ()
+    restarts: bool = False
 
 
 def exchange(location: Storage, wanted: Exchange) -> None:
@@ -110,6 +115,31 @@ def finish_exchange(location: Storage, begun: Exchange) -> None:
         write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])
+
+
+def finish_restart(location: Storage) -> None:
+    """Finish a restart in place that was interrupted after its marker was written.
+
+    The new content is complete by then, and no epoch is lost.
+    """
+    begun = None
+    with suppress(CorruptFileError):  # a start refuses it with what to do
+        begun = begun_exchange(location)
+    if begun is not None and begun.restarts:
+        finish_exchange(location, begun)
+        logger.warning("%s: finished an interrupted restart in place: %s", location.url, begun.to)
+
+
+live_shadows: set[str] = set()
+"""The names of the directories of this process's shadows."""
+
+
+def remove_leftovers_of_restarts(location: Storage) -> None:
+    """Remove what restarts in place and shadows left behind; only while no other driver runs it."""
+    for name in location.list():
+        is_left = name.startswith(SHADOW) and name not in live_shadows
+        if is_left or name.startswith((KEPT_BY_RESTART, STAGED_BY_RESTART)):
+            location.delete_directory(name)
 
 
 def _move_out(location: Storage, begun: Exchange) -> None:

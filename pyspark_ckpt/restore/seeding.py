@@ -11,7 +11,6 @@ the marker holds nothing but an unfinished seeding, and is filled anew.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.origin import write_origin
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import (
@@ -36,12 +36,12 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
 from pyspark_ckpt.storage.open import Storage, open_storage
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 QUERY_ID_NAME = "metadata"
 """Spark's file with the id of the query."""
 
-_SCRATCH = "_seed"
+SCRATCH = "_seed"
 
 
 def seed(
@@ -84,11 +84,12 @@ def seed(
             )
             for operator in plan.started
         }
-        _place_state(spark, location, seeds, plan, place)
+        seeded = place_state(spark, location, seeds, plan, place)
+        _write_logs(location, seeded, plan)
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
         place_spark_files(plan.source.storage, location, state_files, plan.sources, place)
     write_origin(checkpoints, plan.origin)
-    location.remove_directory(_SCRATCH)
+    location.remove_directory(SCRATCH)
 
 
 def _handles(
@@ -108,19 +109,25 @@ def _handles(
     return []
 
 
-def _place_state(
+def place_state(
     spark: SparkSession,
     location: Storage,
     seeds: dict[int, Seed],
     plan: RestorePlan,
     place: Storage | None,
-) -> None:
-    """Write state stores and Spark's logs as they are when the epoch has been committed."""
+) -> SparkLog:
+    """Write state stores as they are when the epoch has been committed.
+
+    Returns
+    -------
+    SparkLog
+        The logs of the query that wrote them.
+    """
     planned = plan.spark_operators
     session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
-    seeded = write_seeds(session, location.child(_SCRATCH), list(seeds.values()))
+    seeded = write_seeds(session, location.child(SCRATCH), list(seeds.values()))
     copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1, place)
-    _write_logs(location, seeded, plan)
+    return seeded
 
 
 def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
@@ -135,6 +142,11 @@ def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
     # Spark continues from the newest entry, and wants the one before it too.
     for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
         location.write(f"offsets/{epoch}", [offsets.encode()])
+    write_commit(location, seeded, plan)
+
+
+def write_commit(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
+    """Write the commit of the epoch, which names the versions of state stores that have ids."""
     version, fields = seeded.commits_entry(0).split("\n", 1)
     commit = {**json.loads(fields), "nextBatchWatermarkMs": plan.watermark_ms}
     location.write(f"commits/{plan.epoch}", [f"{version}\n{json.dumps(commit)}".encode()])

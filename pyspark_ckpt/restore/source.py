@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
 import re
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -12,7 +12,8 @@ from pyspark_ckpt.checkpoint import file_check
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.layout import checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.formats.metadata_file import read_metadata_and_digest
+from pyspark_ckpt.formats.metadata_file import decode_metadata, read_metadata_and_digest
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.spark.log import is_offset
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -25,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _LINES_BEFORE_OFFSETS = 2
 """Of an entry of Spark's offset log: its version, and what holds for all sources."""
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class RestoreSource:
@@ -48,16 +49,43 @@ class RestoreSource:
 
     def __init__(self, path: str, *, check_files: bool = True) -> None:
         directory = open_storage(path)
+        self._set(directory, *read_metadata_and_digest(directory))
+        if check_files:
+            with self.reading():
+                file_check.check_files(self.storage, self.metadata.files())
+
+    @classmethod
+    def of_metadata(cls, path: str, data: bytes) -> RestoreSource:
+        """Return a source whose metadata was read before, perhaps by another process.
+
+        Parameters
+        ----------
+        path
+            Its directory, which need not have the metadata any more.
+        data
+            The metadata, or a part of it, as :func:`encode_metadata` returns it. Its data files
+            are not checked.
+
+        Raises
+        ------
+        CorruptFileError, UnsafePathError
+            If it cannot be trusted.
+        """
+        source = cls.__new__(cls)
+        metadata = decode_metadata(data, path)
+        source._set(  # noqa: SLF001  # it is of this class
+            open_storage(path), metadata, hashlib.sha256(data).hexdigest()
+        )
+        return source
+
+    def _set(self, directory: Storage, metadata: CheckpointMetadata, sha256: str) -> None:
         self.path = directory.url
-        self.metadata: CheckpointMetadata
-        self.metadata, self.sha256 = read_metadata_and_digest(directory)
+        self.metadata = metadata
+        self.sha256 = sha256
         self.storage = self._root(directory)
         self.skipped: tuple[str, ...] = ()
         for operator in self.metadata.operators:
             self._check_handles(operator)
-        if check_files:
-            with self.reading():
-                file_check.check_files(self.storage, self.metadata.files())
 
     @property
     def offsets(self) -> dict[int, str]:

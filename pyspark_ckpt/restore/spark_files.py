@@ -20,6 +20,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
+from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
 from pyspark_ckpt.storage.open import Storage
 
 _VERSION = b"v1"
@@ -202,7 +203,9 @@ def _checked_archive(content: bytes, name: str) -> bytes:
                 if entry.filename == _NAMES:
                     _check_names_in(_fields(data, name), name)
                 target.writestr(entry.filename, data)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as exc:
+    except CorruptFileError:
+        raise
+    except (OSError, *ZIP_ERRORS) as exc:
         raise _not_of_store(name, str(exc)) from exc
     return made.getvalue()
 

@@ -21,7 +21,8 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.plan.operator import STATE_SCHEMA, TIMEOUTS
+from pyspark_ckpt.operator.handover.arrow_stream import STATE_SCHEMA
+from pyspark_ckpt.operator.plan.operator import TIMEOUTS
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.run.subtask import set_timeout

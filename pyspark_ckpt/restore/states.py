@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.handles import read_handles
-from pyspark_ckpt.errors import IncompatibleStateError
+from pyspark_ckpt.errors import IncompatibleStateError, RestoreError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
@@ -18,8 +19,9 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
+from pyspark_ckpt.storage.base import CoordinatorStorage
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
@@ -86,7 +88,11 @@ def _migrations(described: Mapping[str, MigrationDescriptor]) -> dict[str, Migra
 
 
 def check_stored_operators(
-    spark: SparkSession, log: SparkLog, epoch: int, operators: StatefulOperators
+    spark: SparkSession,
+    log: SparkLog,
+    epoch: int,
+    operators: StatefulOperators,
+    checkpoints: CoordinatorStorage,
 ) -> None:
     """Check the query's operators and their states against a location that has committed epochs.
 
@@ -100,11 +106,15 @@ def check_stored_operators(
         The committed epoch that the query continues from.
     operators
         The query's operators.
+    checkpoints
+        The query's checkpoints directory.
 
     Raises
     ------
     IncompatibleStateError
         If a state, an operator or a uid does not fit.
+    RestoreError
+        If a subtask did not start from its initial state.
     """
     _check_names(log, operators)
     root = log.storage.hadoop_url
@@ -114,7 +124,11 @@ def check_stored_operators(
         if operator_id not in operators.spark_operators
     }
     for operator_id, operator in operators.ours.items():
-        _check_handles(root, operator, stored.pop(operator_id, None))
+        handles = stored.pop(operator_id, None)
+        _check_handles(root, operator, handles)
+        found = checkpoints, operator.uid, operator.parallelism, handles or []
+        if missing := subtasks_not_woken(*found):
+            raise RestoreError(f"{root}: {not_woken(operator.uid, missing)}")
     if stored:
         uids = sorted({handle.uid for handles in stored.values() for handle in handles})
         wanted = [operator.uid for operator in operators.descriptors]

@@ -6,7 +6,6 @@ driver began and did not complete.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from pyspark_ckpt.abort_reason import AbortReason
@@ -29,6 +28,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.reader_pins import barrier_name, encode_pin, pin_files
@@ -230,7 +230,7 @@ def _remove_if_empty(parent: Storage, name: str) -> list[str]:
     return content
 
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def remove_interrupted(history: HistoryLog, query_id: str, run: str) -> None:

@@ -11,71 +11,19 @@ hold every slot until it is done, so:
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from rich.progress import Progress as Bar
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.savepoint.progress import Progress, shown_progress
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
 from pyspark_ckpt.spark.session import tasks_at_once
-
-logger = logging.getLogger(__name__)
-
-_LOGGED_STEPS = 10
-
-
-class Progress(Protocol):
-    """Shows how far the work has come."""
-
-    def advance(self, parts: int) -> None:
-        """Show that `parts` more are done."""
-
-
-@contextmanager
-def shown_progress(what: str, total: int) -> Iterator[Progress]:
-    """Show the progress of `what`, in `total` parts: a bar on a terminal, else lines in the log."""
-    if not sys.stdout.isatty():
-        yield _LoggedProgress(what, total)
-        return
-    with Bar(transient=True) as bar:
-        yield _ShownProgress(bar, what, total)
-
-
-class _ShownProgress:
-    def __init__(self, bar: Bar, what: str, total: int) -> None:
-        self._bar = bar
-        self._task = bar.add_task(what, total=total)
-
-    def advance(self, parts: int) -> None:
-        self._bar.advance(self._task, parts)
-
-
-class _LoggedProgress:
-    """Writes at most ten lines for the whole work."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._done = 0
-        self._logged = 0
-
-    def advance(self, parts: int) -> None:
-        self._done += parts
-        step = self._done * _LOGGED_STEPS // max(self._total, 1)
-        if step > self._logged:
-            self._logged = step
-            logger.info("%s: %s of %s subtasks", self._what, self._done, self._total)
-
 
 SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs if the user has switched Spark's fair scheduler on."""

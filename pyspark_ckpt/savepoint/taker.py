@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.savepoint.attempt import SavepointAttempt
 from pyspark_ckpt.savepoint.dispose import remove_interrupted
 from pyspark_ckpt.savepoint.job import SavepointJob
@@ -25,7 +25,7 @@ from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 class SavepointTaker:
@@ -104,8 +104,21 @@ class SavepointTaker:
         finally:
             self._history.forget(name)
 
-    def take(self, directory: str | None, savepoint_format: SavepointFormat) -> Savepoint:
+    def take(
+        self,
+        directory: str | None,
+        savepoint_format: SavepointFormat,
+        *,
+        is_noted: bool = True,
+    ) -> Savepoint:
         """Take a savepoint of the newest committed epoch.
+
+        Parameters
+        ----------
+        directory, savepoint_format
+            Where, and in which format.
+        is_noted
+            Whether the history names the savepoint once it is complete.
 
         Raises
         ------
@@ -127,7 +140,7 @@ class SavepointTaker:
                 except Exception as exc:
                     self._record_failure(attempt, epoch, exc)
                     raise
-                return self._complete(attempt, new, epoch, savepoint_format)
+                return self._complete(attempt, new, epoch, savepoint_format, is_noted=is_noted)
 
         return self._run(attempt, take)
 
@@ -184,6 +197,8 @@ class SavepointTaker:
         new: NewSavepoint,
         epoch: int,
         savepoint_format: SavepointFormat,
+        *,
+        is_noted: bool = True,
     ) -> Savepoint:
         """Write a savepoint into its directory; on failure the directory is removed.
 
@@ -200,8 +215,9 @@ class SavepointTaker:
                 if isinstance(exc, Exception):
                     self._record_failure(attempt, epoch, exc)
                 raise
-            self._taken.append(savepoint)
-            self._history.note_savepoint(savepoint)
+            if is_noted:
+                self._taken.append(savepoint)
+                self._history.note_savepoint(savepoint)
         logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
         return savepoint
 

@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.errors import ConfigurationError
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
 _DEFAULT_FS = "spark.hadoop.fs.defaultFS"
@@ -130,13 +131,46 @@ def _modifiable(spark: SparkSession) -> dict[str, str]:
 
 
 def is_active(spark: SparkSession, query_id: str) -> bool:
-    """Return whether a query runs in a session that this process knows."""
+    """Return whether a query runs in a session of this server that this process knows."""
     return any(
-        query.id == query_id
+        query_id in _active_ids(session)
         for session in {spark, *_clones}
-        if not session.is_stopped
-        for query in session.streams.active
+        if can_answer_for(spark, session)
     )
+
+
+def _active_ids(session: Any) -> list[str]:
+    try:
+        return [query.id for query in session.streams.active]
+    except PySparkException as exc:
+        if is_unknown_session(exc):  # the server was started again
+            return []
+        raise
+
+
+def can_answer_for(spark: SparkSession, session: Any) -> bool:
+    """Return whether the server of a session that is in use can be asked about another session.
+
+    Parameters
+    ----------
+    spark
+        The session that is in use.
+    session
+        The other session. If its server, or its user's session, has ended, a question would wait
+        until PySpark gives up, after minutes.
+    """
+    in_use = not session.is_stopped and not _clones.get(session, session).is_stopped
+    return in_use and _address(session) == _address(spark)
+
+
+def _address(session: Any) -> str:
+    builder = session.client._builder
+    return str(getattr(builder, "endpoint", builder.host))
+
+
+def is_unknown_session(error: PySparkException) -> bool:
+    """Return whether the server does not know a session, for example after its restart."""
+    return str(error.getCondition()).startswith("INVALID_HANDLE.SESSION")
 
 
 def has_ended(spark: SparkSession) -> bool:
@@ -217,11 +251,3 @@ def is_stream(df: DataFrame, node: Any) -> bool:
     """Ask the server whether a node of a plan is a stream."""
     of_connect: Any = type(df)
     return bool(of_connect(node, df.sparkSession).isStreaming)
-
-
-def refuse_initial_state(uid: str) -> NotBuiltYetError:
-    """Return the error for an initial state of a stream."""
-    return NotBuiltYetError(
-        f"operator {uid!r}: initialState of a stream is not supported over Spark Connect yet: "
-        "start the query once on a classic session, take a savepoint, and restore it here"
-    )

@@ -42,7 +42,8 @@ def nodes(plan: Any) -> Iterator[Any]:
     parts = vars(plan)
     for name, child in parts.items():
         is_left_again = name == "_child" and child is parts.get("left")  # as joins have it
-        if hasattr(child, _OF_NODES) and not is_left_again:
+        # The class is asked, because a column answers for every name with a column.
+        if hasattr(type(child), _OF_NODES) and not is_left_again:
             yield from nodes(child)
 
 

@@ -1,16 +1,19 @@
 """The settings of a query: their keys, values and files. Import them from here."""
 
 from pyspark_ckpt.settings.conf_file import read_conf_file
-from pyspark_ckpt.settings.modes import ClaimMode, HighAvailability, Retention
+from pyspark_ckpt.settings.keys import KEYS, PARALLELISM, SETTINGS, Setting
+from pyspark_ckpt.settings.modes import (
+    ClaimMode,
+    HandOver,
+    HighAvailability,
+    MetricsReporter,
+    Retention,
+)
 from pyspark_ckpt.settings.settings import (
     EPOCH_KEY,
-    KEYS,
-    PARALLELISM,
     PREFIX,
     RUNTIME_KEY,
-    SETTINGS,
     Materialization,
-    Setting,
     Settings,
     is_ckpt_option,
     read_settings,
@@ -19,6 +22,7 @@ from pyspark_ckpt.settings.values import MAX_INLINE_BYTES, MIN_MEMORY_BYTES
 
 __all__ = [
     "EPOCH_KEY", "KEYS", "MAX_INLINE_BYTES", "MIN_MEMORY_BYTES", "PARALLELISM", "PREFIX",
-    "RUNTIME_KEY", "SETTINGS", "ClaimMode", "HighAvailability", "Materialization", "Retention",
-    "Setting", "Settings", "is_ckpt_option", "read_conf_file", "read_settings",
+    "RUNTIME_KEY", "SETTINGS", "ClaimMode", "HandOver", "HighAvailability", "Materialization",
+    "MetricsReporter", "Retention", "Setting", "Settings", "is_ckpt_option", "read_conf_file",
+    "read_settings",
 ]  # fmt: skip

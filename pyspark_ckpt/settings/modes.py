@@ -33,3 +33,21 @@ class HighAvailability(str, Enum):
     KUBERNETES = "kubernetes"
 
     __str__ = str.__str__
+
+
+class HandOver(str, Enum):
+    """The form in which Spark's workers hand rows over to an operator and take its output."""
+
+    ARROW = "arrow"
+    PANDAS = "pandas"
+
+    __str__ = str.__str__
+
+
+class MetricsReporter(str, Enum):
+    """What a query's metrics are reported to; also the names of the extras with the libraries."""
+
+    PROMETHEUS = "prometheus"
+    OPENTELEMETRY = "opentelemetry"
+
+    __str__ = str.__str__

@@ -45,6 +45,17 @@ def member_in_capitals(modes: type[_Mode]) -> Callable[[str], _Mode]:
     return lambda text: modes(text.upper())
 
 
+def several(modes: type[_Mode]) -> Callable[[str], tuple[_Mode, ...]]:
+    """Return a reader of ``none``, or of modes with commas between, each read once."""
+
+    def parse(text: str) -> tuple[_Mode, ...]:
+        if text.lower() == "none":
+            return ()
+        return tuple(dict.fromkeys(modes(each.strip().lower()) for each in text.split(",")))
+
+    return parse
+
+
 def truth(text: str) -> bool:
     """Read ``true`` or ``false``."""
     return {"true": True, "false": False}[text.lower()]
@@ -103,6 +114,28 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def port(text: str) -> int:
+    """Read the number of a port; 0 is any free port."""
+    number = int(text)
+    if not 0 <= number <= 65_535:
+        raise ValueError(text)
+    return number
+
+
+def host(text: str) -> str:
+    """Read the name or address of an interface, without a port."""
+    if re.fullmatch(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:]+", text) is None:
+        raise ValueError(text)
+    return text
+
+
+def url(text: str) -> str:
+    """Read an address of HTTP; a user and a password in it are not allowed."""
+    if re.fullmatch(r"https?://[A-Za-z0-9_.\[\]:-]+(/[^\s@]*)?", text) is None:
+        raise ValueError(text)
+    return text
 
 
 def exactly_one(text: str) -> int:

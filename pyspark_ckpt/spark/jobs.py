@@ -105,6 +105,23 @@ class SparkJobs:
         else:
             self._spark.sparkContext.cancelJobsWithTag(self._tag)
 
+    def tasks(self) -> tuple[int, int]:
+        """Return how many tasks of these jobs are done, and how many are known; from any thread.
+
+        Spark counts the tasks of a job when it starts. A client of Spark Connect sees none.
+        """
+        if self._is_connect:
+            return 0, 0
+        context = self._spark.sparkContext
+        # PySpark's tracker finds jobs by group only.
+        with_tags = context._jsc.sc().statusTracker()
+        tracker = context.statusTracker()
+        jobs = [tracker.getJobInfo(each) for each in with_tags.getJobIdsForTag(self._tag)]
+        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
+        known = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
+        done = sum(info.numCompletedTasks for info in known)
+        return done, sum(info.numTasks for info in known)
+
     def cancel(self) -> None:
         """Cancel the running jobs, from any thread, and the jobs that a thread starts later."""
         self._is_cancelled = True

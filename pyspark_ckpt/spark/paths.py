@@ -6,8 +6,10 @@ import re
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.storage.open import open_storage
 
 
 def qualified_path(spark: SparkSession, path: str) -> str:
@@ -30,6 +32,28 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     system = hadoop.FileSystem
     file_system = system.getLocal(conf) if default.startswith("file:") else system.get(conf)
     return str(file_system.makeQualified(hadoop.Path(path)).toString())
+
+
+def shared_directory(spark: SparkSession, path: str | None) -> str | None:
+    """Return the URL of a directory that all processes of a query can reach; ``None`` of ``None``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is in the memory of one process.
+    OSError
+        If it cannot be read.
+    """
+    if path is None:
+        return None
+    storage = open_storage(qualified_path(spark, path))
+    if not storage.is_shared:
+        raise ConfigurationError(
+            f"{storage.url} is in the memory of one process, and the tasks of a query run in other "
+            "processes: use a local or mounted path, or s3://bucket/prefix"
+        )
+    storage.list()  # refuses an unreadable directory before anything starts
+    return storage.url
 
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")

@@ -1,13 +1,14 @@
-"""Stopping a query between two epochs, and how long it has been idle.
+"""Stopping a query between two epochs, how long it has been idle, and what it has reported.
 
 Driver only.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import math
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,9 +16,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 _POLL_SECONDS = 0.05
 _PAUSE_SECONDS = 10.0
@@ -26,6 +28,45 @@ _PAUSE_SECONDS = 10.0
 def java_query(query: StreamingQuery) -> Any:
     """Return the JVM's object of a query, which PySpark's ``StreamingQuery`` is made of."""
     return query._jsq
+
+
+def change_conf(query: StreamingQuery, key: str, change: Callable[[str], str]) -> bool:
+    """Change a key of the conf that only a running query has; its next epoch has the new value.
+
+    Returns
+    -------
+    bool
+        Whether it was changed: a client of Spark Connect cannot reach the query's session.
+    """
+    java = getattr(query, "_jsq", None)
+    if java is None:
+        return False
+    conf = java.streamingQuery().sparkSessionForStream().conf()
+    conf.set(key, change(str(conf.get(key))))
+    return True
+
+
+def progress_since(query: StreamingQuery, epoch: int | None) -> list[dict[str, Any]]:
+    """Return Spark's reports of the epochs after an epoch, oldest first, as far as it keeps them.
+
+    Reports that Spark makes while it is idle are left out. Reports of earlier epochs are not
+    fetched from the JVM.
+    """
+    found: list[dict[str, Any]] = []
+    reports = _reports(query)
+    for number in range(len(reports) - 1, -1, -1):
+        report = reports[number]
+        fields: Any = report if isinstance(report, dict) else json.loads(report.json())
+        if epoch is not None and fields["batchId"] <= epoch:
+            break
+        if "addBatch" in fields["durationMs"]:
+            found.append(fields)
+    return found[::-1]
+
+
+def _reports(query: StreamingQuery) -> Any:
+    java = getattr(query, "_jsq", None)
+    return query.recentProgress if java is None else java.recentProgress()
 
 
 def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:

@@ -11,7 +11,6 @@ JVM, have a mark, and a Log4j filter drops lines with the mark.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
 _STORES = "org.apache.spark.sql.execution.streaming.state"
@@ -32,7 +32,7 @@ _MARK = "mdc.pyspark_ckpt"
 
 _READING = "reading"
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 @contextmanager
@@ -59,33 +59,32 @@ def quiet_reading(spark: SparkSession) -> Iterator[None]:
 
 
 def _install_filter(spark: SparkSession) -> None:
-    """Let the logger of Spark's state store drop lines with the mark; once in a JVM."""
+    """Let the logger of Spark's state store drop that line if it has the mark; once in a JVM.
+
+    The filter is on the configuration that the logger already has. With one of its own, Spark's
+    shells and PySpark would take the logger for one that the user wants to see at level INFO.
+    """
     loggers = _class(spark, f"{_LOG4J}.LogManager").getContext(False)  # noqa: FBT003
-    configuration = loggers.getConfiguration()
-    found = configuration.getLoggerConfig(_STORES)
-    if found.getName() != _STORES:
-        # Without a level it has its parent's level, also after `setLogLevel`.
-        found = _class(spark, f"{_LOG4J}.core.config.LoggerConfig")(_STORES, None, True)  # noqa: FBT003
-        configuration.addLogger(_STORES, found)
+    found = loggers.getConfiguration().getLoggerConfig(_STORES)
     if found.hasFilter():
         return
     filters, result = f"{_LOG4J}.core.filter", _class(spark, f"{_LOG4J}.core.Filter$Result")
     pair = _class(spark, f"{_LOG4J}.core.util.KeyValuePair")
     pairs = spark.sparkContext._gateway.new_array(pair, 1)  # type: ignore[union-attr]
     pairs[0] = pair(_MARK, _READING)
-    # The first filter lets every other line pass.
+    # The first filter lets every line without the mark pass, and costs one lookup.
+    found.addFilter(
+        _class(spark, f"{filters}.ThreadContextMapFilter").createFilter(
+            pairs, "and", result.NEUTRAL, result.ACCEPT
+        )
+    )
     found.addFilter(
         _class(spark, f"{filters}.RegexFilter").createFilter(
             _WARNING,
             None,
             False,  # noqa: FBT003
+            result.DENY,
             result.NEUTRAL,
-            result.ACCEPT,
-        )
-    )
-    found.addFilter(
-        _class(spark, f"{filters}.ThreadContextMapFilter").createFilter(
-            pairs, "and", result.DENY, result.NEUTRAL
         )
     )
     loggers.updateLoggers()
@@ -140,6 +139,32 @@ def encoded_handles(
         return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
 
 
+def encoded_handle(
+    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int, partition: int
+) -> list[bytes]:
+    """Return the handle of one partition at an epoch, in a list; empty if it has none.
+
+    Call it on the driver. Except over Spark Connect it reads no other partition, without a job.
+
+    Raises
+    ------
+    PySparkException
+        If Spark cannot read its state.
+    """
+    options = {"batchId": str(epoch), "operatorId": str(operator_id)}
+    if is_connect(spark):
+        state = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
+        rows = state.where(state["partition_id"] == partition)
+        return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
+    with quiet_reading(spark), _active(spark):
+        table = _table(spark, {**options, "path": checkpoint_location})
+        batch, partitions = _planned(spark, table)
+        (wanted,) = [each for each in partitions if each.partition() == partition]
+        return _read(
+            spark, batch.createReaderFactory().createReader(wanted), _Place(table.schema())
+        )
+
+
 def written_handles(
     spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
 ) -> list[bytes]:
@@ -189,8 +214,7 @@ def _read_on_driver(spark: SparkSession, options: dict[str, str]) -> list[bytes]
 
 def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:
     """Read the handles on the driver, unless there are too many partitions."""
-    batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
-    partitions = batch.planInputPartitions()
+    batch, partitions = _planned(spark, table)
     if len(partitions) > FEW_PARTITIONS:
         return None
     factory = batch.createReaderFactory()
@@ -200,6 +224,11 @@ def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:
         for partition in partitions
         for handle in _read(spark, factory.createReader(partition), place)
     ]
+
+
+def _planned(spark: SparkSession, table: Any) -> tuple[Any, Any]:
+    batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
+    return batch, batch.planInputPartitions()
 
 
 class _Place:

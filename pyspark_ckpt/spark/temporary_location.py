@@ -5,7 +5,6 @@ Spark makes it for sinks whose output no later query continues: memory, console,
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -23,7 +23,7 @@ FORCED = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
 
 _SINKS = frozenset({"memory", "console", "noop", "foreach", "foreachbatch"})
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 
 def may_be_temporary(sink_format: str | None) -> bool:

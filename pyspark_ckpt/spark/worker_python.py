@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -16,10 +15,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import SHIP_ADVICE, WORKER_ADVICE
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 LEAST_WORKER_MIB = 1024
 """Least address space of a worker; most of it is of libraries, threads and the backend's map."""

@@ -127,6 +127,13 @@ class Storage(ABC):
             If there is a directory of that name.
         """
 
+    def make_durable(self, directory: str | None = None) -> None:  # noqa: B027  # most names are
+        """Make the names in a directory durable, also those that another process gave.
+
+        A process may be killed between the moment at which others see its file and the moment at
+        which the file's name is durable. Whoever relies on such a file calls this first.
+        """
+
     @abstractmethod
     def open_verified(self, reference: FileReference) -> AbstractContextManager[BinaryIO]:
         """Open a file whose size and digest were checked first.
@@ -345,6 +352,9 @@ class CoordinatorStorage(Protocol):
 
     def url_of(self, relative: str) -> str:
         """Resolve a path to the full name that users see."""
+
+    def make_durable(self, directory: str | None = None) -> None:
+        """Make the names in a directory durable, whoever gave them."""
 
     def delete(self, relatives: Iterable[str]) -> None:
         """Discard files, durable on return."""

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
+
 from pyspark_ckpt.errors import CorruptFileError
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError,
+    EOFError,
+)  # fmt: skip
+"""What Python's ``zipfile`` raises for a damaged archive, besides errors of the disk."""
 
 RESTORE = "restore from another checkpoint or savepoint"
 

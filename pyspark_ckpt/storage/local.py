@@ -106,6 +106,9 @@ class LocalStorage(Storage):
                     check(digested.sha256)
                 os.fsync(file.fileno())
             give_name(temporary, path)  # unlike a plain rename, never replaces a file
+        except FileExistsError:
+            _sync_directory(path.parent)  # the caller will rely on a file that is there
+            raise
         except OSError as exc:
             if exc.errno in _NO_ROOM and exc.filename is None:
                 exc.filename = str(path)  # the error of a write does not name the file
@@ -179,6 +182,11 @@ class LocalStorage(Storage):
         status = self.path(relative).stat()
         return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}"
 
+    def make_durable(self, directory: str | None = None) -> None:
+        path = self.root if directory is None else self.path(directory)
+        _make_directories(path)
+        _sync_directory(path)
+
     def check_usable(self) -> None:
         check_mount(self.root)
 
@@ -207,15 +215,39 @@ def _checked(path: Path, reference: FileReference) -> _Check:
     return check
 
 
+_durable_directories: set[tuple[str, int]] = set()
+"""Directories whose entries this process knows to be durable, by path and number."""
+
+
 def _make_directories(directory: Path) -> None:
-    """Create a directory and its missing parents, with durable entries."""
-    missing = []
-    while not directory.is_dir():
-        missing.append(directory)
+    """Create a directory and its missing parents, with durable entries.
+
+    A directory that is there may be one that another process has just made, and whose entry that
+    process had not synced when it was killed. So each entry is synced once by this process too.
+    """
+    unsure = []
+    while directory != directory.parent and not _is_durable(directory):
+        unsure.append(directory)
         directory = directory.parent
-    for path in reversed(missing):
-        path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
+    for path in reversed(unsure):
+        was_there = path.is_dir()
+        if not was_there:
+            path.mkdir(exist_ok=True)
+        try:
+            _sync_directory(path.parent)
+        except PermissionError:
+            if not was_there:
+                raise
+            continue  # of an administrator, who made it long ago
+        _durable_directories.add((str(path), path.stat().st_ino))
+
+
+def _is_durable(directory: Path) -> bool:
+    try:
+        status = directory.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (str(directory), status.st_ino) in _durable_directories
 
 
 def _sync_directory(directory: Path) -> None:

@@ -8,7 +8,6 @@ failure counts.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.file_reference import FileReference
 
-logger = logging.getLogger(__name__)
+logger = library_logger(__name__)
 
 PAUSES_SECONDS = (0.2, 0.6, 1.8)
 """The pauses between the attempts at an operation; the last attempt's error is raised."""
@@ -132,6 +132,9 @@ class RetryingStorage(Storage):
                 raise
 
         return retried(write)
+
+    def make_durable(self, directory: str | None = None) -> None:
+        retried(lambda: self._inner.make_durable(directory))
 
     def make_directory(self, relative: str) -> None:
         retried(lambda: self._inner.make_directory(relative))

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
-from pyspark_ckpt.formats.layout import store_note_path
+from pyspark_ckpt.formats.layout import STORES, store_note_path
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
 from pyspark_ckpt.storage.base import CoordinatorStorage
@@ -87,6 +87,8 @@ def write_store_note(storage: CoordinatorStorage, note: StoreNote) -> None:
         number = highest_number(storage, store_note_path)
         with suppress(CorruptFileError):
             if _read(storage, number) == note:
+                if number > 0:
+                    storage.make_durable(STORES)  # its writer may have been killed before
                 return
         with suppress(FileExistsError):  # another driver wrote it at the same time
             storage.write(store_note_path(number + 1), [msgspec.json.encode(note)])

@@ -85,6 +85,7 @@ def claim_directory(location: Storage, checkpoints: Storage, place: Storage | No
         token = _token(location) or _write_token(location)
         claimed = Owner(token=token, location=path, file=_file(location))
         if claimed == owner:
+            checkpoints.make_durable(OWNERS)  # its writer may have been killed before
             return
         with suppress(FileExistsError):  # another start wrote it at the same time: check again
             checkpoints.write(owner_path(number + 1), [msgspec.json.encode(claimed)])

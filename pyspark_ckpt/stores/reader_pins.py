@@ -26,7 +26,7 @@ from pyspark_ckpt.storage.corrupt_file import corrupt_file
 GRACE_MS = 60_000
 """How long a pin counts after its expiry, because clocks of machines differ."""
 
-_NAME = re.compile(r"_(reader|closed)-([0-9]{15})-[0-9a-f]{16}\.json")
+_NAME = re.compile(r"_(reader|closed)-([0-9]{15})-([0-9a-f]{16})\.json")
 _MAX_BYTES = 1 << 28
 _MAX_MS = 10**15 - 1
 
@@ -37,6 +37,7 @@ class PinFile(NamedTuple):
     name: str
     is_pin: bool
     expires_ms: int
+    token: str = ""
 
     def counts(self, now_ms: int) -> bool:
         """Return whether it still counts."""
@@ -49,9 +50,9 @@ class _Pin(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
 
 
-def pin_name(expires_ms: int) -> str:
-    """Return a new, unique name for a pin."""
-    return f"_reader-{min(expires_ms, _MAX_MS):015}-{secrets.token_hex(8)}.json"
+def pin_name(expires_ms: int, token: str | None = None) -> str:
+    """Return the name of a pin; without a token of 16 hexadecimal digits it is a new one."""
+    return f"_reader-{min(expires_ms, _MAX_MS):015}-{token or secrets.token_hex(8)}.json"
 
 
 def barrier_name(expires_ms: int) -> str:
@@ -75,7 +76,7 @@ def encode_pin(by: str, files: Iterable[str] = ()) -> bytes:
 def pin_files(storage: CoordinatorStorage) -> list[PinFile]:
     """Return the pins and barriers in a directory, also those that are over."""
     found = (_NAME.fullmatch(name) for name in storage.list())
-    return [PinFile(each[0], each[1] == "reader", int(each[2])) for each in found if each]
+    return [PinFile(each[0], each[1] == "reader", int(each[2]), each[3]) for each in found if each]
 
 
 def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:

@@ -11,8 +11,10 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
+    KEPT_PHASES,
     BaseFile,
     BaseSnapshot,
+    EpochPhases,
     Handle,
     Segment,
     StateDescriptor,
@@ -21,6 +23,8 @@ from pyspark_ckpt.formats.handle import (
     encode_handle,
     following,
     new_version,
+    with_phases,
+    without_later_fields,
 )
 from pyspark_ckpt.formats.modes import (
     ListRedistribution,
@@ -84,6 +88,16 @@ def test_the_lineage_of_a_handle_with_a_base_starts_there(handle: Handle) -> Non
 
 def test_files_are_those_of_base_and_segments_but_not_the_inline_ones(handle: Handle) -> None:
     assert with_parts(handle, BASE, INLINE, FILED).files() == [BASE.files[0].file, FILED.file]
+
+
+def test_a_handle_has_the_phases_of_its_last_epochs_and_of_no_attempt_before(
+    handle: Handle,
+) -> None:
+    for epoch in (*range(50), 49):  # the last one is repeated
+        handle = with_phases(handle, EpochPhases(epoch, 1, 2, 3, 4, 5, 6))
+    assert [each.epoch for each in handle.phases or ()] == list(range(50 - KEPT_PHASES, 50))
+    assert decode_handle(encode_handle(handle)) == handle
+    assert len(encode_handle(handle)) - len(encode_handle(without_later_fields(handle))) < 400
 
 
 def test_two_attempts_of_an_epoch_never_share_a_version() -> None:

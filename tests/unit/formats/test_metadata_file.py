@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -18,10 +19,13 @@ from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
     EpochMetrics,
+    EpochPhases,
     Handle,
     PendingSnapshot,
     Predecessor,
     Segment,
+    SlowKey,
+    SlowKeys,
     StateCount,
     StateCounts,
     StateDescriptor,
@@ -108,6 +112,8 @@ def test_version_0_1_0_reads_all_that_a_handle_can_hold(
             handle,
             metrics=EpochMetrics(rows=1, lost_attributes=("seen",)),
             counts=counts,
+            slow_keys=SlowKeys(9, (SlowKey("a", 7),)),
+            phases=(EpochPhases(6, 1, 2, 3, 4, 5, 6),),
             predecessors=(Predecessor(5, ("shared/base",), "0" * 16),),
             pending=PendingSnapshot("0" * 16, "6-b", 6, 1, "run"),
             states=(StateDescriptor("s", "value", "{}", ttl=TTL),),
@@ -306,3 +312,20 @@ def test_format_2_is_for_spark_operators_only(metadata: CheckpointMetadata) -> N
     assert decode_metadata(encoded, "name").spark_operators == (native,)
     assert mixed.size_bytes == metadata.size_bytes  # the same file
     assert len(mixed.files()) == len(metadata.files()) + 1
+
+
+class _DeletedBetweenItsSizeAndItsContent(LocalStorage):
+    """As by a cleaner that runs beside a reader."""
+
+    def size_bytes(self, relative: str) -> int | None:
+        size_bytes = super().size_bytes(relative)
+        self.path(relative).unlink(missing_ok=True)
+        return size_bytes
+
+
+def test_a_file_that_goes_while_it_is_read_is_not_found(
+    metadata: CheckpointMetadata, tmp_path: Path
+) -> None:
+    (tmp_path / "_metadata").write_bytes(encode_metadata(metadata))
+    with pytest.raises(CheckpointNotFoundError, match=re.escape(str(tmp_path))):
+        read_metadata(_DeletedBetweenItsSizeAndItsContent(tmp_path))

@@ -39,6 +39,8 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_files import checked_content, is_checked
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
+from pyspark_ckpt.snapshot.data_source import StateDataSource
+from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import with_operator_id
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -46,7 +48,13 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.restore.tampered import packed, tampered
 
 Change = Callable[[dict[str, Any]], None]
-READERS = [RestoreSource, verify, dispose_savepoint, lineage]
+
+
+def read_by_spark(path: str) -> object:
+    return StateDataSource({"path": path, "operator": "op", "state": "n"})
+
+
+READERS = [RestoreSource, verify, dispose_savepoint, lineage, open_state, read_by_spark]
 SCHEMA = T.StructType().add("k", T.StringType()).json()
 
 

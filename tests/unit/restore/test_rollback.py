@@ -15,6 +15,8 @@ from pyspark_ckpt.restore.rollback import (
     begun_exchange,
     exchange,
     finish_exchange,
+    finish_restart,
+    remove_leftovers_of_restarts,
 )
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
@@ -134,6 +136,41 @@ def test_what_is_void_is_known_wherever_it_is_cut_off(
 def test_there_are_no_more_steps_than_were_cut_off(location: Path) -> None:
     exchange(CutOffStorage(location, STEPS + 1, does_last=True), WANTED)
     assert content(location) == DONE
+
+
+RESTARTS = msgspec.structs.replace(WANTED, restarts=True)
+
+
+@pytest.mark.parametrize("does_last", [False, True])
+@pytest.mark.parametrize("operations", range(1, STEPS + 1))
+def test_a_start_finishes_a_restart_that_was_cut_off(
+    location: Path, operations: int, does_last: bool
+) -> None:
+    """The location is the old one or the new one, and never half of both."""
+    before = content(location)
+    with pytest.raises(CutOffError):
+        exchange(CutOffStorage(location, operations, does_last=does_last), RESTARTS)
+    has_marker = begun_exchange(LocalStorage(location)) is not None
+    finish_restart(LocalStorage(location))
+    assert begun_exchange(LocalStorage(location)) is None
+    is_old = not has_marker and operations == 1
+    assert content(location) == (before if is_old else DONE)
+
+
+def test_a_start_does_not_finish_a_rollback(location: Path) -> None:
+    with pytest.raises(CutOffError):
+        exchange(CutOffStorage(location, 2, does_last=True), WANTED)
+    finish_restart(LocalStorage(location))
+    assert begun_exchange(LocalStorage(location)) == WANTED
+
+
+def test_leftovers_of_restarts_are_removed(location: Path) -> None:
+    before = content(location)
+    for name in ("_before_restart-1", "_restarting-2"):
+        (location / name / "state").mkdir(parents=True)
+        (location / name / "state" / "0").touch()
+    remove_leftovers_of_restarts(LocalStorage(location))
+    assert content(location) == before
 
 
 def test_a_changed_marker_is_refused(location: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_file_is_durable_before_it_has_its_name_and_the_name_when_write_return
     storage.write("shared/deep/file", [b"abc"])
     root = storage.root
     deep = root / "shared" / "deep"
-    steps = [step for step in disk_log if step[0] != "unlink"]
+    above = {str(path) for path in root.parent.parents}
+    steps = [step for step in disk_log if step[0] != "unlink" and step[1] not in above]
     assert steps[:3] == [("fsync", str(p)) for p in (root.parent, root, root / "shared")]
     what, temporary = steps[3]
     assert what == "fsync"
@@ -149,6 +150,29 @@ def test_a_directory_is_made_once_and_its_entry_is_durable(storage: Storage, dis
     assert disk_log == []
     with pytest.raises(UnsafePathError):
         storage.make_directory("../chk-1")
+
+
+def test_a_directory_of_a_killed_process_is_made_durable(storage: Storage, disk_log: Log) -> None:
+    """The other process was killed after it had made the directory, before it synced the entry."""
+    (storage.root / "shared").mkdir(parents=True)
+    storage.write("shared/file", [b"x"])
+    synced = [path for what, path in disk_log if what == "fsync"]
+    assert {str(storage.root), str(storage.root.parent)} <= {*synced}
+    disk_log.clear()
+    storage.write("shared/another", [b"x"])
+    assert str(storage.root) not in [path for _, path in disk_log], "once in each process"
+
+
+def test_a_file_of_a_killed_process_is_made_durable_when_it_is_found(
+    storage: Storage, put_file: Callable[..., Path], disk_log: Log
+) -> None:
+    path = put_file("drivers/1")
+    with pytest.raises(FileExistsError):
+        storage.write("drivers/1", [b"x"])
+    assert ("fsync", str(path.parent)) in disk_log
+    disk_log.clear()
+    storage.make_durable("drivers")
+    assert ("fsync", str(path.parent)) in disk_log
 
 
 def test_a_move_is_durable_and_replaces_nothing(storage: Storage, disk_log: Log) -> None:

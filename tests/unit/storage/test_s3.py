@@ -23,7 +23,7 @@ from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.servers import s3 as s3_server_module
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.paging_s3 import paging_s3
-from tests.servers.s3 import BUCKET
+from tests.servers.s3 import BUCKET, ask
 from tests.servers.s3_front import Request
 from tests.servers.waiting_s3 import waiting_s3
 
@@ -79,14 +79,6 @@ def conflicts(
     with conflicting_s3(s3_environment["AWS_ENDPOINT_URL"]) as conflicts:
         ask(conflicts.url, monkeypatch)
         yield conflicts
-
-
-def ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every storage ask another server from now on."""
-    file_system = fsspec.filesystem(
-        "s3", use_listings_cache=False, skip_instance_cache=True, endpoint_url=url
-    )
-    monkeypatch.setattr(s3_storage, "_file_system", lambda: file_system)
 
 
 @pytest.mark.parametrize("does_it_all_the_same", [False, True])

@@ -1,0 +1,228 @@
+"""The part of a running query that restarts it in place: ``rescale`` and ``restartWith``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.formats.origin import Restore
+from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.observed import ObservedQuery
+from pyspark_ckpt.restarting.record import InPlaceRestart
+
+Program = DataFrame | Callable[[], DataFrame]
+"""A query, or a function that builds it."""
+
+
+class Restarter(Protocol):
+    """Starts a query again in place; made by the writer that started the query."""
+
+    def restart(
+        self,
+        query: Any,
+        program: Program | None,
+        parallelism: int | None,
+        reason: str,
+    ) -> InPlaceRestart:
+        """Stop the query between two epochs and start it again.
+
+        Parameters
+        ----------
+        query
+            The query, which continues with the new run.
+        program
+            The new program, ``None`` for the query's own.
+        parallelism
+            The number of subtasks, ``None`` for what the program says.
+        reason
+            Who asks for it.
+        """
+
+
+class RestartableQuery(ObservedQuery):
+    """The part of a :class:`CheckpointedQuery` that restarts it in place.
+
+    Parameters
+    ----------
+    spark : SparkSession
+        The session that started the query.
+    query : StreamingQuery
+        Spark's query.
+    coordinator : CheckpointCoordinator
+        Takes the query's checkpoints and savepoints.
+    restore : Restore, optional
+        What the query was restored from.
+    restarter : Restarter, optional
+        Starts the query again in place, ``None`` if its program is not in this process.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: StreamingQuery,
+        coordinator: CheckpointCoordinator,
+        restore: Restore | None = None,
+        restarter: Restarter | None = None,
+    ) -> None:
+        super().__init__(spark, query, coordinator, restore)
+        self._restarter = restarter
+        self._listeners: list[CheckpointListener] = []
+        self._turn = threading.RLock()
+        """Held while the query is restarted in place; callers then wait for the new run."""
+
+    def rescale(self, parallelism: int) -> InPlaceRestart:
+        """Give the running query another number of subtasks.
+
+        The query stops between two epochs, its state is divided anew, and it starts again at the
+        same location and into the same sink. No row is lost or written twice. This object stays the
+        query: `id` and epoch numbers continue, and `runId` changes. Listeners stay, and a thread in
+        :meth:`awaitTermination` continues to wait.
+
+        The query has to be written as a function that builds it: see :func:`write_stream`.
+
+        Parameters
+        ----------
+        parallelism : int
+            The number of subtasks of each operator.
+
+        Returns
+        -------
+        InPlaceRestart
+            Has the pause. The history keeps it, too.
+
+        Raises
+        ------
+        ConfigurationError
+            If `parallelism` is no positive number, the query was not given as a function, or its
+            location is temporary; the query still runs.
+        CheckpointAbortedError
+            If the query has ended, or no epoch is committed yet.
+        PlanError, IncompatibleStateError, NotBuiltYetError
+            If the state cannot move. The query runs as before.
+        FencedError
+            If another driver runs the query.
+
+        Examples
+        --------
+        >>> def build():
+        ...     return ckpt.key_by(events, "user").transformWithState(
+        ...         Count(), "user string, n long", "Update", "None", uid="count"
+        ...     )
+        >>> query = (
+        ...     ckpt.write_stream(build)
+        ...     .outputMode("update")
+        ...     .start(format="noop", checkpointLocation=f"{directory}/rescaled")
+        ... )
+        >>> query.processAllAvailable()
+        >>> query.rescale(3).parallelism
+        3
+        >>> query.stop()
+        """
+        if type(parallelism) is not int or parallelism < 1:
+            raise ConfigurationError(
+                f"rescale({parallelism!r}): give the number of subtasks, such as rescale(4)"
+            )
+        return self._restart(None, parallelism, f"rescale({parallelism})")
+
+    def restartWith(self, program: Program) -> InPlaceRestart:
+        """Restart the running query in place with another program; as :meth:`rescale`.
+
+        The program may change what a restore may change: see :func:`plan_restore`. If it is
+        refused, the query runs as before. If it fails in its first epoch, the query has failed;
+        that epoch is not committed, so any program that fits can be started there.
+
+        Parameters
+        ----------
+        program : DataFrame or callable
+            The new query, or a function without arguments that builds it. A function is called with
+            the parallelism that the query has now; a DataFrame may have another one.
+
+        Returns
+        -------
+        InPlaceRestart
+            Has the pause.
+
+        Raises
+        ------
+        ConfigurationError, CheckpointAbortedError, FencedError
+            As :meth:`rescale`.
+        PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
+            If the program does not fit the state. The query runs as before.
+
+        Examples
+        --------
+        >>> def mended():
+        ...     return ckpt.key_by(events.where("user <> 'bob'"), "user").transformWithState(
+        ...         Count(), "user string, n long", "Update", "None", uid="count"
+        ...     )
+        >>> query = (
+        ...     ckpt.write_stream(counts)
+        ...     .outputMode("update")
+        ...     .start(format="noop", checkpointLocation=f"{directory}/mended")
+        ... )
+        >>> query.processAllAvailable()
+        >>> before = query.runId
+        >>> query.restartWith(mended).reason
+        'restartWith'
+        >>> query.runId == before
+        False
+        >>> query.stop()
+        """
+        return self._restart(program, None, "restartWith")
+
+    def _restart(
+        self,
+        program: Program | None,
+        parallelism: int | None,
+        reason: str,
+        restarter: Restarter | None = None,
+    ) -> InPlaceRestart:
+        with self._turn:
+            restarter = restarter or self._restarter
+            if restarter is None:
+                raise ConfigurationError(
+                    f"query {self.id} was attached, so its program is not in this process: stop it "
+                    "and start it again from its checkpointLocation"
+                )
+            self._is_restarting = True
+            try:
+                return restarter.restart(self, program, parallelism, reason)
+            finally:
+                self._is_restarting = False
+
+    def _continue_with(
+        self,
+        query: StreamingQuery,
+        coordinator: CheckpointCoordinator,
+        restarter: Restarter | None,
+    ) -> None:
+        """Become another run of the query; called while the query is restarted."""
+        coordinator.restarts = self._coordinator.restarts
+        coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
+        for listener in self._listeners:
+            coordinator.listeners.add(listener)
+        self._query, self._coordinator, self._restarter = query, coordinator, restarter
+
+    @property
+    def _current(self) -> CheckpointCoordinator:
+        """The coordinator of the run; waits for a restart in place that is under way."""
+        with self._turn:
+            return self._coordinator
+
+    def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
+        """Return whether the query was restarted in place after this run of it.
+
+        Waits for a restart that is under way, and returns true if it takes too long.
+        """
+        if not self._turn.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            return True
+        try:
+            return self._query is not query
+        finally:
+            self._turn.release()
