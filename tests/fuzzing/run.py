@@ -1,0 +1,124 @@
+"""Feeds changed files to every parser: ``python -m tests.fuzzing.run EXAMPLES``.
+
+An input is a whole file of a released version with a few changes: bytes that are flipped, removed,
+inserted, repeated or cut off. Half of the inputs get the right checksums again, so that the code
+behind the checksums is reached. A parser may return or raise an error of the library. Anything
+else is a failure, and so is an input that takes more than two seconds or too much memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pyspark_ckpt.errors import CkptError
+from tests.fuzzing.parsers import Parser, parsers
+
+CORPUS = Path(__file__).parent / "corpus"
+MOST_MEMORY_BYTES = 2 << 30
+"""Address space beyond what the process has when it starts."""
+
+DEADLINE_MS = 2_000
+_INTERESTING = [b"\0", b"\xff", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"{", b'"', b"[" * 400]
+
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "remove", "insert", "repeat", "cut"]),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(1, 64),
+        st.one_of(st.sampled_from(_INTERESTING), st.binary(min_size=1, max_size=8)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(data: bytes, changes: list[tuple[str, float, int, bytes]]) -> bytes:
+    """Return a file with some changes."""
+    for kind, share, length, more in changes:
+        at = int(share * len(data))
+        if kind == "flip":
+            data = data[:at] + more + data[at + len(more) :]
+        elif kind == "remove":
+            data = data[:at] + data[at + length :]
+        elif kind == "insert":
+            data = data[:at] + more + data[at:]
+        elif kind == "repeat":
+            data = data[: at + length] + data[at:]
+        else:
+            data = data[:at]
+    return data
+
+
+def check(parser: Parser, data: bytes) -> None:
+    """Parse bytes; an error of the library is a good answer."""
+    with contextlib.suppress(CkptError):
+        parser.parse(data)
+
+
+def fuzz(name: str, examples: int, *, is_repeatable: bool) -> None:
+    """Feed a parser; raise what it should not have raised."""
+    parser = parsers()[name]
+    assert parser.samples, f"no samples for {name}"
+    for sample in parser.samples:
+        check(parser, sample)
+    for path in sorted(CORPUS.glob(f"{_file_name(name)}-*")):
+        check(parser, path.read_bytes())
+
+    @settings(
+        max_examples=examples,
+        deadline=DEADLINE_MS,
+        derandomize=is_repeatable,
+        database=None,
+        suppress_health_check=[*HealthCheck],
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(st.sampled_from(parser.samples), CHANGES, st.booleans())
+    def feed(sample: bytes, changes: Any, is_sealed: bool) -> None:
+        data = changed(sample, changes)
+        if is_sealed:
+            data = parser.seal(data)
+        try:
+            check(parser, data)
+        except Exception:
+            digest = hashlib.sha256(data).hexdigest()[:12]
+            failed = Path("build") / "fuzzing"
+            failed.mkdir(parents=True, exist_ok=True)
+            (failed / f"{_file_name(name)}-{digest}").write_bytes(data)
+            raise
+
+    feed()
+
+
+def _file_name(name: str) -> str:
+    return name.replace(" ", "-").replace("'", "")
+
+
+def main(arguments: list[str]) -> int:
+    """Feed all parsers, or those that are named."""
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("examples", type=int, nargs="?", default=20_000, help="per parser")
+    reader.add_argument("names", nargs="*", help="parsers; by default all")
+    reader.add_argument("--repeatable", action="store_true", help="the same inputs each time")
+    given_arguments = reader.parse_args(arguments)
+    names = given_arguments.names or list(parsers())
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_MEMORY_BYTES, resource.RLIM_INFINITY))
+    for name in names:
+        fuzz(name, given_arguments.examples, is_repeatable=given_arguments.repeatable)
+        sys.stdout.write(f"{name}: {given_arguments.examples} inputs\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,189 @@
+"""The input of the tortured query, and what must come of it: exact for each key.
+
+Shares nothing with the library and nothing with Spark. Rows of file f have the time 10 s times f,
+and the epoch of file f sees the time of file f - 1 as its watermark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ORIGIN_MS = 1_704_067_200_000
+STEP_MS = 10_000
+AHEAD_MS = 15_000
+TTL_MS = 25_000
+KEYS = tuple(f"k{number}" for number in range(12))
+MOST_ROWS = 6
+_SCHEMA = pa.schema(
+    [("key", pa.string()), ("file", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))]
+)
+
+
+class WrongOutputError(AssertionError):
+    """What the query wrote is not what it must write."""
+
+
+def time_ms(file: int) -> int:
+    """Return the event time of all rows of a file."""
+    return ORIGIN_MS + STEP_MS * file
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What an output was checked to have: files `first` to `last`, with their rows and timers."""
+
+    first: int
+    last: int
+    rows: int
+    timers: int
+
+
+class Input:
+    """Files of random rows, which a query reads oldest first.
+
+    Parameters
+    ----------
+    directory
+        Where the files are written.
+    chance
+        It decides which keys have rows.
+    """
+
+    def __init__(self, directory: Path, chance: random.Random) -> None:
+        self._directory = directory
+        self._chance = chance
+        self.files: list[dict[str, int]] = []
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def add(self) -> int:
+        """Write the next file, which appears at once; return its number."""
+        number = len(self.files)
+        counts = {key: self._chance.randrange(MOST_ROWS) for key in KEYS}
+        counts[self._chance.choice(KEYS)] += 1  # a file without rows would be no epoch
+        keys = [key for key, count in counts.items() for _ in range(count)]
+        self._chance.shuffle(keys)
+        columns = [keys, [number] * len(keys), [time_ms(number) * 1000] * len(keys)]
+        table = pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
+        hidden = self._directory / f".{number:06d}.tmp"
+        pq.write_table(table, hidden)
+        os.utime(hidden, (1_700_000_000 + number,) * 2)
+        hidden.rename(self._directory / f"{number:06d}.parquet")
+        self.files.append(counts)
+        return number
+
+    def check(self, output: Sequence[Mapping[str, Any]], *, is_whole: bool) -> Checked:
+        """Check the output of a query from its first file on, which a fork's savepoint decides.
+
+        Parameters
+        ----------
+        output
+            All rows that the query wrote.
+        is_whole
+            Whether the query has processed all files, with the epoch without rows after them.
+
+        Raises
+        ------
+        WrongOutputError
+            If a row or timer is missing, there twice, or has another value.
+        """
+        rows = [row for row in output if row["kind"] == "row"]
+        timers = [row for row in output if row["kind"] == "timer"]
+        for row in output:
+            _demand(row["m"] == row["n"], "the second operator counted otherwise", row)
+        first, last = self._span_of(rows)
+        _demand(not is_whole or last == len(self.files) - 1, "files are missing", last)
+        self._check_rows(rows, first, last)
+        self._check_timers(timers, first, last, is_whole=is_whole)
+        return Checked(first, last, len(rows), len(timers))
+
+    def _span_of(self, rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+        """Return the first and last file of an output, by the sums that its keys have reached."""
+        _demand(bool(rows), "there is no output", None)
+        files: set[int] = set()
+        for key, each in _by_key(rows).items():
+            before = min(each, key=lambda row: row["n"])
+            totals = sorted(row["total"] for row in each)
+            steps = [b - a for a, b in pairwise(totals)]
+            files |= set(steps)
+            ends = [*accumulate(counts[key] for counts in self.files)]
+            at = next((f for f, end in enumerate(ends) if end >= before["n"]), -1)
+            _demand(at >= 0, "a number is higher than there are rows", before)
+            files.add(at)
+        return min(files), max(files)
+
+    def _check_rows(self, rows: Sequence[Mapping[str, Any]], first: int, last: int) -> None:
+        found = _by_key(rows)
+        for key in KEYS:
+            n = total = 0
+            wanted = []
+            for file, counts in enumerate(self.files[: last + 1]):
+                young = self.files[max(0, file - 3) : file]
+                live = sum(each[key] for each in young)
+                for _ in range(counts[key]):
+                    n, total = n + 1, total + file
+                    if file >= first:
+                        wanted.append((n, total, live))
+            seen = sorted((row["n"], row["total"], row["live"]) for row in found.get(key, ()))
+            _demand(seen == wanted, f"rows of {key}", _difference(seen, wanted))
+
+    def _check_timers(
+        self, timers: Sequence[Mapping[str, Any]], first: int, last: int, *, is_whole: bool
+    ) -> None:
+        found = _by_key(timers)
+        # The epoch without rows, in which the newest watermark fires, may not have come yet.
+        froms = [time_ms(first - 2), time_ms(first - 1)] if first else [0]
+        tos = [time_ms(last)] if is_whole else [time_ms(last - 1), time_ms(last)]
+        seen = {key: sorted((row["at"], row["n"]) for row in found.get(key, ())) for key in KEYS}
+        for from_ms in froms:
+            for to_ms in tos:
+                wanted = {key: self._timers_of(key, last, from_ms, to_ms) for key in KEYS}
+                if seen == wanted:
+                    return
+        _demand(False, "timers", {key: _difference(seen[key], wanted[key]) for key in KEYS})
+
+    def _timers_of(self, key: str, last: int, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
+        set_for = [
+            time_ms(file) + AHEAD_MS
+            for file, counts in enumerate(self.files[: last + 1])
+            if counts[key]
+        ]
+        return [(at, n) for n, at in enumerate(set_for, 1) if from_ms < at <= to_ms]
+
+
+def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[row["key"]].append(row)
+    return found
+
+
+def _difference(seen: list[Any], wanted: list[Any]) -> str:
+    missing = [each for each in wanted if each not in seen]
+    strange = [each for each in seen if each not in wanted]
+    twice = sorted({each for each in seen if seen.count(each) > 1})
+    return f"missing {missing[:5]}, not expected {strange[:5]}, there twice {twice[:5]}"
+
+
+def _demand(holds: bool, what: str, detail: Any) -> None:
+    if not holds:
+        raise WrongOutputError(f"{what}: {detail}")
+
+
+def committed_output(directory: Path) -> list[dict[str, Any]]:
+    """Read the files that the sink's own log lists; others are leftovers of killed runs."""
+    names: dict[str, None] = {}
+    for entry in (directory / "_spark_metadata").glob("[0-9]*"):
+        for line in entry.read_text().splitlines()[1:]:
+            names[Path(json.loads(line)["path"]).name] = None
+    return [row for name in names for row in pq.read_table(directory / name).to_pylist()]

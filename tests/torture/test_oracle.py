@@ -1,0 +1,113 @@
+"""The oracle of the torture finds what is lost, repeated or wrong."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.torture.oracle import KEYS, Input, WrongOutputError, time_ms
+from tests.torture.run import Figures
+from tests.torture.screen import Screen
+
+FILES = 12
+Output = list[dict[str, Any]]
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Input:
+    made = Input(tmp_path, random.Random(5))
+    for _ in range(FILES):
+        made.add()
+    return made
+
+
+def output_of(given: Input, first: int, fired_after: int, fired_to: int) -> Output:
+    """Process the files one by one, as a query does; return what it emits from the first on."""
+    n: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    fired: dict[str, int] = defaultdict(int)
+    output = []
+    for file, counts in enumerate(given.files):
+        for key in KEYS:
+            live = sum(each[key] for each in given.files[max(0, file - 3) : file])
+            for _ in range(counts[key]):
+                n[key] += 1
+                total[key] += file
+                row = {"key": key, "kind": "row", "n": n[key], "m": n[key]}
+                if file >= first:
+                    output.append({**row, "total": total[key], "live": live, "at": 0})
+            at_ms = time_ms(file) + 15_000
+            if counts[key] and at_ms <= time_ms(fired_to):
+                fired[key] += 1
+                row = {"key": key, "kind": "timer", "n": fired[key], "m": fired[key]}
+                if at_ms > time_ms(fired_after):
+                    output.append({**row, "total": 0, "live": 0, "at": at_ms})
+    return output
+
+
+def test_an_exact_output_passes(given: Input) -> None:
+    output = output_of(given, 0, -1, FILES - 1)
+    random.Random(1).shuffle(output)
+    checked = given.check(output, is_whole=True)
+    assert (checked.first, checked.last) == (0, FILES - 1)
+    assert checked.rows == sum(sum(counts.values()) for counts in given.files)
+    assert checked.timers > 20
+
+
+@pytest.mark.parametrize("fired_after", [3, 4])
+def test_a_fork_begins_where_its_savepoint_was(given: Input, fired_after: int) -> None:
+    output = output_of(given, 5, fired_after, FILES - 1)
+    assert given.check(output, is_whole=True).first == 5
+
+
+def test_the_newest_timers_may_not_have_fired_in_a_query_that_was_killed(given: Input) -> None:
+    output = output_of(given, 0, -1, FILES - 2)
+    given.check(output, is_whole=False)
+    with pytest.raises(WrongOutputError, match="timers"):
+        given.check(output, is_whole=True)
+
+
+@pytest.mark.parametrize("kind", ["row", "timer"])
+@pytest.mark.parametrize("damage", ["lost", "twice", "total", "live", "at", "m"])
+def test_each_damage_is_found(given: Input, kind: str, damage: str) -> None:
+    whole = output_of(given, 0, -1, FILES - 1)
+    places = [number for number, row in enumerate(whole) if row["kind"] == kind]
+    if damage in ("total", "live") and kind == "timer":
+        return
+    for place in random.Random(2).sample(places, 10):
+        output = [dict(row) for row in whole]
+        if damage == "lost":
+            del output[place]
+        elif damage == "twice":
+            output.append(output[place])
+        elif (kind, damage) != ("row", "at"):
+            output[place][damage] += 1
+        else:
+            continue
+        with pytest.raises(WrongOutputError):
+            given.check(output, is_whole=True)
+
+
+def test_files_that_are_missing_at_the_end_are_found(given: Input) -> None:
+    output = output_of(given, 0, -1, FILES - 1)
+    given.add()
+    with pytest.raises(WrongOutputError, match="files are missing"):
+        given.check(output, is_whole=True)
+
+
+def test_the_screen_shows_counts_and_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert Figures(7).faults.total() == 0
+    screen = Screen(7, 20)
+    with screen:
+        screen.state["query"] = 3
+        for _ in range(10):
+            screen.count("driver killed")
+        with screen.console.capture() as captured:
+            screen.console.print(screen._shown())
+    assert "10 faults; query 3" in capsys.readouterr().out
+    assert "driver killed" in captured.get()
+    assert "SEED=7" in captured.get()
