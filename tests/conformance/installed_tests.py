@@ -14,6 +14,8 @@ _ARCHIVE = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 _PACKAGES = (
     "pyspark.sql.tests.pandas.streaming",
     "pyspark.sql.tests.pandas",  # where PySpark 4.0 and 4.1 have them
+    "pyspark.sql.tests.connect.pandas.streaming",
+    "pyspark.sql.tests.connect.pandas",
 )
 
 

@@ -32,6 +32,18 @@ _READS_STATE = r"json\.loads\(|STDS_INVALID_OPTION_VALUE|assert set\(\n"
 
 NOT_APPLYING = (
     NotApplying(
+        ("*Parity*::test_transform_with_state_chaining_ops",),
+        "It has an aggregation of Spark's own behind the operator, which is not supported over "
+        "Spark Connect yet.",
+        "Spark's own stateful operators",
+    ),
+    NotApplying(
+        ("*CheckpointV2*::test_transform_with_state_chaining_ops",),
+        "It has an aggregation of Spark's own behind the operator, which is not supported with "
+        "state stores in checkpoint format 2 yet.",
+        "checkpointFormatVersion above 1 are not supported yet",
+    ),
+    NotApplying(
         (
             "test_clear_nonexistent_list_state",
             "test_clear_nonexistent_map_state",

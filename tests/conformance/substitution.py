@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -20,15 +21,24 @@ _METHODS = ("transformWithState", "transformWithStateInPandas")
 
 def substitute(patch: pytest.MonkeyPatch) -> None:
     """Have ``df.groupBy(...)``, ``df.writeStream`` and ``TwsTester`` lead to this library."""
-    for name in _METHODS:
-        patch.setattr(GroupedData, name, _operator(name))
-    patch.setattr(DataFrame, "writeStream", property(_writer(DataFrame.writeStream)))
+    _substitute_in(patch, GroupedData, DataFrame)
+    if find_spec("grpc_status"):  # the Connect client can be imported
+        from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
+        from pyspark.sql.connect.group import GroupedData as ConnectGroups
+
+        _substitute_in(patch, ConnectGroups, ConnectFrame)
     if hasattr(spark_streaming, "TwsTester"):
         patch.setattr(spark_streaming, "TwsTester", ProcessorHarness)
 
 
+def _substitute_in(patch: pytest.MonkeyPatch, groups: Any, frame: Any) -> None:
+    for name in _METHODS:
+        patch.setattr(groups, name, _operator(name))
+    patch.setattr(frame, "writeStream", property(_writer(frame.writeStream)))
+
+
 def _operator(name: str) -> Any:
-    def method(grouped: GroupedData, *args: Any, **kwargs: Any) -> DataFrame:
+    def method(grouped: Any, *args: Any, **kwargs: Any) -> DataFrame:
         keys = grouped.count().columns[:-1]
         keyed = ckpt.key_by(grouped._df, *keys)
         return getattr(keyed, name)(*args, uid=UID, **kwargs)

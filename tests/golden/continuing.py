@@ -24,12 +24,14 @@ def run(
     expected: Any,
     options: Any,
     restore: Any = None,
+    *,
+    is_merged: bool = False,
 ) -> Sink:
     """Give the query the next input, until it has emitted everything."""
     for number, files in expected["later"].items():
         write_input(base, int(number), files["rows"], files["rules"])
     sink = Sink()
-    writer = program.writer(spark, base, location, sink, options)
+    writer = program.writer(spark, base, location, sink, options, is_merged=is_merged)
     query = (writer if restore is None else writer.restoreFrom(str(restore))).start()
     try:
         query.processAllAvailable()

@@ -60,19 +60,23 @@ def main(target: Path) -> None:
         for backend in ("rocksdb", "heap"):
             base = Path(directory) / f"whole-{backend}"
             if not (target / base.name).exists():
-                _make_whole(spark, base, backend, target / base.name)
+                make_whole(spark, base, backend, target / base.name)
         spark.stop()
     if not (target / "expected.json").exists():
-        (target / "expected.json").write_text(json.dumps(_expected(), indent=0) + "\n")
+        (target / "expected.json").write_text(json.dumps(expected(), indent=0) + "\n")
 
 
-def _make_whole(spark: SparkSession, base: Path, backend: str, target: Path) -> None:
+def make_whole(
+    spark: SparkSession, base: Path, backend: str, target: Path, *, is_merged: bool = False
+) -> None:
     """Run and stop a query of two operators with every kind of state; save its last epoch."""
     for number in golden_model.GOLDEN_EPOCHS:
         write_input(base, number, golden_model.rows_of(number), golden_model.RULES[number])
     sink, options = Sink(), {BACKEND: backend, INLINE: "200b", INTERVAL: "100ms", **SOON}
     for name, kind in (("native", "NATIVE"), ("canonical", "CANONICAL")):
-        query = program.writer(spark, base, base / "location", sink, options).start()
+        location = base / "location"
+        writer = program.writer(spark, base, location, sink, options, is_merged=is_merged)
+        query = writer.start()
         query.processAllAvailable()
         savepoint = query.triggerSavepoint(str(base / "savepoints"), kind).path
         query.stop()
@@ -101,7 +105,7 @@ def write_input(base: Path, number: int, rows: Any, rules: Any) -> None:
         os.utime(path, (1_700_000_000 + number,) * 2)
 
 
-def _expected() -> dict[str, Any]:
+def expected() -> dict[str, Any]:
     """Return the next input and what is emitted then, with 2 subtasks as before and with 3."""
     later = {
         str(number): {"rows": golden_model.rows_of(number), "rules": golden_model.RULES[number]}

@@ -149,6 +149,42 @@ class Counted(StatefulProcessor):
         pass
 
 
+class Mean(ckpt.AggregateFunction):
+    """The mean of what was added."""
+
+    def create(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + value, accumulator[1] + 1
+
+    def getResult(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+    def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        return a[0] + b[0], a[1] + b[1]
+
+
+class Merged(StatefulProcessor):
+    """Pass on the numbered rows; fail if a merging state is not of all numbers before."""
+
+    def init(self, handle: Any) -> None:
+        self.most = handle.getReducingState("most", "n long", max)
+        self.mean = handle.getAggregatingState("mean", "total long, n long", Mean())
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in sorted(rows, key=lambda row: row.nth):
+            before, mean = (self.most.get() or (0,))[0], self.mean.get()
+            if row.nth != before + 1 or (before and mean != (before + 1) / 2):
+                raise ValueError(f"{key}: {row.nth} after {before}, whose mean was {mean}")
+            self.most.add((row.nth,))
+            self.mean.add(row.nth)
+            yield row
+
+    def close(self) -> None:
+        pass
+
+
 class Sink:
     """What the query emits, row by row; each epoch counts once."""
 
@@ -166,9 +202,18 @@ class Sink:
 
 
 def writer(
-    spark: SparkSession, base: Path, location: Path, sink: Sink, options: Mapping[str, Any]
+    spark: SparkSession,
+    base: Path,
+    location: Path,
+    sink: Sink,
+    options: Mapping[str, Any],
+    *,
+    is_merged: bool = False,
 ) -> ckpt.CheckpointedStreamWriter:
-    """The query over the files in ``rows`` and ``rules`` below `base`, one of each per epoch."""
+    """The query over the files in ``rows`` and ``rules`` below `base`, one of each per epoch.
+
+    Golden data of versions after 0.1.0 `is_merged`: it has a third operator.
+    """
 
     def files(name: str, ddl: str) -> DataFrame:
         reader = spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1)
@@ -179,6 +224,9 @@ def writer(
     told = keyed.transformWithState(Everything(), TOLD, "Append", "EventTime", uid="everything")
     counted = ckpt.key_by(told, "what")
     df = counted.transformWithState(Counted(), COUNTED, "Append", "None", uid="counted")
+    if is_merged:
+        by_what = ckpt.key_by(df, "what")
+        df = by_what.transformWithState(Merged(), COUNTED, "Append", "None", uid="merged")
     writer = ckpt.write_stream(df).foreachBatch(sink).outputMode("append")
     writer = writer.option("checkpointLocation", str(location))
     for key, value in options.items():

@@ -1,0 +1,18 @@
+"""The operator and its states over state stores in Spark's checkpoint format 2."""
+
+from __future__ import annotations
+
+from tests.conformance.installed_tests import installed_module
+
+TransformWithStateInPandasWithCheckpointV2Tests = installed_module(
+    "test_pandas_transform_with_state_checkpoint_v2"
+).TransformWithStateInPandasWithCheckpointV2Tests
+TransformWithStateInPySparkWithCheckpointV2Tests = installed_module(
+    "test_transform_with_state_checkpoint_v2"
+).TransformWithStateInPySparkWithCheckpointV2Tests
+TransformWithStateInPandasStateVariableWithCheckpointV2Tests = installed_module(
+    "test_pandas_transform_with_state_state_variable_checkpoint_v2"
+).TransformWithStateInPandasStateVariableWithCheckpointV2Tests
+TransformWithStateInPySparkStateVariableWithCheckpointV2Tests = installed_module(
+    "test_transform_with_state_state_variable_checkpoint_v2"
+).TransformWithStateInPySparkStateVariableWithCheckpointV2Tests

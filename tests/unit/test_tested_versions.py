@@ -1,0 +1,67 @@
+"""The pages about versions show what was run; the lowest packages are those that are allowed."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from tools import conformance, matrix
+from tools.environments import NoEnvironmentError, interpreter_of, requirements
+
+REPORT = """
+<testsuites><testsuite>
+  <testcase classname="a.B" name="passes"/>
+  <testcase classname="a.B" name="listed"><skipped type="pytest.xfail" message="why"/></testcase>
+  <testcase classname="a.B" name="flaky"><skipped type="pytest.skip" message="CI"/></testcase>
+  <testcase classname="a.B" name="wrong"><failure message="m"/></testcase>
+  <testcase classname="a.B" name="broken"><error message="m"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+@pytest.mark.parametrize("tool", [matrix, conformance], ids=["matrix", "conformance"])
+def test_a_page_has_the_table_of_its_results(tool: Any) -> None:
+    results = json.loads(tool.RESULTS.read_text())
+    assert tool.table(results) in tool.PAGE.read_text(), f"python -m {tool.__name__} --table"
+
+
+def test_the_lowest_packages_are_the_lowest_that_are_allowed() -> None:
+    for requirement in requirements():
+        found = re.match(r"(\w+)>=([\d.]+)", requirement)
+        assert found is not None
+        name, bound = found.groups()
+        assert f"{matrix.LOWEST[name]}.".startswith(f"{bound}."), requirement
+    assert len(matrix.LOWEST) == len(requirements())
+
+
+def test_each_row_has_a_name_of_its_own() -> None:
+    assert len({row.name for row in matrix.ROWS}) == len(matrix.ROWS)
+
+
+def test_what_a_report_says_is_counted() -> None:
+    counts = conformance.counted(ET.fromstring(REPORT))
+    failed = ["B::wrong", "B::broken"]
+    assert counts == {"passed": 1, "not_applying": 1, "skipped": 1, "failed": failed}
+    again = matrix._counted(ET.fromstring(REPORT))
+    assert again == {"passed": 1, "skipped": 2, "failed": ["a.B::wrong", "a.B::broken"]}
+
+
+def test_a_table_shows_failures_and_what_cannot_be_had() -> None:
+    part = {"passed": 3, "skipped": 0, "failed": []}
+    packages = dict.fromkeys(matrix.SHOWN, "1")
+    failing = {"packages": packages, "unit": part, "queries": {**part, "failed": ["a"]}}
+    shown = matrix.table({matrix.ROWS[0].name: failing, matrix.ROWS[1].name: {"refused": "no"}})
+    assert "3 pass | 3 pass, 1 fail |" in shown
+    assert "cannot be installed" in shown
+    page = conformance.table({"4.9": {"operator": {**part, "not_applying": 2, "failed": ["B::x"]}}})
+    assert "| 4.9 | 3, 1 fail | not run | not run | not run | not run | 3 pass | 2 | 0 |" in page
+    assert "* 4.9: `B::x`" in page
+
+
+def test_an_interpreter_that_is_not_there_is_named() -> None:
+    with pytest.raises(NoEnvironmentError, match=r"no Python 3\.99"):
+        interpreter_of("3.99")
