@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     use_this_python()
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-bench-") as directory:
-        sessions = Sessions(Path(directory))
+        sessions = Sessions(Path(directory), local_files_jar=options.local_files_jar)
         try:
             for workload in options.workloads:
                 _run(sessions, workload, options, Path(directory) / workload.name)
@@ -58,6 +58,8 @@ def _run(
     settings = {"scale": options.scale, "repetitions": options.repetitions}
     if options.most_epochs is not None:
         settings["most epochs"] = options.most_epochs
+    if options.local_files_jar:
+        settings["Spark's small files"] = "by the jar of local_files_conf(), for all contenders"
     machine = describe_machine(sessions.last())
     _publish(workload, settings, machine, repetitions, options)
     breakdown = _break_down(sessions, workload, directory / "breakdown")
@@ -78,6 +80,8 @@ def _publish(
     path: Path = options.results / workload.file_name
     if options.peers:
         path = path.with_name(f"{path.name}_peers")
+    if options.local_files_jar:
+        path = path.with_name(f"{path.name}_with_jar")
     path.parent.mkdir(parents=True, exist_ok=True)
     text = report.markdown()
     _write(path.with_suffix(".json"), json.dumps(report.as_json(), indent=1))
@@ -132,6 +136,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--most-epochs", type=_positive, help="the most epochs of each run that are counted"
+    )
+    parser.add_argument(
+        "--local-files-jar",
+        action="store_true",
+        help="let Spark write its small files with local_files_conf(), for all contenders",
     )
     parser.add_argument(
         "--peers",

@@ -84,6 +84,11 @@ def own_processes() -> dict[int, int]:
     return {pid: ticks[pid] for pid in ticks if _is_below(pid, os.getpid(), parents)}
 
 
+def process_seconds(pid: int) -> float:
+    """Return the CPU seconds of one process below this one so far, 0 if there is none."""
+    return own_processes().get(pid, 0) / os.sysconf("SC_CLK_TCK")
+
+
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     while pid and pid != ancestor:
         pid = parents.get(pid, 0)

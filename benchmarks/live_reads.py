@@ -2,8 +2,11 @@
 
 ``python -m benchmarks.live_reads`` runs a running count over 1,000,000 keys on RocksDB, epoch after
 epoch without a pause. In every second group of epochs, a thread of the driver reads the state of
-random keys, so many a second. Each value is compared with what pandas computes for its epoch, and
-must be of the newest epoch that was committed when the read began, or of a newer one.
+random keys, so many a second. The CPU seconds of epochs with and without reads are compared,
+because the time of an epoch also depends on other programs. Each value is compared with what pandas
+computes for its epoch, and must be of the newest epoch that was committed when the read began, or
+of a newer one. The first two epochs of a group are not counted: in them the reader catches up with
+the epochs that it left out, which the first reads show.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
+from benchmarks.cpu import CpuTimes, CpuUse
 from benchmarks.input_files import write_files
 from benchmarks.machine import describe_machine
 from benchmarks.run import Epoch, WrongResultError
@@ -38,6 +42,9 @@ _SUBTASKS = 2
 _GROUP = 10
 """So many epochs are with reads, then so many without."""
 
+_TURN = 2
+"""So many epochs of a group are not counted."""
+
 _WARM_UP = 5
 
 
@@ -48,7 +55,32 @@ class _Reads:
     ms: list[float] = field(default_factory=list)
     found: list[tuple[int, int, Any]] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
     failure: BaseException | None = None
+
+
+class _Group:
+    """Epochs with or without reads, and the CPU seconds of all processes in those that count."""
+
+    def __init__(self, *, is_read: bool) -> None:
+        self.is_read = is_read
+        self.epochs: list[int] = []
+        self.use: CpuUse | None = None
+        self._left_out = _TURN
+        self._clocks: CpuTimes | None = None
+
+    def add(self, epoch: int) -> None:
+        """Count an epoch that begins."""
+        if self._left_out:
+            self._left_out -= 1
+            return
+        if not self.epochs:
+            self._clocks = CpuTimes.now()
+        self.epochs.append(epoch)
+
+    def end(self) -> None:
+        """Read the clocks."""
+        self.use = CpuUse.since(self._clocks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,14 +110,22 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
         for epoch in range(1, _WARM_UP + options.epochs + 1)
     ]
     files = write_files(directory / "source", frames)
-    query, reads, is_read = _run(spark, options, directory)
+    query, reads, groups = _run(spark, options, directory)
     if reads.failure is not None:
         raise WrongResultError(f"a read failed: {reads.failure!r}")
     epochs = report_epochs(query)
     if len(epochs) != len(files):
         raise WrongResultError(f"{len(epochs)} epochs for {len(files)} files")
     _check(frames, reads)
-    counted = epochs[_WARM_UP + 1 :]
+    with_reads, without = (
+        [
+            each
+            for each in epochs
+            for group in groups
+            if group.is_read == is_read and each.number in group.epochs
+        ]
+        for is_read in (True, False)
+    )
     return {
         "settings": {"keys": options.keys, "rows per epoch": options.rows, "reads": len(reads.ms)},
         "reads_a_second": options.reads_a_second,
@@ -95,10 +135,13 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
             name: float(np.percentile(reads.ms, percent))
             for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
         },
-        "epoch_ms_with_reads": _median([each for each in counted if each.number in is_read]),
-        "epoch_ms_without": _median([each for each in counted if each.number not in is_read]),
-        "epochs_with_reads": sum(each.number in is_read for each in counted),
-        "epochs": len(counted),
+        "cpu_ms_of_a_read": 1000 * reads.cpu_seconds / (len(reads.ms) + len(reads.first_ms)),
+        "cpu_seconds_of_an_epoch_with_reads": _cpu_of_an_epoch(groups, is_read=True),
+        "cpu_seconds_of_an_epoch_without": _cpu_of_an_epoch(groups, is_read=False),
+        "epoch_ms_with_reads": _median(with_reads),
+        "epoch_ms_without": _median(without),
+        "epochs_with_reads": len(with_reads),
+        "epochs": len(with_reads) + len(without),
     }
 
 
@@ -106,22 +149,34 @@ def _median(epochs: Sequence[Epoch]) -> float:
     return float(np.median([each.ms for each in epochs]))
 
 
+def _cpu_of_an_epoch(groups: Sequence[_Group], *, is_read: bool) -> float | None:
+    """Return the median of groups; the CPU of a group is known once the next one begins."""
+    seconds = [
+        group.use.own_seconds / len(group.epochs)
+        for group in groups
+        if group.is_read == is_read and group.use is not None
+    ]
+    return float(np.median(seconds)) if seconds else None
+
+
 def _run(
     spark: SparkSession, options: argparse.Namespace, directory: Path
-) -> tuple[ckpt.CheckpointedQuery, _Reads, set[int]]:
+) -> tuple[ckpt.CheckpointedQuery, _Reads, list[_Group]]:
     stream = spark.readStream.schema(counting.INPUT).option("maxFilesPerTrigger", 1)
     counts = ckpt.key_by(stream.parquet(str(directory / "source")), "key").transformWithState(
         counting.RowsCount(), counting.OUTPUT, "Append", "None", uid="count"
     )
     may_read = threading.Event()
-    is_read: set[int] = set()
+    groups: list[_Group] = []
 
     def write(batch: DataFrame, epoch: int) -> None:
-        if epoch > _WARM_UP and (epoch // _GROUP) % 2 == 0:
-            is_read.add(epoch)
-            may_read.set()
-        elif epoch > 0 and epoch != _WARM_UP:
-            may_read.clear()
+        if epoch > _WARM_UP and (epoch - _WARM_UP - 1) % _GROUP == 0:
+            if groups:
+                groups[-1].end()
+            groups.append(_Group(is_read=len(groups) % 2 == 1))
+            (may_read.set if groups[-1].is_read else may_read.clear)()
+        if groups:
+            groups[-1].add(epoch)
         batch.write.format("noop").mode("overwrite").save()
 
     spark.conf.set(_PROVIDER, _DEFAULT_PROVIDER)
@@ -139,8 +194,9 @@ def _run(
     reader.start()
     query.awaitTermination()
     end.set()
+    may_read.set()
     reader.join()
-    return query, reads, is_read
+    return query, reads, groups
 
 
 def _read(
@@ -153,23 +209,20 @@ def _read(
     chance = np.random.default_rng(1)
     state = query.state("count", "count")
     try:
-        is_first = True
-        while not end.wait(1 / options.reads_a_second):
-            if not may_read.is_set():
-                is_first = True
-                continue
-            if is_first:
-                reads.first_ms += _first_reads(state)
-                is_first = False
-            key = int(chance.integers(options.keys))
-            began = time.perf_counter()
-            found = state.get(key)
-            reads.ms.append(1000 * (time.perf_counter() - began))
-            reads.found.append((key, found.epoch, found.value))
+        while may_read.wait() and not end.is_set():
+            reads.first_ms += _first_reads(state)
+            while may_read.is_set() and not end.wait(1 / options.reads_a_second):
+                key = int(chance.integers(options.keys))
+                began = time.perf_counter()
+                found = state.get(key)
+                reads.ms.append(1000 * (time.perf_counter() - began))
+                reads.found.append((key, found.epoch, found.value))
     except ckpt.StateUseError:
         return  # the query has ended
     except BaseException as exc:
         reads.failure = exc
+    finally:
+        reads.cpu_seconds = time.thread_time()
 
 
 def _first_reads(state: ckpt.LiveState) -> list[float]:
@@ -222,11 +275,29 @@ def _markdown(report: dict[str, Any]) -> str:
             "",
         ),
         ("slower with reads", f"{100 * slower:+.1f} %", "2 %"),
+        (
+            "CPU of a read, its part of following the epochs included",
+            f"{report['cpu_ms_of_a_read']:.2f} ms",
+            "",
+        ),
+        *_cpu_rows(report),
     ]
     table = [f"| {name} | {measured} | {target} |" for name, measured, target in rows]
     machine = [f"* {name}: {value}" for name, value in report["machine"].items()]
     head = ["# Live reads", "", what, "", "| figure | measured | target |", "|---|---|---|"]
     return "\n".join([*head, *table, "", *machine, ""])
+
+
+def _cpu_rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    with_reads = report["cpu_seconds_of_an_epoch_with_reads"]
+    without = report["cpu_seconds_of_an_epoch_without"]
+    if with_reads is None or without is None:
+        return []
+    return [
+        ("CPU seconds of an epoch with reads", f"{with_reads:.3f}", ""),
+        ("CPU seconds of an epoch without", f"{without:.3f}", ""),
+        ("more CPU with reads", f"{100 * (with_reads / without - 1):+.1f} %", "2 %"),
+    ]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

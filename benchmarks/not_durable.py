@@ -28,7 +28,7 @@ NO_CHECKPOINTS = {"spark.ckpt.execution.checkpointing.interval": "1000d"}
 class NotDurableSubtask(SubtaskFunction):
     """The operator's function without the parts that durability needs."""
 
-    def __call__(self, *arguments: Any) -> Iterator[Any]:
+    def process(self, *arguments: Any) -> Iterator[Any]:
         """Process an epoch; nothing is durable."""
         opened: list[StateBackend] = []
 
@@ -52,4 +52,4 @@ class NotDurableSubtask(SubtaskFunction):
                 (epoch_end, "make_segment", apply_at_once),
             ):
                 patches.enter_context(mock.patch.object(owner, name, function))
-            yield from SubtaskFunction.__call__(self, *arguments)
+            yield from SubtaskFunction.process(self, *arguments)

@@ -17,7 +17,6 @@ from unittest import mock
 from pyspark import TaskContext
 
 from benchmarks.phase_timer import PhaseTimer
-from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 WAIT = "wait for Spark's rows"
@@ -38,12 +37,12 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "base snapshot": (f"{_OPERATOR}.durable.materialization:Materializer.advance",),
     "grouping": (
-        f"{_OPERATOR}.rows.rows_mode:RowsInput.part",
-        f"{_OPERATOR}.rows.rows_mode:RowsPart.rows",
-        f"{_OPERATOR}.rows.pandas_mode:PandasInput.part",
-        f"{_OPERATOR}.rows.pandas_mode:PandasPart.rows",
-        f"{_OPERATOR}.rows.batch_mode:BatchInput.part",
-        f"{_OPERATOR}.rows.batch_mode:BatchPart.rows",
+        f"{_OPERATOR}.modes.rows:RowsInput.part",
+        f"{_OPERATOR}.modes.rows:RowsPart.rows",
+        f"{_OPERATOR}.modes.pandas:PandasInput.part",
+        f"{_OPERATOR}.modes.pandas:PandasPart.rows",
+        f"{_OPERATOR}.modes.batches:BatchInput.part",
+        f"{_OPERATOR}.modes.batches:BatchPart.rows",
     ),
     "state read": tuple(
         f"{_OPERATOR}.table.table:StateTable.{name}"
@@ -51,11 +50,11 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "decode": (
         f"{_OPERATOR}.values.codec:TupleCodec.decode",
-        f"{_OPERATOR}.values.pandas:ValueColumns.frame",
+        f"{_OPERATOR}.values.state_columns:ValueColumns.frame",
     ),
     "encode": (
         f"{_OPERATOR}.values.codec:TupleCodec.encode",
-        f"{_OPERATOR}.values.pandas:ValueColumns.rows",
+        f"{_OPERATOR}.values.state_columns:ValueColumns.rows",
     ),
     "write": tuple(
         f"{_OPERATOR}.table.table:StateTable.{name}" for name in ("put", "delete", "write_below")
@@ -63,10 +62,10 @@ PHASES: dict[str, tuple[str, ...]] = {
     "expired entries and timers": (f"{_OPERATOR}.run.barrier:sweep",),
     "segment": (f"{_OPERATOR}.run.barrier:make_segment",),
     "output": (
-        f"{_OPERATOR}.rows.rows_mode:RowsOutput.extend",
-        f"{_OPERATOR}.rows.rows_mode:RowsOutput.take",
-        f"{_OPERATOR}.rows.pandas_mode:PandasOutput.extend",
-        f"{_OPERATOR}.rows.pandas_mode:PandasOutput.take",
+        f"{_OPERATOR}.modes.rows:RowsOutput.extend",
+        f"{_OPERATOR}.modes.rows:RowsOutput.take",
+        f"{_OPERATOR}.modes.pandas:PandasOutput.extend",
+        f"{_OPERATOR}.modes.pandas:PandasOutput.take",
     ),
 }
 _USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "init", "close")
@@ -79,15 +78,15 @@ class MeasuredSubtask(SubtaskFunction):
     ----------
     directory
         Where they are written.
-    function
-        The operator.
+    arguments
+        Those of the operator's function.
     """
 
-    def __init__(self, directory: Path, function: OperatorFunction) -> None:
-        super().__init__(function)
+    def __init__(self, directory: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._directory = directory
 
-    def __call__(self, token: Any, frames: Any, state: Any) -> Iterator[Any]:
+    def process(self, token: int, batches: Any, state: Any) -> Iterator[Any]:
         """Process an epoch under the stopwatch."""
         timer = PhaseTimer()
         with ExitStack() as patches:
@@ -97,9 +96,9 @@ class MeasuredSubtask(SubtaskFunction):
                 if hasattr(processor, name):
                     timed = timer.timed(getattr(processor, name), USER)
                     patches.enter_context(mock.patch.object(processor, name, timed))
-            waited = timer.steps(iter(frames), WAIT)
-            # Between the steps Spark's code takes the frames.
-            yield from timer.steps(SubtaskFunction.__call__(self, token, waited, state), OTHER)
+            waited = timer.steps(iter(batches), WAIT)
+            # Between the steps Spark's code takes the batches.
+            yield from timer.steps(SubtaskFunction.process(self, token, waited, state), OTHER)
         context = TaskContext.get()
         assert context is not None  # Spark calls this in a task only
         epoch = context.getLocalProperty("streaming.sql.batchId")

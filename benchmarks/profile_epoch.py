@@ -27,7 +27,6 @@ from benchmarks.case import Case, Contender, Kind
 from benchmarks.selection import with_contenders
 from benchmarks.session import Sessions, use_this_python
 from benchmarks.workloads.known import WORKLOADS
-from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 
@@ -38,18 +37,18 @@ class ProfiledSubtask(SubtaskFunction):
     ----------
     directory
         Where they are written.
-    function
-        The operator.
+    arguments
+        Those of the operator's function.
     """
 
-    def __init__(self, directory: Path, function: OperatorFunction) -> None:
-        super().__init__(function)
+    def __init__(self, directory: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._directory = directory
 
-    def __call__(self, *arguments: Any) -> Iterator[Any]:
+    def process(self, *arguments: Any) -> Iterator[Any]:
         """Process an epoch under cProfile."""
         profile = cProfile.Profile()
-        frames = iter(SubtaskFunction.__call__(self, *arguments))
+        frames = iter(SubtaskFunction.process(self, *arguments))
         end = object()
         # Only the function's own steps: between them Spark's code takes the frames.
         while (frame := profile.runcall(next, frames, end)) is not end:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import pyspark_ckpt as ckpt
+
 MAX_EPOCHS = 1_000
 
 
@@ -31,10 +33,13 @@ class Sessions:
     ----------
     directory
         For Spark's local files and its warehouse.
+    local_files_jar
+        Whether Spark writes its small files with this library's jar.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, local_files_jar: bool = False) -> None:
         self._directory = directory
+        self._jar = ckpt.local_files_conf() if local_files_jar else {}
         self._spark: SparkSession | None = None
 
     def new(self) -> SparkSession:
@@ -53,6 +58,7 @@ class Sessions:
             .config("spark.sql.streaming.numRecentProgressUpdates", MAX_EPOCHS)
             .config("spark.sql.warehouse.dir", str(self._directory / "warehouse"))
             .config("spark.local.dir", str(self._directory / "local"))
+            .config(map=self._jar)
             .config(
                 f"{state_store}.providerClass",
                 "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",

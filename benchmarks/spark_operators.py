@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -17,7 +17,9 @@ Prepare = Callable[[DataFrame], DataFrame]
 ROWS = "transformWithState"
 PANDAS = "transformWithStateInPandas"
 BATCHES = "transformWithStateInBatches"
-_MODES = {ROWS: "rows", PANDAS: "pandas", BATCHES: "batches"}
+ARROW = "transformWithStateInArrow"
+_MODES = {ROWS: "rows", PANDAS: "pandas", BATCHES: "batches", ARROW: "Arrow"}
+COMBINE = "combined before the shuffle"
 BACKENDS = ("rocksdb", "heap")
 
 
@@ -41,7 +43,7 @@ def ours(
     Parameters
     ----------
     mode
-        The method of ``key_by``: :data:`ROWS`, :data:`PANDAS` or :data:`BATCHES`.
+        The method of ``key_by``: :data:`ROWS`, :data:`PANDAS`, :data:`BATCHES` or :data:`ARROW`.
     processor, key, output
         What makes the processor, the key column, and the DDL of the output.
     backend
@@ -66,6 +68,20 @@ def ours(
     options = {"spark.ckpt.state.backend.type": backend, **others.pop("options", {})}
     name = others.pop("name", ours_name(mode, backend))
     return Contender(name, Kind.OURS, query, options=options, **others)
+
+
+def combined(
+    aggregates: Mapping[str, ckpt.Aggregate], key: str, backend: str, *, before_shuffle: bool = True
+) -> Contender:
+    """Return a contender that keeps aggregates, combined before the shuffle or only behind it."""
+
+    def query(df: DataFrame) -> DataFrame:
+        keyed = ckpt.key_by(df, key)
+        return keyed.combine(aggregates, uid="operator", beforeShuffle=before_shuffle)
+
+    options = {"spark.ckpt.state.backend.type": backend}
+    name = COMBINE if before_shuffle else "combined behind the shuffle"
+    return Contender(f"pyspark_ckpt {name}, {backend}", Kind.OURS, query, options=options)
 
 
 def pysparks(

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -24,6 +26,7 @@ INPUT = "key long, value long"
 OUTPUT = "key long, n long, total long"
 COLUMNS = ("key", "n", "total")
 _STATE = "n long, total long"
+_NEW = ("n", "total")
 _LOWEST, _HIGHEST = -100, 100
 _SEED = 20_240_229
 
@@ -91,6 +94,54 @@ class BatchesCount(ckpt.BatchProcessor):
         pass
 
 
+class ArrowCount(ckpt.ArrowProcessor):
+    """All keys at once, as Arrow tables."""
+
+    def init(self, handle: Any) -> None:
+        self._state = handle.getValueState("count", _STATE)
+
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: Any
+    ) -> Iterator[pa.Table]:
+        old = self._state.getMany(keys)
+        sums = rows.group_by("key_position").aggregate([([], "count_all"), ("value", "sum")])
+        sums = sums.sort_by("key_position")
+        new = pa.table(
+            {
+                "n": pc.add(pc.fill_null(old.column("n"), 0), sums.column("count_all")),
+                "total": pc.add(pc.fill_null(old.column("total"), 0), sums.column("value_sum")),
+            }
+        )
+        self._state.updateMany(keys, new)
+        yield pa.table({"key": keys.column("key"), **dict(zip(_NEW, new.columns, strict=True))})
+
+    def close(self) -> None:
+        pass
+
+
+class RowsCountEachRow(RowsCount):
+    """A row out for each row in: the key's count so far, and the row's own value."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        values = [row.value for row in rows]
+        count, total = self._state.get() or (0, 0)
+        count += len(values)
+        self._state.update((count, total + sum(values)))
+        for value in values:
+            yield Row(key=key[0], n=count, total=value)
+
+
+class ArrowCountEachRow(ArrowCount):
+    """The same for all keys at once, as Arrow tables."""
+
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: Any
+    ) -> Iterator[pa.Table]:
+        (counted,) = super().handleInputArrow(keys, rows, timerValues)
+        n = counted.column("n").take(rows.column("key_position"))
+        yield pa.table({"key": rows.column("key"), "n": n, "total": rows.column("value")})
+
+
 def _count_group(
     key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
 ) -> Iterator[pd.DataFrame]:
@@ -113,6 +164,7 @@ def _aggregated_in_the_jvm(df: DataFrame) -> DataFrame:
 
 
 APPLY = Contender("applyInPandasWithState", Kind.PEER, _one_group_per_key, slow=True)
+AGGREGATES = {"n": ckpt.Count(), "total": ckpt.Sum("value")}
 AGG = Contender("groupBy.agg in the JVM", Kind.PEER, _aggregated_in_the_jvm, output_mode="update")
 
 
@@ -144,6 +196,25 @@ def running_counts(files: Sequence[Path]) -> pd.DataFrame:
     changes = pd.concat(epochs, ignore_index=True)
     running = changes.groupby("key")[["size", "sum"]].cumsum()
     return pd.DataFrame({"key": changes["key"], "n": running["size"], "total": running["sum"]})
+
+
+def counts_of_each_row(files: Sequence[Path]) -> pd.DataFrame:
+    """Compute with pandas a row for each row: its key's count at the end of the epoch."""
+    counts = pd.Series(dtype="int64")
+    found = []
+    for file in files:
+        rows = pd.read_parquet(file)
+        counts = counts.add(rows.groupby("key").size(), fill_value=0).astype("int64")
+        n = rows["key"].map(counts)
+        found.append(pd.DataFrame({"key": rows["key"], "n": n, "total": rows["value"]}))
+    return pd.concat(found, ignore_index=True)
+
+
+def skewed_rows(keys: int, rows: int, epoch: int) -> pd.DataFrame:
+    """Return an epoch's rows, of which half have the key 0."""
+    found = random_rows(keys, rows, epoch)
+    found.loc[found.index % 2 == 0, "key"] = 0
+    return found
 
 
 def last_counts(output: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.case import Workload
-from benchmarks.workloads import growth, nexmark, running_count, sessions, small_epochs, wide_state
+from benchmarks.workloads import (
+    growth,
+    nexmark,
+    running_count,
+    sessions,
+    small_epochs,
+    wide_rows,
+    wide_state,
+)
 
 MakeWorkload = Callable[..., Workload]
 """From the scale, and whether programs that are no Spark query take part."""
@@ -13,12 +21,15 @@ MakeWorkload = Callable[..., Workload]
 WORKLOADS: dict[str, MakeWorkload] = {
     "W0": running_count.small,
     "W1": running_count.large,
+    "W1R": running_count.each_row,
     "W2": sessions.sessions,
     "W3": wide_state.wide_state,
     "W4": small_epochs.small_epochs,
     "W5": growth.growth,
     "W6": nexmark.nexmark,
+    "W7": running_count.skew,
+    "W9": wide_rows.wide_rows,
 }
-DEFAULT = ("W1", "W2", "W3", "W4", "W5", "W6")
+DEFAULT = ("W1", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9")
 WITH_PROGRAMS = ("W1", "W2")
 """Those that are also written for peers that are no Spark query."""

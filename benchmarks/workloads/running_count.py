@@ -1,9 +1,13 @@
-"""W0 and W1: running count and sum per key, in small and in large epochs."""
+"""W0, W1, W1R and W7: running count and sum per key, in small and large epochs, and skewed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import pandas as pd
 
 from benchmarks.case import (
     Case,
@@ -17,14 +21,17 @@ from benchmarks.case import (
     Workload,
 )
 from benchmarks.input_files import write_files
-from benchmarks.limits import IDLE, NONE
+from benchmarks.limits import IDLE, MAP_ONLY, NONE
 from benchmarks.not_durable import NO_CHECKPOINTS, NotDurableSubtask
 from benchmarks.programs.known import counting_programs
 from benchmarks.spark_operators import (
+    ARROW,
     BACKENDS,
     BATCHES,
+    COMBINE,
     PANDAS,
     ROWS,
+    combined,
     ours,
     ours_name,
     pysparks,
@@ -36,9 +43,14 @@ _OF_MODE: dict[str, type] = {
     ROWS: counting.RowsCount,
     PANDAS: counting.PandasCount,
     BATCHES: counting.BatchesCount,
+    ARROW: counting.ArrowCount,
 }
 _NOT_DURABLE = "pyspark_ckpt rows, rocksdb, not durable"
 _CASE = "running count"
+_COMBINED = f"pyspark_ckpt {COMBINE}, rocksdb"
+_ROW_PER_KEY = "pyspark_ckpt rows, rocksdb, a row per key"
+_HOT = "hot key"
+_EACH_ROW = {ROWS: counting.RowsCountEachRow, ARROW: counting.ArrowCountEachRow}
 
 
 def small(scale: float, *, with_programs: bool = False) -> Workload:
@@ -72,7 +84,7 @@ def small(scale: float, *, with_programs: bool = False) -> Workload:
 def large(scale: float, *, with_programs: bool = False) -> Workload:
     """Return W1: 100,000 keys, 1,000,000 rows per epoch."""
     contenders: list[Contender | Program] = [
-        _ours(mode, backend) for mode in (ROWS, PANDAS, BATCHES) for backend in BACKENDS
+        _ours(mode, backend) for mode in (ROWS, PANDAS, BATCHES, ARROW) for backend in BACKENDS
     ]
     contenders.append(
         ours(
@@ -86,6 +98,7 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
             subtask=NotDurableSubtask,
         )
     )
+    contenders += [combined(counting.AGGREGATES, "key", backend) for backend in BACKENDS]
     contenders.append(AGG)
     if with_programs:
         contenders += counting_programs(counting.last_counts)
@@ -102,7 +115,8 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
         "w1_running_count",
         "W1: running count and sum per key, large epochs",
         "Rows: a Python loop over the rows of each key. Pandas: the processor of PySpark's "
-        "transformWithStateInPandas, unchanged. Batches: all keys in one call. Not durable: an "
+        "transformWithStateInPandas, unchanged. Batches and Arrow: all keys in one call, as pandas "
+        "frames and Arrow tables. Combined: declared aggregates. Not durable: an "
         "operator that writes no segment, reads none back, makes no base snapshot and takes no "
         "checkpoint. groupBy.agg aggregates before the shuffle.",
         [_case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)],
@@ -111,15 +125,87 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
     )
 
 
+def each_row(scale: float, *, with_programs: bool = False) -> Workload:
+    """Return W1R: W1 with a row out for each row in, as to enrich or to flag rows."""
+    del with_programs
+    row_per_key = replace(
+        _ours(ROWS, "rocksdb"), name=_ROW_PER_KEY, expected=counting.running_counts
+    )
+    contenders: list[Contender | Program] = [
+        *(ours(mode, make, "key", counting.OUTPUT, "rocksdb") for mode, make in _EACH_ROW.items()),
+        row_per_key,
+        pysparks(ROWS, counting.RowsCountEachRow, "key", counting.OUTPUT),
+        MAP_ONLY,
+    ]
+    case = _case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)
+    rows = (_CASE, ours_name(ROWS, "rocksdb"))
+    return Workload(
+        "W1R",
+        "w1_row_per_row",
+        "W1 with a row out for each row in",
+        "Each row leaves with its key's count. Beside it the processor of W1, with a row per key.",
+        [replace(case, expected=counting.counts_of_each_row)],
+        references=[ROWS, MAP_ONLY.name],
+        targets=[
+            Target(
+                f"ms per epoch, {rows[1]} / {_ROW_PER_KEY}",
+                rows,
+                (_CASE, _ROW_PER_KEY),
+                1.4,
+                Figure.MS_PER_EPOCH,
+                at_least=False,
+            )
+        ],
+    )
+
+
+def skew(scale: float, *, with_programs: bool = False) -> Workload:
+    """Return W7: W1 with uniform keys, and with half of all rows on one key."""
+    del with_programs
+    contenders: list[Contender | Program] = [
+        combined(counting.AGGREGATES, "key", "rocksdb"),
+        _ours(BATCHES, "rocksdb"),
+        AGG,
+    ]
+    uniform = _case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)
+    keys, rows = _size(100_000, 1_000_000, scale)
+    hot = replace(
+        uniform,
+        name=_HOT,
+        title=f"{keys:,} keys, {rows:,} rows per epoch, half of them of one key",
+        write=partial(_write, counting.skewed_rows, keys, rows),
+    )
+    return Workload(
+        "W7",
+        "w7_skew",
+        "W7: half of all rows on one key",
+        "W1 with uniform keys, and with a hot key.",
+        [uniform, hot],
+        references=[AGG.name],
+        targets=[
+            Target(
+                f"ms per epoch with a hot key / uniform, {_COMBINED}",
+                (_HOT, _COMBINED),
+                (_CASE, _COMBINED),
+                1.2,
+                Figure.MS_PER_EPOCH,
+                at_least=False,
+            )
+        ],
+    )
+
+
 def _targets() -> list[Target]:
     rows = ours_name(ROWS, "rocksdb")
     speed = [
         (rows, PANDAS, 60),
         (rows, APPLY.name, 35),
-        (ours_name(PANDAS, "rocksdb"), PANDAS, 10),
+        (ours_name(PANDAS, "rocksdb"), PANDAS, 9.2),
         (rows, "PyFlink thread mode, rocksdb", 30),
-        (rows, "Flink SQL, rocksdb", 3),
-        (ours_name(BATCHES, "rocksdb"), AGG.name, 0.6),
+        (rows, "Flink SQL, rocksdb", 4.5),
+        (ours_name(BATCHES, "rocksdb"), AGG.name, 0.85),
+        (ours_name(ARROW, "rocksdb"), AGG.name, 0.85),
+        (_COMBINED, AGG.name, 1.0),
         (ours_name(ROWS, "heap"), rows, 1.1),
     ]
     targets = [
@@ -150,13 +236,13 @@ def _case(
     slow_epochs: Epochs,
     sink: Sink,
 ) -> Case:
-    keys, rows = max(10, int(keys * scale)), max(100, int(rows * scale))
+    keys, rows = _size(keys, rows, scale)
     return Case(
         _CASE,
         f"{keys:,} keys, {rows:,} rows per epoch",
         counting.INPUT,
         counting.COLUMNS,
-        partial(_write, keys, rows),
+        partial(_write, counting.random_rows, keys, rows),
         counting.running_counts,
         contenders,
         epochs,
@@ -165,6 +251,16 @@ def _case(
     )
 
 
-def _write(keys: int, rows: int, directory: Path, epochs: int) -> InputFiles:
-    frames = (counting.random_rows(keys, rows, epoch) for epoch in range(epochs))
+def _size(keys: int, rows: int, scale: float) -> tuple[int, int]:
+    return max(10, int(keys * scale)), max(100, int(rows * scale))
+
+
+def _write(
+    rows_of: Callable[[int, int, int], pd.DataFrame],
+    keys: int,
+    rows: int,
+    directory: Path,
+    epochs: int,
+) -> InputFiles:
+    frames = (rows_of(keys, rows, epoch) for epoch in range(epochs))
     return InputFiles(write_files(directory, frames))

@@ -99,7 +99,7 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
         (["--scale", "0"], "not above 0"),
         (["--scale", "2"], "at most 1"),
         (["--repetitions", "0"], "not at least 1"),
-        (["--workload", "W9"], "invalid choice"),
+        (["--workload", "W99"], "invalid choice"),
         (["--contenders", "typo"], "no contender"),
         (["--peers", "--workload", "W3"], "not written for Flink"),
     ],
@@ -118,11 +118,17 @@ def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
         "snapshot_epochs_by_default",
         "backfill_memory",
         "bootstrap",
+        "console_looking",
+        "console_pages",
         "import_state",
+        "live_reads",
+        "rescale_in_place",
+        "restarts",
+        "state_diff",
         "state_reads",
     }
     names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
     for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
-        assert path.stem.removesuffix("_peers") in names
+        assert path.stem.removesuffix("_peers").removesuffix("_with_jar") in names
         assert json.loads(path.read_text())["machine"]["CPUs"]
         assert path.with_suffix(".md").exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from itertools import chain
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
@@ -13,6 +15,7 @@ from benchmarks import phase_timer
 from benchmarks.not_durable import NotDurableSubtask
 from benchmarks.phase_timer import PhaseTimer
 from benchmarks.phases import PHASES, MeasuredSubtask, patch_phases
+from benchmarks.profile_epoch import ProfiledSubtask
 from pyspark_ckpt.operator.durable.materialization import Materializer
 from pyspark_ckpt.operator.plan import operator as operator_plan
 from pyspark_ckpt.operator.run import barrier as epoch_end
@@ -108,9 +111,17 @@ def test_every_phase_is_a_call_of_the_library_and_is_put_back() -> None:
     assert functions() == before
 
 
-def test_what_measurements_replace_is_still_there() -> None:
-    assert issubclass(NotDurableSubtask, SubtaskFunction)
-    assert issubclass(MeasuredSubtask, SubtaskFunction)
+def test_what_measurements_replace_is_still_there(tmp_path: Path) -> None:
+    arguments = list(signature(SubtaskFunction).parameters)
+    for measured, own in (
+        (NotDurableSubtask, []),
+        (MeasuredSubtask, [tmp_path]),
+        (ProfiledSubtask, [tmp_path]),
+    ):
+        assert issubclass(measured, SubtaskFunction)
+        signature(measured).bind(*own, *arguments)  # as the plan of an operator makes it
+        # Both hand-overs, in Arrow and in frames, come here.
+        assert vars(measured)["process"] is not SubtaskFunction.process
     for owner, name in (
         (operator_plan, "SubtaskFunction"),
         (subtask, "open_local_copy"),
