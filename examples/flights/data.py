@@ -68,14 +68,16 @@ def load_flights(weeks: int = ALL_WEEKS) -> pd.DataFrame:
     return kept.sort_values(REPLAY_ORDER, ignore_index=True)
 
 
-def deliver(flights: pd.DataFrame, directory: Path) -> None:
-    """Put flights into the stream's source directory, one file per week.
+def deliver(flights: pd.DataFrame, directory: Path, weeks_per_file: int = 1) -> None:
+    """Put flights into the stream's source directory, in files of one or several weeks.
 
     A file appears complete, by a rename. Spark reads files in the order of their modification
     times, so these are set a second apart.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for week, rows in flights.groupby("week"):
+    first_week = flights["week"].min()
+    for number, rows in flights.groupby((flights["week"] - first_week) // weeks_per_file):
+        week = int(first_week + number * weeks_per_file)
         name = f"week-{week + 1:02d}.parquet"
         unfinished = directory / f".{name}"
         rows[_COLUMNS].to_parquet(unfinished, index=False, coerce_timestamps="us")

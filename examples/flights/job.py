@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 
 import pandas as pd
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import pyspark_ckpt as ckpt
 from examples.flights.data import STREAM_SCHEMA
@@ -18,6 +20,17 @@ from examples.flights.expected import in_order
 from examples.flights.processor import OUTPUT_SCHEMA, Turnarounds
 
 _POLL_SECONDS = 0.25
+_PYSPARK_STATE_STORE = (  # the only one that PySpark's operator can use
+    "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch that is over."""
+
+    rows: int
+    duration_ms: int
 
 
 @contextmanager
@@ -67,10 +80,7 @@ def turnarounds(
     backend
         Where the state is: ``rocksdb`` or ``heap``.
     """
-    flights = (
-        spark.readStream.schema(STREAM_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-    )
-    rows = ckpt.key_by(flights, "tailnum").transformWithState(
+    rows = ckpt.key_by(_stream(spark, source), "tailnum").transformWithState(
         statefulProcessor=Turnarounds(threshold_min),
         outputStructType=OUTPUT_SCHEMA,
         outputMode="Append",
@@ -87,9 +97,23 @@ def turnarounds(
     )
 
 
-def follow(
-    query: ckpt.CheckpointedQuery, until_rows: int, show: Callable[[int, int], None]
-) -> None:
+def turnarounds_of_pyspark(
+    spark: SparkSession, source: Path, run: Path, threshold_min: int
+) -> DataStreamWriter:
+    """Return the same query with PySpark's own operator: the same processor and sink."""
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _PYSPARK_STATE_STORE)
+    keyed = _stream(spark, source).groupBy("tailnum")
+    rows = keyed.transformWithState(Turnarounds(threshold_min), OUTPUT_SCHEMA, "Append", "None")
+    writer = rows.writeStream.format("parquet").option("path", str(run / "turnarounds"))
+    return writer.option("checkpointLocation", str(run / "location"))
+
+
+def _stream(spark: SparkSession, source: Path) -> DataFrame:
+    stream = spark.readStream.schema(STREAM_SCHEMA)
+    return stream.option("maxFilesPerTrigger", 1).parquet(str(source))
+
+
+def follow(query: StreamingQuery, until_rows: int, show: Callable[[int, int], None]) -> None:
     """Show rows and epochs done until `until_rows` rows are committed.
 
     Raises
@@ -111,7 +135,16 @@ def read_result(spark: SparkSession, run: Path) -> pd.DataFrame:
     return in_order(spark.read.parquet(str(run / "turnarounds")).toPandas())
 
 
-def _done(query: ckpt.CheckpointedQuery) -> tuple[int, int]:
+def epochs_of(query: StreamingQuery) -> list[Epoch]:
+    """Return the epochs with rows that a query has done since it was started."""
+    return [
+        Epoch(progress["numInputRows"], progress["durationMs"]["triggerExecution"])
+        for progress in query.recentProgress
+        if progress["numInputRows"]
+    ]
+
+
+def _done(query: StreamingQuery) -> tuple[int, int]:
     """Return the rows and epochs done since the query was started."""
     rows = [progress["numInputRows"] for progress in query.recentProgress]
     return sum(rows), sum(count > 0 for count in rows)

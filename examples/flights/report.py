@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 from pyspark.sql import DataFrame
+from rich.bar import Bar
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.flights.job import Epoch
+
+PYSPARK = "PySpark's operator"
 console = Console()
 
 _SHOWN_DIFFERENCES = 10
 _TOP = 5
+_BAR_WIDTH = 24
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,13 @@ class Run:
     backend: str
     threshold_min: int
     rows: int
-    seconds: float
+    epochs: list[Epoch]
     result: pd.DataFrame
+
+    @property
+    def rows_per_second(self) -> float:
+        """The rows of all epochs by the time of all epochs."""
+        return 1000 * sum(e.rows for e in self.epochs) / sum(e.duration_ms for e in self.epochs)
 
 
 @contextmanager
@@ -78,6 +89,39 @@ def show_results(original: Run, fork: Run) -> None:
     console.print(_top_aircraft(original, fork))
 
 
+def show_speed(runs: Sequence[Run]) -> None:
+    """Plot the rows per second of each run, small and large epochs apart."""
+    lines = [
+        (run, size, epochs)
+        for run in runs
+        for size, epochs in _small_and_large(run.epochs).items()
+        if epochs
+    ]
+    speeds = [median(1000 * e.rows / e.duration_ms for e in epochs) for _, _, epochs in lines]
+    table = Table(title="Rows per second, median of the epochs", title_justify="left")
+    for column in ("run", "epochs", "rows in one", "rows/s", ""):
+        table.add_column(column, justify="left" if column in ("run", "") else "right")
+    for (run, size, epochs), speed in zip(lines, speeds, strict=True):
+        rows = median(epoch.rows for epoch in epochs)
+        numbers = (f"{len(epochs)} {size}", f"{rows:,.0f}", f"{speed:,.0f}")
+        colour = "yellow" if run.name == PYSPARK else "blue"
+        bar = Bar(max(speeds), 0, speed, width=_BAR_WIDTH, color=colour)
+        table.add_row(f"{run.name}, {run.backend}", *numbers, bar)
+    console.print(table)
+
+
+def _small_and_large(epochs: list[Epoch]) -> dict[str, list[Epoch]]:
+    """Divide epochs in the middle between the least and the most rows, if they differ by much."""
+    least, most = (size(epoch.rows for epoch in epochs) for size in (min, max))
+    if most < 3 * least:
+        return {"": epochs}
+    middle = (least * most) ** 0.5
+    return {
+        "small": [epoch for epoch in epochs if epoch.rows < middle],
+        "large": [epoch for epoch in epochs if epoch.rows >= middle],
+    }
+
+
 def show_differences(name: str, found: pd.DataFrame) -> None:
     """Show how a result differs from plain pandas."""
     console.print(f"[bold red]{name}: {len(found):,} rows of stream and pandas have no match[/]")
@@ -96,7 +140,7 @@ def _headlines(run: Run, since: pd.Timestamp) -> list[tuple[str, str]]:
         "delays carried over": rows["carried_min"].gt(0).sum(),
         "minutes carried over": rows["carried_min"].sum(),
         "rows replayed": run.rows,
-        "rows per second": round(run.rows / run.seconds),
+        "rows per second, all epochs": round(run.rows_per_second),
     }
     settings = [("delay threshold", f"{run.threshold_min} min"), ("state backend", run.backend)]
     return settings + [(label, f"{number:,}") for label, number in numbers.items()]
