@@ -86,6 +86,7 @@ collect_ignore = (
     else [
         "unit/operator/test_pandas_columns.py",
         "unit/operator/test_spilled_frames.py",
+        "unit/operator/values/test_pandas.py",
         "unit/testing/test_contract.py",
     ]
 )

@@ -23,6 +23,8 @@ NAME = "counted"
 DELIVERED = "abc"
 OPERATIONS = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.listdir", "os.scandir"}
 base = shared.base
+DRAINED = base / "drained"
+"""Exists if the query has timers, and is drained."""
 
 
 class Killing:
@@ -51,12 +53,17 @@ class Killing:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def started() -> ckpt.CheckpointedQuery:
+    kind = "timers" if DRAINED.exists() else "rows"
+    return shared.writer("one", kind).queryName(NAME).start()
+
+
 def taken_up() -> ckpt.CheckpointedQuery:
     """The query: attached if it runs, else started."""
     try:
         query = ckpt.attach(shared.spark, NAME)
     except ckpt.ConfigurationError:
-        query = shared.writer("one").queryName(NAME).start()
+        query = started()
         print("started", flush=True)
     else:
         print("attached", flush=True)
@@ -101,6 +108,18 @@ def savepoint(killing: Killing, number: int) -> None:
     query.stopWithSavepoint(str(base / "one" / "savepoints"))
 
 
+def drain(killing: Killing, number: int) -> None:
+    """An attached query cannot be drained, so each client starts the query."""
+    DRAINED.touch()
+    taken_up().stop()
+    query = started()
+    query.processAllAvailable()
+    shared.deliver(number, DELIVERED)
+    query.processAllAvailable()
+    killing.arm()
+    query.stopWithSavepoint(str(base / "one" / "savepoints"), drain=True)
+
+
 def restore(killing: Killing, number: int) -> None:
     """Restores a savepoint of another query. A location with commits continues."""
     shared.deliver(number, DELIVERED)
@@ -118,10 +137,15 @@ def finish(number: int) -> None:
     if (base / "saved").exists():
         (saved,) = (base / "saved").glob("savepoint-*")
         query = shared.writer("one").queryName(NAME).restoreFrom(str(saved)).start()
+    elif DRAINED.exists():
+        taken_up().stop()
+        query = started()
     else:
         query = taken_up()
     query.processAllAvailable()
     query.triggerCheckpoint()
+    if DRAINED.exists():
+        query.stopWithSavepoint(str(base / "one" / "savepoints"), drain=True)
     query.stop()
     print(shared.numbers("one"))
 

@@ -10,10 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
@@ -98,7 +100,55 @@ class Timed(Rows):
         yield Row(k=key[0], n=-1)
 
 
+class Started(Timed):
+    """Begins with an initial state; its keys have timers too."""
+
+    def handleInitialState(self, key, initialState, timerValues) -> None:
+        self.count.update((initialState.n,))
+        self.handle.registerTimer(10_000)
+
+
+class Nothing(DataSource):
+    """A source with one epoch, which has no partition."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nothing"
+
+    def schema(self) -> str:
+        return "k string, at timestamp"
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:
+        return NothingReader()
+
+
+class NothingReader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def latestOffset(self) -> dict[str, int]:
+        return {"n": 1}
+
+    def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        return iter(())
+
+
+def started_operator(rows: DataFrame) -> DataFrame:
+    initial = spark.createDataFrame([("a", 40), ("z", 20)], "k string, n long").groupBy("k")
+    return ckpt.key_by(rows.withWatermark("at", "0 seconds"), "k").transformWithState(
+        Started(), "k string, n long", "Update", "EventTime", initialState=initial, uid="count"
+    )
+
+
 def operator(kind: str = "rows") -> DataFrame:
+    if kind == "initial":
+        return started_operator(stream().where("k <> 'x'"))
+    if kind == "initial of nothing":
+        spark.dataSource.register(Nothing)
+        return started_operator(spark.readStream.format("nothing").load())
     output = {"outputStructType": "k string, n long", "outputMode": "Update", "uid": "count"}
     if kind == "timers":
         keyed = ckpt.key_by(stream().withWatermark("at", "0 seconds"), "k")
@@ -175,6 +225,25 @@ def drain() -> None:
     query.processAllAvailable()
     query.stopWithSavepoint(f"{locations}/savepoints", drain=True)
     print(numbers("one"))
+
+
+def live() -> None:
+    """States of the running query, also of a subtask that had no rows in the newest epoch."""
+    deliver(1, "aab")
+    query = writer("one").start()
+    query.processAllAvailable()
+    deliver(2, "a")
+    query.processAllAvailable()
+    count = query.state("count", "count")
+    found = [count.get(key) for key in ("a", "b", "nobody")]
+    print([each.value for each in found], {each.epoch for each in found})
+    frame = count.to_pandas()
+    print(sorted(frame.values.tolist()), frame.attrs["epoch"])
+    query.stop()
+    try:
+        count.get("a")
+    except ckpt.StateUseError as exc:
+        print("open_state" in str(exc))
 
 
 def function() -> None:
@@ -311,13 +380,80 @@ def refusals() -> None:
         ckpt.write_stream(hidden).format("noop").option("checkpointLocation", str(base)).start()
     except NotImplementedError as exc:
         print("view", exc)
-    initial = spark.createDataFrame([("a", 1)], "k string, n long").groupBy("k")
+
+
+def initial() -> None:
+    """All keys are in the first checkpoint, though epoch 0 has no rows; z has none until a fork."""
+    deliver(1, "xx")
+    query = writer("one", "initial").start()
+    query.processAllAvailable()
+    print("epoch", query.triggerCheckpoint().epoch)
+    count = query.state("count", "count")
+    print([count.get(key).value for key in ("a", "z")])
+    deliver(2, "ab")
+    query.processAllAvailable()
+    saved = query.stopWithSavepoint(f"{locations}/savepoints", drain=True)
+    print(numbers("one"))
+    deliver(3, "z")
+    fork = writer("fork", "initial").restoreFrom(saved.path).trigger(availableNow=True).start()
+    fork.awaitTermination()
+    print(numbers("fork"))
+
+
+def not_woken() -> None:
+    """Epoch 0 has no task at all: neither a checkpoint nor a start takes that for empty state."""
+    nothing = writer("one", "initial of nothing")
+    nothing = nothing.option("spark.ckpt.execution.checkpointing.interval", "1h")
+    query = nothing.start()
+    query.processAllAvailable()
+    print(refused(query.triggerCheckpoint), refused(query.stop), refused(nothing.start))
+
+
+def refused(method: Callable[[], Any]) -> str | None:
     try:
-        ckpt.key_by(stream(), "k").transformWithState(
-            Rows(), "k string, n long", "Update", "None", initialState=initial, uid="count"
+        method()
+    except ckpt.CkptError as exc:
+        return type(exc).__name__ if "did not start from the initialState" in str(exc) else str(exc)
+    return None
+
+
+def edit() -> None:
+    """A first savepoint of a table, an edit of it by a function, and its restore."""
+    rows = spark.createDataFrame([("a", 40), ("b", 20)], "k string, n long")
+    first = ckpt.edit_state(query=operator()).put("count", "count", rows)
+    savepoint = first.save(f"{locations}/savepoints")
+    changed = ckpt.edit_state(savepoint.path, spark=spark)
+    changed.change("count", "count", lambda part: part.assign(n=part.n + 1), as_pandas=True)
+    changed.erase("count", spark.createDataFrame([("b",)], "k string"))
+    edited = changed.save(f"{locations}/savepoints")
+    deliver(1, "aab")
+    query = writer("one").restoreFrom(edited.path).trigger(availableNow=True).start()
+    query.awaitTermination()
+    print(numbers("one"))
+    try:
+        ckpt.edit_state(edited.path, spark=spark).put("count", "count", rows.union(rows)).save(
+            f"{locations}/savepoints"
         )
-    except NotImplementedError as exc:
-        print("initial", exc)
+    except ckpt.StateValueError as exc:
+        print("two values at one place" in str(exc))
+
+
+def imported() -> None:
+    """A query of Spark's own operator, stopped, imported and continued."""
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    deliver(1, "aab")
+    native = stream().groupBy("k").transformWithState(Rows(), "k string, n long", "Append", "None")
+    started = native.writeStream.format("noop").trigger(availableNow=True)
+    started.start(checkpointLocation=f"{locations}/native").awaitTermination()
+    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    savepoint = ckpt.import_checkpoint(
+        f"{locations}/native", f"{locations}/savepoints", processor=Rows(), uid="count", spark=spark
+    )
+    deliver(2, "ac")
+    query = writer("one").restoreFrom(savepoint.path).trigger(availableNow=True).start()
+    query.awaitTermination()
+    print(numbers("one"))
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
@@ -325,6 +461,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "frames": lambda: one_input("frames"),
     "batches": lambda: one_input("batches"),
     "life": life,
+    "live": live,
     "drain": drain,
     "function": function,
     "no_function": no_function,
@@ -334,6 +471,10 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "failed_start": failed_start,
     "memory": memory,
     "refusals": refusals,
+    "initial": initial,
+    "not_woken": not_woken,
+    "edit": edit,
+    "imported": imported,
 }
 
 if __name__ == "__main__":

@@ -35,6 +35,42 @@ def test_savepoints_forks_rescaling_and_rollback(
     ]
 
 
+def test_live_reads(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "live")
+    assert printed.splitlines() == [
+        "[{'n': 3}, {'n': 1}, None] {1}",
+        "[['a', 3], ['b', 1]] 1",
+        "True",
+    ]
+
+
+def test_an_initial_state(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "initial")
+    assert printed.splitlines() == [
+        "epoch 0",
+        "[{'n': 40}, {'n': 20}]",
+        "{'a': [-1, 41], 'b': [-1, 1], 'z': [-1]}",
+        "{'z': [21]}",
+    ]
+
+
+def test_a_lost_initial_state_is_found(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "not_woken")
+    assert printed.split() == ["CheckpointAbortedError", "FailedCheckpointsError", "RestoreError"]
+
+
+def test_savepoints_from_tables(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "edit")
+    assert printed.splitlines() == ["{'a': [42, 43], 'b': [1]}", "True"]
+
+
+def test_an_import(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "imported")
+    assert printed.splitlines() == ["{'a': [3], 'c': [1]}"]
+
+
 def test_a_drain_fires_every_timer(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
     printed = run_client(PROGRAM, connect_url, tmp_path, "drain")
     assert printed.splitlines() == ["{'a': [-1, 1, 2], 'b': [-1, 1]}"]
@@ -94,5 +130,4 @@ def test_what_is_not_supported_is_refused_by_name(
     assert "Deduplicate" in names["dedupe"]
     assert "two places" in names["twice"]
     assert "its name or by SQL" in names["view"]
-    assert "initialState" in names["initial"]
     assert "query's own session" in names["memory"]

@@ -20,8 +20,8 @@ from pathlib import Path
 module, function, *arguments = sys.argv[1:]
 getattr(importlib.import_module(module), function)(*map(Path, arguments[:1]), *arguments[1:])
 """
-_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
-_MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 
 
 def in_a_process(
@@ -55,10 +55,10 @@ def on_a_small_disk(
     function: Callable[..., None], directory: Path, size_bytes: int, *arguments: object
 ) -> None:
     """Do the same with a disk of its own at `directory`, the first argument."""
-    if not _may_mount():
+    if not may_mount():
         pytest.skip("there is no right to mount a disk, not even in a namespace")
     directory.mkdir()
-    mount = (*_NAMESPACE, _MOUNT, "sh", str(size_bytes), str(directory))
+    mount = (*NAMESPACE, MOUNT, "sh", str(size_bytes), str(directory))
     in_a_process(function, directory, *arguments, before=mount)
 
 
@@ -87,9 +87,9 @@ class Ballast:
 
 
 @cache
-def _may_mount() -> bool:
+def may_mount() -> bool:
     try:
-        command = [*_NAMESPACE, "mount -t tmpfs tmpfs /tmp"]
+        command = [*NAMESPACE, "mount -t tmpfs tmpfs /tmp"]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False

@@ -15,8 +15,7 @@ from tests.by_value import pickled_by_value
 from tests.golden import program
 from tests.query import harness, model, timed
 from tests.query.harness import Feed, Job
-from tests.query.place import EVERYWHERE, RemotePath, use_hadoop_settings
-from tests.servers.s3a import s3a_conf, s3a_jars
+from tests.query.place import EVERYWHERE, RemotePath, s3a
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,16 +51,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[RemotePath | None]:
     elif kind == "hdfs":
         yield RemotePath(request.getfixturevalue("hdfs_url"))
     else:
-        s3a_jars()  # skips the test if they cannot be downloaded
-        environment: dict[str, str] = request.getfixturevalue("s3_environment")
         spark: SparkSession = request.getfixturevalue("spark")
-        use_hadoop_settings(spark, s3a_conf(environment))
-        workers = spark.sparkContext.environment
-        before = dict(workers)
-        workers.update(environment)
-        yield RemotePath(request.getfixturevalue("s3_url").replace("s3://", "s3a://"))
-        workers.clear()
-        workers.update(before)
+        with s3a(spark, request.getfixturevalue("s3_environment")):
+            yield RemotePath(request.getfixturevalue("s3_url").replace("s3://", "s3a://"))
 
 
 @pytest.fixture

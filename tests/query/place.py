@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.storage.open import Storage, open_storage
+from tests.servers.s3a import s3a_conf, s3a_jars
 
 EVERYWHERE = [
     "local",
@@ -44,3 +47,18 @@ def use_hadoop_settings(spark: SparkSession, conf: dict[str, str]) -> None:
     context: Any = spark.sparkContext
     for key, value in conf.items():
         context._jsc.hadoopConfiguration().set(key.removeprefix("spark.hadoop."), value)
+
+
+@contextmanager
+def s3a(spark: SparkSession, environment: Mapping[str, str]) -> Iterator[None]:
+    """Let a session and its workers reach the S3 server of an environment by S3A."""
+    s3a_jars()  # skips the test if they cannot be downloaded
+    use_hadoop_settings(spark, s3a_conf(environment))
+    workers = spark.sparkContext.environment
+    before = dict(workers)
+    workers.update(environment)
+    try:
+        yield
+    finally:
+        workers.clear()
+        workers.update(before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.storage.request_counts import RequestCounts
 
 OUTPUT = "key string, n long, total long"
 
@@ -79,6 +81,17 @@ class Driver:
             writer = writer.restoreFrom(restore)
         self._query = writer.start()
         return str(self._query.id)
+
+    def arm(self, kill_at: int) -> None:
+        """From now on count the library's requests to storages; end by SIGKILL at one of them."""
+        count, left = RequestCounts.add, iter(range(kill_at, -1, -1))
+
+        def add(counts: RequestCounts, kind: str, number: int = 1) -> None:
+            if next(left) == 0:
+                os.killpg(0, signal.SIGKILL)  # with the JVM
+            count(counts, kind, number)
+
+        RequestCounts.add = add  # type: ignore[method-assign]
 
     def process(self) -> int:
         self._query.processAllAvailable()

@@ -9,17 +9,19 @@ import os
 import random
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt import verify
 from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.reach.conftest import Place
 from tests.reach.driver import AskedError, Input, children_of, conf_of, driver
+from tests.reach.front import Front
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET
 
@@ -30,10 +32,20 @@ OFTEN = {
     "spark.ckpt.execution.checkpointing.data-inline-threshold": "0b",
 }
 KILLS = 4
+KILLS_IN_A_PHASE = 2
+REQUESTS = {
+    "start": 30,
+    "restore": 80,
+    "checkpoint": 60,
+    "savepoint": 60,
+    "stop_with_savepoint": 80,
+}
+"""About so many requests of the library a phase has; the driver dies at one of them."""
+
 LONGEST_PAUSE_S = 6.0
 DEADLINE_S = 300
 MARKER = "_rollback"
-PASSING = Path(__file__).with_name("going_away.py")
+EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 @pytest.fixture
@@ -63,6 +75,43 @@ def test_a_driver_is_killed(
         last.ask("checkpoint")
         last.ask("stop")
         rows.check(last.ask("result", f"{place.url}/out"))
+
+
+@pytest.mark.parametrize("phase", list(REQUESTS))
+def test_a_driver_is_killed_in_a_phase(
+    tmp_path: Path, place: Place, rows: Input, chance: random.Random, phase: str
+) -> None:
+    """Twice, at one of the library's requests; a restore continues another query's output."""
+    at = place.url
+    restored: dict[str, str] = {}
+    for number in range(KILLS_IN_A_PHASE):
+        rows.add()
+        with driver(tmp_path, place.conf) as killed:
+            if phase == "restore" and number == 0:
+                killed.ask("start", f"{at}/other", f"{at}/out-other")
+                killed.ask("process")
+                restored["restore"] = killed.ask("stop_with_savepoint", f"{at}/savepoints")
+                rows.add()
+            if phase not in ("start", "restore"):
+                killed.ask("start", f"{at}/loc", f"{at}/out")
+                killed.ask("process")
+            killed.ask("arm", chance.randrange(REQUESTS[phase]))
+            if phase in ("start", "restore"):
+                killed.tell("start", f"{at}/loc", f"{at}/out", **restored)
+            else:
+                killed.tell(phase, *([] if phase == "checkpoint" else [f"{at}/savepoints"]))
+            with suppress(AssertionError):
+                killed.answer()
+                print("the phase had ended")
+            killed.kill()
+    with driver(tmp_path, place.conf) as last:
+        rows.add()
+        last.ask("start", f"{at}/loc", f"{at}/out", **restored)
+        last.ask("process")
+        verify(last.ask("checkpoint"))
+        verify(last.ask("stop_with_savepoint", f"{at}/savepoints"))
+        earlier = last.ask("result", f"{at}/out-other") if restored else []
+        rows.check(earlier + last.ask("result", f"{at}/out"))
 
 
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)
@@ -108,7 +157,6 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
 def test_two_drivers_on_one_location(tmp_path: Path, place: Place, rows: Input) -> None:
     """One of them is fenced; the other one's output is exact."""
     rows.add()
@@ -134,9 +182,10 @@ def test_two_drivers_on_one_location(tmp_path: Path, place: Place, rows: Input) 
         rows.check(survivor.ask("result", f"{place.url}/out"))
 
 
-@pytest.mark.parametrize("place", ["hdfs"], indirect=True)
-def test_an_executor_is_killed(tmp_path: Path, place: Place, rows: Input) -> None:
-    """Its tasks run again elsewhere, from the files on the storage."""
+def test_executors_are_killed(
+    tmp_path: Path, place: Place, rows: Input, chance: random.Random
+) -> None:
+    """At any moment of its epochs; its tasks run again elsewhere, from the files on the storage."""
     conf = {**place.conf, "spark.master": "local-cluster[2,1,1024]"}
     if "spark.driver.extraClassPath" in conf:
         conf["spark.executor.extraClassPath"] = conf["spark.driver.extraClassPath"]
@@ -144,11 +193,13 @@ def test_an_executor_is_killed(tmp_path: Path, place: Place, rows: Input) -> Non
     with driver(tmp_path, conf) as cluster:
         cluster.ask("start", f"{place.url}/loc", f"{place.url}/out", **OFTEN)
         cluster.ask("process")
-        rows.add(3)
-        executors = children_of(cluster.process.pid, "CoarseGrainedExecutorBackend")
-        assert len(executors) == 2
-        os.kill(executors[0], signal.SIGKILL)
-        cluster.ask("process")
+        for _ in range(KILLS):
+            rows.add(2)
+            cluster.tell("process")
+            time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
+            until(executors := partial(children_of, cluster.process.pid, EXECUTOR))
+            os.kill(chance.choice(executors()), signal.SIGKILL)
+            cluster.answer()
         cluster.ask("checkpoint")
         cluster.ask("stop")
         rows.check(cluster.ask("result", f"{place.url}/out"))
@@ -176,40 +227,21 @@ def test_a_server_of_hdfs_is_killed(
         rows.check(started.ask("result", f"{hdfs_url}/out"))
 
 
-class Front:
-    """What stands before the S3 server; it has the same port after each start."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._behind = environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
-        self._port = "0"
-        self.start()
-        self.environment = environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._port}"}
-
-    def start(self) -> None:
-        command = [sys.executable, str(PASSING), self._port, self._behind]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self._port = self._process.stdout.readline().strip()
-        assert self._port
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture
 def front(s3_environment: dict[str, str]) -> Iterator[Front]:
-    front = Front(s3_environment)
+    front = Front(s3_environment["AWS_ENDPOINT_URL"])
     yield front
     front.kill()
 
 
-def test_an_s3_server_goes_away(tmp_path: Path, front: Front, rows: Input) -> None:
+def test_an_s3_server_goes_away(
+    tmp_path: Path, s3_environment: dict[str, str], front: Front, rows: Input
+) -> None:
     """Moto keeps objects in memory, so what stands before it is killed and started again."""
     rows.add(2)
     at = f"s3a://{BUCKET}/{secrets.token_hex(8)}"
-    environment = {**os.environ, **front.environment}
-    with driver(tmp_path, conf_of(front.environment), environment) as started:
+    through = s3_environment | {"AWS_ENDPOINT_URL": front.url}
+    with driver(tmp_path, conf_of(through), {**os.environ, **through}) as started:
         started.ask("start", f"{at}/loc", f"{at}/out", **OFTEN)
         started.ask("process")
         rows.add(2)

@@ -28,6 +28,8 @@ def main(run: Path, address: str, rows_per_epoch: int) -> None:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.local.dir", str(run.parent / "local"))
         .config("spark.ckpt.execution.checkpointing.interval", "500ms")
+        # The test restores from a checkpoint of the killed query.
+        .config("spark.ckpt.execution.checkpointing.num-retained", "100")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

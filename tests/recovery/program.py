@@ -49,13 +49,14 @@ class Numbering(StatefulProcessor):
         pass
 
 
-def main(work: Path, backend: str) -> None:
+def main(work: Path, backend: str, *, with_jar: bool) -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.local.dir", str(work / "local"))
+        .config(map=ckpt.local_files_conf() if with_jar else {})
         .config("spark.ckpt.state.backend.type", backend)
         .config("spark.ckpt.execution.checkpointing.interval", "300ms")
         .config("spark.ckpt.execution.checkpointing.data-inline-threshold", "1kb")
@@ -99,4 +100,4 @@ def _take_savepoint(query: ckpt.CheckpointedQuery, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], with_jar=sys.argv[3:] == ["jar"])

@@ -27,8 +27,11 @@ DEADLINE_SECONDS = 240
 
 @pytest.mark.own_jvm
 def test_three_kills(tmp_path: Path) -> None:
-    """Scenarios 21 and 32: on the same backend, on the other one, and back; in a savepoint."""
-    _kill_and_check(tmp_path, ("rocksdb", "rocksdb", "heap"), kills=3, files=28)
+    """Scenarios 21 and 32: on the same backend, on the other one, and back; in a savepoint.
+
+    Every other run has the jar of the library for Spark's own files.
+    """
+    _kill_and_check(tmp_path, ("rocksdb", "rocksdb", "heap"), kills=3, files=40)
 
 
 @pytest.mark.own_jvm
@@ -46,10 +49,10 @@ def _kill_and_check(work: Path, backends: tuple[str, ...], kills: int, files: in
     rows = _write_input(work, files, chance)
     cut_off: list[Path] = []
     for kill in range(kills):
-        interrupted = _run_and_kill(work, backends[kill % len(backends)], chance, kill % 3 == 1)
+        interrupted = _run_and_kill(work, _command(work, backends, kill), chance, kill % 3 == 1)
         cut_off += interrupted
     finished = subprocess.run(
-        _command(work, backends[kills % len(backends)]), timeout=DEADLINE_SECONDS, check=False
+        _command(work, backends, kills), timeout=DEADLINE_SECONDS, check=False
     )
     assert finished.returncode == 0
     check_output(work / "output", rows)
@@ -75,19 +78,20 @@ def _write_input(work: Path, files: int, chance: random.Random) -> pd.DataFrame:
     return pd.concat([write_input(work / "input", number, chance) for number in range(files)])
 
 
-def _command(work: Path, backend: str) -> list[str]:
-    return [sys.executable, str(PROGRAM), str(work), backend]
+def _command(work: Path, backends: tuple[str, ...], run: int) -> list[str]:
+    jar = ["jar"] if run % 2 else []
+    return [sys.executable, str(PROGRAM), str(work), backends[run % len(backends)], *jar]
 
 
 def _run_and_kill(
-    work: Path, backend: str, chance: random.Random, in_a_savepoint: bool
+    work: Path, command: list[str], chance: random.Random, in_a_savepoint: bool
 ) -> list[Path]:
     """Start the program and kill it some random time after its first checkpoint of this run.
 
     Returns the interrupted savepoints. With `in_a_savepoint`, the kill comes when one has begun.
     """
     before = _checkpoint_ids(work)
-    process = subprocess.Popen(_command(work, backend), start_new_session=True)
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not _checkpoint_ids(work) - before:

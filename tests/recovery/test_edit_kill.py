@@ -19,39 +19,41 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_ckpt import CheckpointNotFoundError, dispose_savepoint, verify
-from tests.recovery.edit_program import KEYS
+from pyspark_ckpt import CheckpointNotFoundError, dispose_savepoint, open_state, verify
+from tests.recovery.edit_program import KEYS, NATIVE_KEYS
 
 PROGRAM = Path(__file__).with_name("edit_program.py")
 DEADLINE_SECONDS = 240
 
 
 @pytest.mark.own_jvm
-def test_two_kills(tmp_path: Path) -> None:
-    kill_and_check(tmp_path, kills=2)
+@pytest.mark.parametrize("kind", [pytest.param("canonical", marks=pytest.mark.soak), "native"])
+def test_two_kills(tmp_path: Path, kind: str) -> None:
+    kill_and_check(tmp_path, kind, kills=2)
 
 
 @pytest.mark.own_jvm
 @pytest.mark.soak
-def test_fifteen_kills(tmp_path: Path) -> None:
-    kill_and_check(tmp_path, kills=15)
+@pytest.mark.parametrize("kind", ["canonical", "native"])
+def test_fifteen_kills(tmp_path: Path, kind: str) -> None:
+    kill_and_check(tmp_path, kind, kills=15)
 
 
-def kill_and_check(work: Path, kills: int) -> None:
+def kill_and_check(work: Path, kind: str, kills: int) -> None:
     seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
     print(f"CKPT_TEST_SEED={seed}")
     chance = random.Random(seed)
     source: dict[str, str] = {}
     for _ in range(kills):
-        _run_and_kill(work, chance)
+        _run_and_kill(work, kind, chance)
         now = _digests(work / "source")
         assert now == (source or now)
         source = now
         for path in (work / "edited").iterdir():
-            _check(path)
+            _check(path, kind)
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, kind: str) -> None:
     try:
         verify(str(path))
     except CheckpointNotFoundError as exc:
@@ -61,14 +63,35 @@ def _check(path: Path) -> None:
             dispose_savepoint(str(path))
             assert not path.exists()
         return
+    if kind == "native":
+        _check_two_operators(path)
+        return
     files = path.glob("shared/*.parquet")
     assert sum(pq.read_metadata(file).num_rows for file in files) == KEYS - 1
 
 
-def _run_and_kill(work: Path, chance: random.Random) -> None:
+def _check_two_operators(path: Path) -> None:
+    """The operator that was edited has the changes and no more, the other is as it was."""
+    with open_state(str(path)) as snapshot:
+        changed = snapshot.state("timed", "last").to_pandas()
+        assert dict(zip(changed.k, changed.n, strict=True)) == {
+            key: 3 * key + 1 for key in range(1, NATIVE_KEYS)
+        }
+        items = snapshot.state("timed", "all").to_pandas().sort_values(["k", "position"])
+        assert items.n.tolist() == [n for key in range(1, NATIVE_KEYS) for n in (3 * key, -3 * key)]
+        timers = snapshot.timers("timed").to_pandas()
+        assert sorted(timers.k) == [*range(1, NATIVE_KEYS)]
+        kept = snapshot.state("kept", "count").to_pandas()
+        assert dict(zip(kept.k, kept.n, strict=True)) == {
+            key: 3 * key for key in range(NATIVE_KEYS)
+        }
+
+
+def _run_and_kill(work: Path, kind: str, chance: random.Random) -> None:
     """Start the program and kill it some time after it has begun another savepoint."""
     known = set(work.glob("edited/*"))
-    process = subprocess.Popen([sys.executable, str(PROGRAM), str(work)], start_new_session=True)
+    command = [sys.executable, str(PROGRAM), str(work), kind]
+    process = subprocess.Popen(command, start_new_session=True)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while not set(work.glob("edited/*")) - known:

@@ -39,6 +39,7 @@ def rows_of(work: Path, epoch: int, where: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.own_jvm
+@pytest.mark.soak
 def test_killed_before_epoch_0_is_committed(tmp_path: Path) -> None:
     """Killed while the state is made, or after the actions of epoch 0: the output is the same."""
     (tmp_path / "input").mkdir()

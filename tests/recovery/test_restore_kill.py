@@ -49,7 +49,8 @@ def is_complete(location: Path) -> bool:
 
 
 @pytest.mark.own_jvm
-@pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [1, 12])
 def test_a_restore_that_is_killed_is_tried_again(tmp_path: Path, kills: int) -> None:
     """Scenarios 21 and 39: with the same parallelism or another one; the savepoint is untouched."""
     seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))

@@ -19,13 +19,16 @@ _DEADLINE_S = 120.0
 
 @contextmanager
 def connect_server(
-    directory: Path, conf: Mapping[str, str] | None = None, python: Path | str = sys.executable
+    directory: Path,
+    conf: Mapping[str, str] | None = None,
+    python: Path | str = sys.executable,
+    port: int | None = None,
 ) -> Iterator[str]:
     """Run a server with its files below `directory`; yields its address, ``sc://host:port``.
 
-    It is of the PySpark that `python` has.
+    It is of the PySpark that `python` has. At the end of the context it is killed.
     """
-    port = _free_port()
+    port = port or free_port()
     settings = {
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -69,7 +72,8 @@ def connect_server(
         server.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fsspec
+import pytest
+
+from pyspark_ckpt.storage.servers import s3 as s3_storage
+
 BUCKET = "checkpoints"
 
 
@@ -37,3 +42,11 @@ def s3_server() -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.wait()
+
+
+def ask(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every storage ask another server from now on."""
+    file_system = fsspec.filesystem(
+        "s3", use_listings_cache=False, skip_instance_cache=True, endpoint_url=url
+    )
+    monkeypatch.setattr(s3_storage, "_file_system", lambda: file_system)

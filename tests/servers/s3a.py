@@ -17,13 +17,13 @@ from tests.servers.installed import installed, run
 _PACKAGE = "bodo-iceberg-connector==2026.10"
 _JARS = re.compile(
     r"/(hadoop-aws|aws-java-sdk-(core|s3|sts|kms|dynamodb)|jackson-dataformat-cbor|ion-java"
-    r"|jmespath-java|joda-time|wildfly-openssl|commons-logging)-[^/]*\.jar$"
+    r"|jmespath-java|joda-time|wildfly-openssl|commons-logging|commons-collections)-[^/]*\.jar$"
 )
 
 
 def s3a_jars() -> list[Path]:
     """Return the jars, which are downloaded once."""
-    return sorted(installed("s3a-3.3.3", _fill).glob("*.jar"))
+    return sorted(installed("s3a-3.3.3-2", _fill).glob("*.jar"))
 
 
 def s3a_conf(environment: Mapping[str, str]) -> dict[str, str]:

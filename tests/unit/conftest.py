@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, SourceLog
@@ -18,8 +19,18 @@ from state_backends import StateBackend, open_backend
 
 pytest.register_assert_rewrite("pyspark_ckpt.testing.contracts")
 
-settings.register_profile("unit", deadline=None, max_examples=40, print_blob=True, database=None)
-settings.load_profile("unit")
+# A failed example is not made smaller, because that may take longer than the test's time limit,
+# which ends the worker without a word about the example. HYPOTHESIS_PROFILE=smallest does it.
+settings.register_profile(
+    "unit",
+    deadline=None,
+    max_examples=40,
+    print_blob=True,
+    database=None,
+    phases=[phase for phase in Phase if phase is not Phase.shrink],
+)
+settings.register_profile("smallest", settings.get_profile("unit"), phases=[*Phase])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unit"))
 
 
 @pytest.fixture

@@ -99,6 +99,8 @@ def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
         "pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib",
         "pyspark.cloudpickle", "pyspark.serializers",
     ) == {
+        # Takes a task's state from its JVM and gives it back, as PySpark's worker does.
+        "pyspark_ckpt.operator.handover.arrow_stream",
         "pyspark_ckpt.operator.plan.declared",
         "pyspark_ckpt.operator.run.user_sources",  # asks which modules travel by value
     }  # fmt: skip
@@ -163,6 +165,8 @@ def _is_private(name: str) -> bool:
 
 BROUGHT_BY = {"py4j": "pyspark", "botocore": "s3fs", "azure": "azure_storage_blob"}
 BROUGHT_BY["google"] = "google_auth"
+BROUGHT_BY["opentelemetry"] = "opentelemetry_sdk"
+BROUGHT_BY["IPython"] = "ipython"
 """Libraries that another one brings in the version that it needs."""
 
 

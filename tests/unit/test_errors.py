@@ -34,6 +34,7 @@ TREE = {
     "InputRowsError": (StateError, RuntimeError),
     "StateValueError": (StateError, PySparkRuntimeError, TypeError),
     "ProcessorError": (StateError, RuntimeError),
+    "QuarantineError": (StateError, RuntimeError),
     "CheckpointNotFoundError": (CheckpointError, FileNotFoundError),
     "CorruptFileError": (CheckpointError, OSError),
     "UnsafePathError": (CheckpointError, ValueError),

@@ -23,6 +23,7 @@ from pyspark_ckpt.settings import (
 )
 from tools import write_settings
 
+METRICS = "spark.ckpt.metrics."
 HA = "spark.ckpt.high-availability."
 CHECKPOINTING = "spark.ckpt.execution.checkpointing."
 RECOVERY = "spark.ckpt.execution.state-recovery."
@@ -63,7 +64,15 @@ def test_defaults_hold_without_any_key() -> None:
 def test_every_setting_has_a_key_of_the_prefix_and_every_key_a_setting() -> None:
     assert all(key.startswith(PREFIX) for key in KEYS)
     named = sorted(key.field for key in KEYS.values() if key.field is not None)
-    assert named == sorted(Settings.__dataclass_fields__)
+    assert named == sorted({*Settings.__dataclass_fields__} - {"given"})
+
+
+def test_each_given_key_is_kept_with_where_it_came_from() -> None:
+    settings = read_settings({INTERVAL: "5min", PAUSE: "1s"}, {PAUSE: "2s"})
+    assert settings.given == {INTERVAL: ("5min", "conf"), PAUSE: ("2s", "option")}
+    assert settings == dataclasses.replace(settings, given={}), (
+        "it does not make settings different"
+    )
 
 
 def test_all_keys_are_read() -> None:
@@ -94,10 +103,31 @@ def test_all_keys_are_read() -> None:
         f"{RECOVERY}ignore-unclaimed-state": "True",
         f"{RECOVERY}fallback": "true",
         "spark.ckpt.parallelism.default": "7",
+        "spark.ckpt.execution.hand-over": "Pandas",
+        "spark.ckpt.quarantine.max-keys": "5",
+        "spark.ckpt.quarantine.max-rows-per-key": "6",
+        "spark.ckpt.quarantine.max-bytes-per-key": "7kb",
+        "spark.ckpt.quarantine.release-on-start": "true",
+        "spark.ckpt.capture.on-failure": "true",
+        "spark.ckpt.capture.max-size": "3mb",
+        "spark.ckpt.rescale.enabled": "true",
+        "spark.ckpt.rescale.min-parallelism": "2",
+        "spark.ckpt.rescale.max-parallelism": "16",
+        "spark.ckpt.rescale.scale-up.epoch-duration": "1min",
+        "spark.ckpt.rescale.scale-up.backlog": "100000",
+        "spark.ckpt.rescale.scale-down.epoch-duration": "7s",
+        "spark.ckpt.rescale.window": "9",
+        "spark.ckpt.rescale.min-interval": "1h",
+        f"{METRICS}reporters": "OpenTelemetry, prometheus,prometheus",
+        f"{METRICS}reporter.prometheus.host": "::1",
+        f"{METRICS}reporter.prometheus.port": "0",
+        f"{METRICS}reporter.opentelemetry.endpoint": "http://collector:4318/v1/metrics",
+        f"{METRICS}reporter.opentelemetry.interval": "1min",
     }
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
         backend_type="heap",
+        hand_over="pandas",
         parallelism=7,
         interval_ms=300_000,
         min_pause_ms=5000,
@@ -122,7 +152,41 @@ def test_all_keys_are_read() -> None:
         claim_mode="CLAIM",
         allow_non_restored_state=True,
         restore_fallback=True,
+        quarantine_keys=5,
+        quarantine_rows_per_key=6,
+        quarantine_bytes_per_key=7 * 1024,
+        releases_at_start=True,
+        captures_failures=True,
+        capture_limit_bytes=3 * 1024**2,
+        rescales_by_rule=True,
+        rescale_min_parallelism=2,
+        rescale_max_parallelism=16,
+        rescale_up_ms=60_000,
+        rescale_up_backlog=100_000,
+        rescale_down_ms=7_000,
+        rescale_window=9,
+        rescale_interval_ms=3_600_000,
+        metrics_reporters=("opentelemetry", "prometheus"),
+        prometheus_host="::1",
+        prometheus_port=0,
+        opentelemetry_endpoint="http://collector:4318/v1/metrics",
+        opentelemetry_interval_ms=60_000,
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reporters", "prometheus,"), ("reporters", "none,prometheus"), ("reporters", ""),
+        ("reporter.prometheus.port", "65536"), ("reporter.prometheus.port", "-1"),
+        ("reporter.prometheus.host", "127.0.0.1:9"), ("reporter.prometheus.host", ""),
+        ("reporter.opentelemetry.endpoint", "collector:4318"),
+        ("reporter.opentelemetry.endpoint", "http://me:secret@collector/v1/metrics"),
+    ],
+)  # fmt: skip
+def test_places_of_metrics_are_checked(key: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be"):
+        setting(f"{METRICS}{key}", value)
 
 
 def test_a_writer_option_wins_over_the_conf() -> None:
@@ -292,7 +356,9 @@ def test_the_documented_default_is_the_default(setting: Setting) -> None:
 
 
 def test_every_field_has_one_setting() -> None:
-    fields = [field.name for field in dataclasses.fields(Settings)]
+    fields = {field.name for field in dataclasses.fields(Settings)} - {
+        "given"
+    }  # where they are from
     assert sorted(each.field for each in SETTINGS if each.field) == sorted(fields)
     assert [each.key for each in SETTINGS if each.field is None] == [CONCURRENT]
 

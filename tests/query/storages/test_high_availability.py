@@ -1,4 +1,4 @@
-"""A query whose completed checkpoints are in ZooKeeper, and the commands that read them."""
+"""A query whose completed checkpoints are outside of its files, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,21 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
 from tests.query.model import events_of, expected, expected_after
 
-TYPE = "spark.ckpt.high-availability.type"
-QUORUM = "spark.ckpt.high-availability.zookeeper.quorum"
+PREFIX = "spark.ckpt.high-availability"
+TYPE = f"{PREFIX}.type"
+
+
+@pytest.fixture(params=["zookeeper", "etcd", "kubernetes"])
+def store(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The settings of each store: real servers of two, a stub of Kubernetes' API."""
+    if request.param == "zookeeper":
+        address = request.getfixturevalue("zookeeper_address")
+        return {TYPE: request.param, f"{PREFIX}.zookeeper.quorum": address}
+    if request.param == "etcd":
+        address = request.getfixturevalue("etcd_address")
+        return {TYPE: request.param, f"{PREFIX}.etcd.endpoints": address}
+    request.getfixturevalue("kubernetes")
+    return {TYPE: request.param, f"{PREFIX}.kubernetes.namespace": "jobs"}
 
 
 def ids(rows: list[Row]) -> list[int]:
@@ -33,11 +46,10 @@ def printed(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> lis
 
 
 def test_a_query_and_its_readers_find_the_store(
-    job: Job, zookeeper_address: str, capsys: pytest.CaptureFixture[str]
+    job: Job, store: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Checkpoint, restart, fork from chk-N; a _metadata without a pointer is no checkpoint."""
-    job = job.using({INTERVAL: "1h", INLINE: "0b"})
-    job = job.using({TYPE: "zookeeper", QUORUM: zookeeper_address})
+    job = job.using({INTERVAL: "1h", INLINE: "0b", **store})
     with job.running() as query:
         for number in range(2):
             job.feed.add(events_of(number))
