@@ -8,19 +8,27 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance notebooks soak reach bench bench-peers lint format settings java clean
+.PHONY: help setup demo test hand-over conformance conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights
-	$(BIN)/python -m examples.flights
+demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
+	$(BIN)/python -m examples.flights $(ARGS)
 
 test: $(CLASSES) ## Set up everything and run the tests, three at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
+hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes
+	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal \
+		tests/parity tests/query tests/recovery tests/faults $(ARGS)
+
 conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place
-	$(BIN)/python -m pytest tests/conformance $(ARGS)
+	$(BIN)/python -m pytest tests/conformance --ignore=tests/conformance/connect $(ARGS)
+	$(BIN)/python -m pytest tests/conformance/connect $(ARGS)
+
+conformance-all: $(VENV)/.dev java ## Run them on each version of PySpark, and write docs/conformance.md; an hour, 4 GB
+	$(BIN)/python -m tools.conformance $(ARGS)
 
 notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
 	$(BIN)/python -m pytest --overwrite notebooks
@@ -31,6 +39,31 @@ soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 
 reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables
 	$(BIN)/python -m pytest -m reach -o faulthandler_timeout=5400 $(ARGS)
+
+SEEDS ?= 1-1000
+simulate: $(VENV)/.dev ## Simulate histories of faults, two processes, a few minutes; SEEDS=1-1000
+	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs 2 $(ARGS)
+
+simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, five minutes
+	$(BIN)/python -m pytest tests/simulation -m soak $(ARGS)
+
+EXAMPLES ?= 20000
+fuzz: $(VENV)/.dev ## Feed changed files to every parser of stored bytes, half an hour; EXAMPLES=20000
+	$(BIN)/python -m tests.fuzzing.run $(EXAMPLES) $(ARGS)
+
+mutate: $(VENV)/.dev ## Break each line of safety, and show that a test fails; ten minutes
+	$(BIN)/python tools/mutate.py $(ARGS)
+
+KILLS ?= 1000
+torture: $(CLASSES) ## Kill and pause drivers, executors and workers, fill and slow the disk; two hours; KILLS=1000 SEED=7
+	$(BIN)/python -m tests.torture.run $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+matrix: $(VENV)/.dev java ## Run the fast tests on versions of Python, PySpark and packages; two hours, 10 GB
+	$(BIN)/python -m tools.matrix $(ARGS)
+
+VERSION ?= unreleased
+golden: $(VENV)/.dev java ## Write the golden data of a release, once for each PySpark; VERSION=unreleased
+	$(BIN)/python -m tools.make_golden $(VERSION) $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -49,8 +82,24 @@ format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+jar: $(VENV)/.dev java ## Build the jar of pyspark_ckpt/local_files; needs a JDK 17
+	$(BIN)/python -m tools.build_local_files_jar
+
 settings: $(VENV)/.dev ## Write the list of settings into docs/settings.md and conf/all.conf
 	$(BIN)/python -m tools.write_settings
+
+reference: $(VENV)/.dev ## Write the pages about commands, abort reasons and errors
+	$(BIN)/python -m tools.write_reference
+
+plots: $(VENV)/.dev ## Draw the plot of the speed from the checked-in results
+	$(BIN)/python -m tools.draw_speed
+
+docs: $(VENV)/.dev ## Build the documentation as pages in build/site, and check their links
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . build/site
+	$(BIN)/python -m tools.check_site build/site
+
+metrics: $(VENV)/.dev ## Write the list of metrics into docs/metrics.md
+	$(BIN)/python -m tools.write_metrics
 
 setup: $(VENV)/.dev java ## Set up everything for development
 	@echo "Ready. Next:  source $(BIN)/activate    # Spark's Python workers then use it too"

@@ -110,10 +110,13 @@ def _place_of(member: Any) -> str:
 
 
 def _members(cls: type) -> list[str]:
-    """Return the names of methods and properties that this library gives a class, in order."""
+    """Return the names of methods and properties that this library gives a class, in order.
+
+    The members of a base class come first, as its text comes before that of the class.
+    """
     names = [
         name
-        for base in cls.__mro__
+        for base in reversed(cls.__mro__)
         if base.__module__.startswith("pyspark_ckpt")
         for name, member in vars(base).items()
         if not name.startswith("_")

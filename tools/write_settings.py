@@ -1,6 +1,6 @@
 """Write what the list of settings says into ``docs/settings.md`` and ``conf/all.conf``.
 
-Run it after a change of ``pyspark_ckpt/settings/settings.py``: ``make settings``.
+Run it after a change of ``pyspark_ckpt/settings/keys.py``: ``make settings``.
 """
 
 from __future__ import annotations
