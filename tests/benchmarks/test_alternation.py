@@ -126,6 +126,7 @@ def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
         "restarts",
         "state_diff",
         "state_reads",
+        "w8_latency",
     }
     names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
     for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
