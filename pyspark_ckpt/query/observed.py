@@ -28,6 +28,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.spark.query import change_conf, java_query, progress_since
+from pyspark_ckpt.storage.retrying import RetryingStorage
 
 
 class ObservedQuery(StreamingQuery):
@@ -105,9 +106,10 @@ class ObservedQuery(StreamingQuery):
         Capture(epochs=[100, 101, 102])
         """
         files = self._coordinator.files
-        capture = Capture(files.storage, files.spark_log, epochs, uid)
+        checkpoints = RetryingStorage(files.storage)
+        capture = Capture(checkpoints, files.spark_log, epochs, uid)
         capture.request()
-        orders = CaptureFiles(files.storage).orders()
+        orders = CaptureFiles(checkpoints).orders()
         change_conf(self._query, RUNTIME_KEY, partial(_capturing, orders))
         return capture
 

@@ -295,8 +295,9 @@ class QueryStart:
     def _captures(self, query_id: str) -> Captures:
         """Return what is captured in this run, until the query is asked for more."""
         settings = self._settings
+        checkpoints = RetryingStorage(self._location.checkpoints(query_id))
         return Captures(
-            orders=CaptureFiles(self._location.checkpoints(query_id)).orders(),
+            orders=CaptureFiles(checkpoints).orders(),
             on_failure=settings.captures_failures,
             limit_bytes=settings.capture_limit_bytes,
             run_started_ms=now_ms(),
