@@ -214,6 +214,7 @@ class QueryStart:
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)
         location.claim_directory()
+        location.clear_interrupted_offsets()
         self._last_epochs.finish_interrupted()
         self._fill_location()
         self._release_parked_keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -44,6 +45,9 @@ from pyspark_ckpt.stores.behind import check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 logger = library_logger(__name__)
+
+_UNFINISHED_OFFSETS = re.compile(r"\.{1,2}[0-9]+\.[0-9a-f-]{36}\.tmp(?:\.crc)?")
+"""What Spark's file is called until it is whole, and the checksum that Hadoop keeps beside it."""
 
 
 class StartLocation:
@@ -210,6 +214,17 @@ class StartLocation:
                 f"{self.storage.url}: a restore into this location was interrupted; start the "
                 "query with restoreFrom again"
             )
+
+    def clear_interrupted_offsets(self) -> None:
+        """Delete what a driver left that ended while it wrote the first epoch's offsets.
+
+        Spark 4.3 begins its first epoch only in a location without any file of an epoch. Its own
+        temporary files count, so that such a location could never start again. They say nothing:
+        Spark gives a file its name once it is whole.
+        """
+        if self._log.begun_epoch() is None:
+            names = filter(_UNFINISHED_OFFSETS.fullmatch, self.storage.list("offsets"))
+            self.storage.delete(f"offsets/{name}" for name in names)
 
     def restore(
         self,

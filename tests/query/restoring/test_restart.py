@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pandas as pd
+import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,34 @@ def test_stopped_in_the_middle(job: Job, interval: str) -> None:
             await_progress(query, epoch)
     job.run()
     assert job.result() == expected(job.feed.rows)
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4.1", reason="Spark's class has another name in 4.0")
+def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
+    """A driver ended while it wrote them: Spark 4.3 alone refuses to begin beside what is left."""
+    job.start().stop()  # there is no row, so it ends before its first epoch
+    offsets = job.location_path / "offsets"
+    hadoop = job.spark._jsparkSession.sessionState().newHadoopConf()
+    jvm = job.spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"file:{offsets}/0")
+    files = jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+    stream = files.create(path.getParent(), hadoop).createAtomic(path, False)
+    stream.write(ord("v"))
+    stream.hflush()
+    left = {file.name for file in offsets.iterdir()}
+    assert any(name.endswith(".tmp") for name in left)
+    job.feed.add(events_of(0))
+    job.run()
+    assert job.result() == expected(job.feed.rows)
+    assert not left & {file.name for file in offsets.iterdir()}
+
+
+def test_a_strangers_file_beside_no_offsets_is_kept(job: Job) -> None:
+    job.start().stop()
+    strange = job.location_path / "offsets" / ".0.tmp"
+    strange.touch()
+    job.start().stop()
+    assert strange.exists()
 
 
 @pytest.mark.parametrize(
