@@ -101,7 +101,7 @@ def main() -> None:
         newest = f"chk-{checkpoints}"
         pages = {"/": newest, f"/q/{key}/": newest, f"/q/{key}/chk/{checkpoints}/": "count",
                  f"/q/{key}/state": "State of many", f"/q/{key}/settings": "Settings of many",
-                 f"/q/{key}/plan": newest, f"/q/{key}/files": "data files"}  # fmt: skip
+                 f"/q/{key}/plan": newest, f"/q/{key}/files": "Data files"}  # fmt: skip
         for address, shown in pages.items():
             took = []
             for _ in range(2):

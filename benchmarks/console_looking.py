@@ -240,6 +240,8 @@ def _run(spark: SparkSession, directory: Path, groups: _Groups, looker: _Looker)
     )
 
     def write(batch: DataFrame, epoch: int) -> None:
+        if looker.failure is not None:
+            raise WrongResultError(f"a look failed: {looker.failure!r}")
         groups.epoch(epoch)
         batch.write.format("noop").mode("overwrite").save()
 
@@ -275,7 +277,7 @@ def _run(spark: SparkSession, directory: Path, groups: _Groups, looker: _Looker)
 def _looks(console: str, metrics: str) -> dict[str, Callable[[], None]]:
     start = _page(console)
     (key,) = set(re.findall(r"/q/([0-9a-f]{16})/", start)) or {""}
-    pages = cycle([("", "location"), (f"q/{key}/", "slowest"), (f"q/{key}/files", "data files")])
+    pages = cycle([("", "location"), (f"q/{key}/", "slowest"), (f"q/{key}/files", "Data files")])
 
     def open_page() -> None:
         address, shown = next(pages)

@@ -34,6 +34,7 @@ _FOUND_MS = 5000
 """For how long the places below the directory are known without a new search."""
 
 _CHECKPOINTS_TO_CHOOSE = 20
+_QUERIES_TO_CHOOSE = 20
 
 
 class _Directory:
@@ -209,6 +210,12 @@ def _snapshots(places: Places, place: QueryPlace) -> dict[str, tuple[str, str]]:
         for number in retained.newest(_CHECKPOINTS_TO_CHOOSE):
             name = checkpoint_name(number)
             found[f"c-{number}"] = name, place.checkpoints.url_of(name)
+    for other in [each for each in places.queries if each.key != place.key][:_QUERIES_TO_CHOOSE]:
+        with retained_checkpoints(other.checkpoints) as retained:
+            for number in retained.newest(1):
+                name = checkpoint_name(number)
+                text = f"{name} of {_name_of(other)}"
+                found[f"q-{other.key}"] = text, other.checkpoints.url_of(name)
     return found
 
 

@@ -43,13 +43,15 @@ class EpochRow:
     """An epoch with its time by phase, in milliseconds.
 
     The operators' phases are those of their slowest subtasks. Where they are not known, all of
-    Spark's ``addBatch`` is in ``tasks and sink``.
+    Spark's ``addBatch`` is in ``tasks and sink``. `is_first` says that a run began with it, so
+    that it also waited for Python to start and for local copies.
     """
 
     record: EpochRecord
     phases_ms: Mapping[str, int]
     checkpoint_id: int | None
     has_operators: bool = False
+    is_first: bool = False
 
 
 PHASES = (
@@ -230,9 +232,14 @@ def _record_of(number: int, metadata: CheckpointMetadata) -> CheckpointRecord:
 def _epochs(notes: list[RunNote], recorded: tuple[CheckpointRecord, ...]) -> tuple[EpochRow, ...]:
     checkpoints = {each.epoch: each for each in recorded}
     operators: dict[int, list[OperatorEpoch]] = {}
+    first: dict[str, int] = {}
     for note in notes:
         for each in note.operator_epochs:
             operators.setdefault(each.epoch, []).append(each)
+        if note.epochs:
+            first.setdefault(note.run_id, min(each.epoch for each in note.epochs))
+    if len(notes) == NOTES_SHOWN:  # the oldest run may have begun before
+        first.pop(notes[0].run_id, None)
     by_epoch = {epoch.epoch: epoch for note in notes for epoch in note.epochs}
     rows = []
     for number in sorted(by_epoch):
@@ -244,6 +251,7 @@ def _epochs(notes: list[RunNote], recorded: tuple[CheckpointRecord, ...]) -> tup
                 phases_of(by_epoch[number], done),
                 None if checkpoint is None else checkpoint.checkpoint_id,
                 bool(done),
+                number in first.values(),
             )
         )
     return tuple(rows)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pyspark_ckpt.console.html.rendering import time_text
+
 WIDTH = 960
 HEIGHT = 160
 _ROW = 34
 _LEFT = 96
+_FOOT = 20
 _MIN_BAR = 1.5
 
 
@@ -40,11 +43,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A text at a place."""
+    """A text; `anchor` says which of its ends is at the place, as SVG does."""
 
     x: float
     y: float
     text: str
+    anchor: str = "start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ def stacked_bars(title: str, bars: Sequence[Bar], parts: Sequence[str], unit: st
             )  # fmt: skip
     legend = {name: style_of(number) for number, name in enumerate(parts)}
     labels = (Label(0, 12, f"{most:,.0f} {unit}"), Label(0, HEIGHT, "0"))
-    return Chart(title, WIDTH, HEIGHT + 4, tuple(boxes), (), labels, legend)
+    ends = _ends(bars[0].name, bars[-1].name, HEIGHT) if bars else ()
+    return Chart(title, WIDTH, HEIGHT + _FOOT, tuple(boxes), (), labels + ends, legend)
 
 
 def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> Chart:
@@ -141,6 +146,12 @@ def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], 
     labels = (Label(0, 14, f"{most:,.0f} {unit}"), Label(0, HEIGHT + 4, "0"))
     legend = {name: style_of(number) for number, name in enumerate(series)}
     return Chart(title, WIDTH, HEIGHT + 8, (), tuple(lines), labels, legend)
+
+
+def _ends(first: str, last: str, y: float) -> tuple[Label, ...]:
+    """Return what stands below the left and the right end of a chart."""
+    left = Label(_LEFT, y + _FOOT - 4, first)
+    return (left,) if first == last else (left, Label(WIDTH, y + _FOOT - 4, last, "end"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +192,9 @@ def time_chart(title: str, rows: Sequence[str], spans: Sequence[Span]) -> Chart:
         for span in spans
     )  # fmt: skip
     labels = tuple(Label(0, number * _ROW + 20, name) for number, name in enumerate(rows))
-    return Chart(title, WIDTH, len(rows) * _ROW, boxes, (), labels)
+    height = len(rows) * _ROW
+    labels += _ends(time_text(first), time_text(last), height)
+    return Chart(title, WIDTH, height + _FOOT, boxes, (), labels)
 
 
 @dataclass(frozen=True, slots=True)

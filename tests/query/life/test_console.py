@@ -126,6 +126,7 @@ def test_a_query_is_running_until_it_gives_no_sign_of_life(job: Job) -> None:
 def test_a_timeline_has_every_epoch_and_failure(shown: Shown) -> None:
     timeline = timeline_of(shown.place("main"))
     assert [row.record.epoch for row in timeline.epochs] == list(range(7))
+    assert [row.record.epoch for row in timeline.epochs if row.is_first] == [0]
     for row in timeline.epochs:
         assert sum(row.phases_ms.values()) >= row.record.duration_ms
     assert any(row.checkpoint_id is not None for row in timeline.epochs)
@@ -190,6 +191,11 @@ def test_the_plan_and_the_files_of_a_query(shown: Shown) -> None:
     plan = plan_against(metadata, shown.savepoint, drops=False)
     assert not plan.errors
     assert {row.outcome for row in plan.states} == {"restored"}
+    other = shown.place("main").key
+    app = make_app(shown.storage).test_client()
+    page = app.get(f"/q/{place.key}/plan?from=q-{other}", base_url="http://127.0.0.1").text
+    assert "It can start from chk-" in page
+    assert app.get(f"/q/{place.key}/plan?from=q-{place.key}").status_code != 200
     kept = kept_files(place)
     assert kept.problem is None
     assert kept.files == kept.needed + kept.recent + len(kept.unneeded)

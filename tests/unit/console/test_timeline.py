@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_ckpt.console.data.timeline import phases_of
-from pyspark_ckpt.history.run_record import EpochRecord, OperatorEpoch
+from pyspark_ckpt.console.data.timeline import NOTES_SHOWN, _epochs, phases_of
+from pyspark_ckpt.history.run_record import EpochRecord, OperatorEpoch, RunNote
 
 EPOCH = EpochRecord(
     epoch=7, began_at_ms=0, duration_ms=1000, rows=1,
@@ -48,3 +48,22 @@ def test_a_host_whose_clock_is_wrong_does_not_make_a_phase_longer_than_its_epoch
     found = phases_of(EPOCH, [done(began_ms, user_ms=300)])
     assert (found["shuffle"], found["sink"]) == (shuffle, 500 - shuffle)
     assert sum(found.values()) == EPOCH.duration_ms
+
+
+@pytest.mark.parametrize(("notes_before", "first"), [(0, [3, 7]), (NOTES_SHOWN - 3, [7])])
+def test_the_first_epoch_of_each_run_is_marked(notes_before: int, first: list[int]) -> None:
+    """The notes of an old run may not be all of it, so its first epoch is not known."""
+
+    def note(run: str, *epochs: int) -> RunNote:
+        return RunNote(
+            run_id=run,
+            at_ms=0,
+            epochs=tuple(
+                EpochRecord(epoch=each, began_at_ms=each, duration_ms=1, rows=1) for each in epochs
+            ),
+        )
+
+    notes = [note("a")] * notes_before + [note("a", 3, 4), note("a", 5), note("b", 8, 7)]
+    rows = _epochs(notes, ())
+    assert [row.record.epoch for row in rows] == [3, 4, 5, 7, 8]
+    assert [row.record.epoch for row in rows if row.is_first] == first
