@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +21,31 @@ if TYPE_CHECKING:
 
 HASHES = "0"
 """The order of sets of texts is part of a history, so it is the same in every process."""
+
+_SUMMED = ("seeds", "failed", "checkpoints", "steps", "processor_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was simulated, and what it took."""
+
+    commit: str
+    processes: int
+    seeds: int
+    failed: int
+    checkpoints: int
+    steps: int
+    seconds: float
+    processor_seconds: float
+
+    @property
+    def text(self) -> str:
+        """The figures in one line."""
+        return (
+            f"{self.seeds} seeds, {self.failed} failed, {self.checkpoints} checkpoints, "
+            f"{self.steps} steps, {self.seconds} s, {self.processor_seconds} s of a processor, "
+            f"{self.checkpoints / self.processor_seconds:.0f} checkpoints/s"
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -28,17 +57,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds")
     parser.add_argument("--break", dest="line", help="break a line of safety; see breaks.py")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
+    parser.add_argument("--results", type=Path, help="a file for the figures, as JSON")
     given = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != HASHES:
         os.environ["PYTHONHASHSEED"] = HASHES
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *arguments])
     seeds = [seed for text in given.seeds for seed in _seeds(text)]
     if given.jobs > 1:
-        return _in_processes(seeds, given.jobs)
-    from tests.simulation.breaks import broken
+        figures = _in_processes(seeds, given)
+        print("together: ", end="")
+    else:
+        from tests.simulation.breaks import broken
 
-    with broken(given.line):
-        return _run(seeds, given.fates, trace=given.trace, stops=given.stop)
+        with broken(given.line):
+            figures = _run(seeds, given.fates, trace=given.trace, stops=given.stop)
+    print(figures.text, flush=True)
+    if given.results is not None:
+        given.results.write_text(json.dumps(asdict(figures), indent=1) + "\n")
+    return figures.failed
 
 
 def _seeds(text: str) -> Iterator[int]:
@@ -46,17 +82,34 @@ def _seeds(text: str) -> Iterator[int]:
     yield from range(int(first), int(last or first) + 1)
 
 
-def _in_processes(seeds: list[int], jobs: int) -> int:
-    size = -(-len(seeds) // jobs)
-    parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "tests.simulation.run", f"{part[0]}-{part[-1]}"])
-        for part in parts
-    ]
-    return sum(process.wait() != 0 for process in processes)
+def _in_processes(seeds: list[int], given: argparse.Namespace) -> Figures:
+    options = ["--trace"] * given.trace + ["--stop"] * given.stop
+    options += [] if given.fates is None else ["--fates", str(given.fates)]
+    options += [] if given.line is None else ["--break", given.line]
+    with tempfile.TemporaryDirectory() as directory:
+        results = [Path(directory) / str(number) for number in range(given.jobs)]
+        began = time.monotonic()
+        processes = [
+            subprocess.Popen(
+                [
+                    sys.executable, "-m", "tests.simulation.run", *options,
+                    "--results", str(path), *map(str, seeds[number :: given.jobs]),
+                ]
+            )
+            for number, path in enumerate(results)
+        ]  # fmt: skip
+        for process in processes:
+            process.wait()
+        parts = [json.loads(path.read_text()) for path in results]  # missing if one was killed
+    return Figures(
+        commit=parts[0]["commit"],
+        processes=given.jobs,
+        seconds=round(time.monotonic() - began, 1),
+        **{name: round(sum(part[name] for part in parts), 1) for name in _SUMMED},
+    )
 
 
-def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> int:
+def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> Figures:
     from tests.simulation.world import World
 
     logging.disable(logging.CRITICAL)
@@ -75,12 +128,16 @@ def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> in
         if failed and stops:
             break
     seconds, used = time.monotonic() - began, time.process_time() - used
-    lived = seeds.index(seed) + 1
-    print(
-        f"{lived} seeds, {failed} failed, {checkpoints} checkpoints, {steps} steps, "
-        f"{seconds:.1f} s, {used:.1f} s of a processor, {checkpoints / used:.0f} checkpoints/s"
+    return Figures(
+        commit=_commit(),
+        processes=1,
+        seeds=seeds.index(seed) + 1,
+        failed=failed,
+        checkpoints=checkpoints,
+        steps=steps,
+        seconds=round(seconds, 1),
+        processor_seconds=round(used, 1),
     )
-    return failed
 
 
 def _error_of(world: World) -> str | None:
@@ -100,12 +157,15 @@ def _report(seed: int, fates: int, error: str) -> None:
         if found is not None:
             fewer, error = number, found
             break
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    print(f"seed {seed} fails at commit {commit}; it needs {fewer} of {fates} fates. Replay:")
+    print(f"seed {seed} fails at commit {_commit()}; it needs {fewer} of {fates} fates. Replay:")
     print(f"  python -m tests.simulation.run {seed} --fates {fewer} --trace")
     print(error, flush=True)
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ The histories run in a process of their own, whose sets of texts have an order t
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,20 @@ def test_a_broken_line_is_found_and_its_seed_is_replayed() -> None:
     assert run.returncode == 1, run.stdout + run.stderr
     assert "fails at commit" in run.stdout
     assert "python -m tests.simulation.run" in run.stdout
+
+
+def test_processes_share_the_seeds_and_add_up_their_figures(tmp_path: Path) -> None:
+    """What a seed may do is the same in a process of its own as beside others."""
+    figures = []
+    for jobs in (1, 2):
+        results = tmp_path / str(jobs)
+        given = ["3", "7-8", "--fates", "4", "--jobs", str(jobs), "--results", str(results)]
+        run = simulate(*given)
+        assert run.returncode == 0, run.stdout + run.stderr
+        figures.append(json.loads(results.read_text()))
+    names = ("seeds", "failed", "checkpoints", "steps")
+    assert [figures[1][name] for name in names] == [figures[0][name] for name in names]
+    assert figures[0]["seeds"] == 3
 
 
 @pytest.mark.soak
