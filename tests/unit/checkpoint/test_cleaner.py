@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_ckpt.checkpoint.cleaning import garbage
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, garbage
 from pyspark_ckpt.formats.layout import (
     base_path,
     new_snapshot_id,
@@ -21,7 +22,9 @@ from pyspark_ckpt.formats.layout import (
     source_log_path,
     spark_operator_path,
 )
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 FOREIGN = [
     "notes.txt", "shared/notes.txt", "shared/base-1.chg", "taskowned/segment-x-1.chg",
@@ -111,6 +114,33 @@ def test_files_of_other_names_and_places_stay(
 ) -> None:
     put_all(*FOREIGN)
     assert garbage(storage, [], 10**9) == []
+
+
+def test_nothing_goes_while_the_files_of_a_retained_checkpoint_are_unknown(
+    storage: LocalStorage, snapshot: CheckpointMetadata
+) -> None:
+    """Scenario 7: whatever an unreadable checkpoint needs is there when it is repaired."""
+    lost = segment_path("op", 0, 1)
+    reference = storage.write(lost, [b"state"])
+    segment = msgspec.structs.replace(snapshot.operators[0].handles[0].segments[0], file=reference)
+    handle = msgspec.structs.replace(snapshot.operators[0].handles[0], segments=(segment,))
+    operator = msgspec.structs.replace(snapshot.operators[0], handles=(handle,))
+    store = CompletedCheckpoints(storage)
+    store.reserve(1)
+    store.add(1, msgspec.structs.replace(snapshot, epoch=5, operators=(operator,)))
+    store.reserve(2)
+    store.add(2, snapshot)
+    metadata = storage.path("chk-1/_metadata")
+    whole = metadata.read_bytes()
+
+    metadata.write_bytes(whole[:-1])
+    CheckpointFiles(storage, store).clean([1, 2], [], 1)
+    assert storage.exists(lost)
+    metadata.write_bytes(whole)
+    CheckpointFiles(storage, store).clean([1, 2], [], 1)
+    assert storage.exists(lost)
+    CheckpointFiles(storage, store).clean([2], [], 2)
+    assert not storage.exists(lost)
 
 
 def test_what_a_killed_attempt_was_writing_is_garbage_once_its_epoch_is_over(
