@@ -1,21 +1,29 @@
 """Breaks one line of safety after the other, and shows that a test fails: ``make mutate``.
 
-Each line is changed in a copy of the project, and the tests named beside it run there. A line whose
-change no test notices is a survivor, and the program ends with an error. ``--table`` prints the
-table of docs/promises.md.
+Each line is changed in a copy of the project, and the tests named beside it run there: first with
+the line as it is, where they must pass, then with the changed line. A change is found if a test
+fails, and passes again once the line is back; so a server that does not start finds nothing. A line
+whose change no test notices is a survivor, and the program ends with an error.
+
+``tests/mutation/results.json`` gets the results, and ``--table`` prints them as the table of
+docs/promises.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "tests" / "mutation" / "results.json"
 COPIED = ("pyspark_ckpt", "state_backends", "tests", "tools", "docs", "conf")
 FILES = ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "CHANGELOG.md", "Makefile")
 
@@ -30,8 +38,11 @@ class Mutation(NamedTuple):
     test: str
 
 
-_OPTIONS = ("-p", "no:cacheprovider", "-m", "not soak and not reach")
+_OPTIONS = ("-x", "-q", "-rf", "-p", "no:cacheprovider", "-m", "not soak and not reach")
+_FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 _LOCAL = "tests/unit/storage/test_local.py"
+_NEWER = "tests/unit/formats/test_newer_formats.py"
+_HOSTILE = "tests/unit/restore/test_hostile_savepoint.py"
 MUTATIONS = (
     Mutation(
         "fsync of a file",
@@ -139,6 +150,13 @@ MUTATIONS = (
         "tests/unit/checkpoint/test_contents.py",
     ),
     Mutation(
+        "files of a checkpoint that cannot be read",
+        "pyspark_ckpt/checkpoint/cleaning.py",
+        "                    metadata,\n                )\n                return\n",
+        "                    metadata,\n                )\n                continue\n",
+        "tests/unit/checkpoint/test_cleaner.py",
+    ),
+    Mutation(
         "marker of a savepoint that is not complete",
         "pyspark_ckpt/savepoint/savepoint.py",
         "        if not self.target.exists(IN_PROGRESS_NAME):",
@@ -152,46 +170,191 @@ MUTATIONS = (
         "if False:",
         "tests/unit/formats/test_handle.py",
     ),
+    Mutation(
+        "newer formats of _metadata",
+        "pyspark_ckpt/formats/metadata_file.py",
+        "    if version > METADATA_FORMAT_VERSION:",
+        "    if False:",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of change files",
+        "pyspark_ckpt/formats/change_file.py",
+        "MAGIC < magic <= MAGIC",
+        "MAGIC > magic <= MAGIC",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of canonical files",
+        "pyspark_ckpt/formats/canonical_file.py",
+        "    if version is not None and _is_newer(version):",
+        "    if False:",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of captures",
+        "pyspark_ckpt/operator/capture/capture_file.py",
+        "        if version > CAPTURE_FORMAT_VERSION:",
+        "        if False:",
+        "tests/unit/testing/test_replay.py -k newer",
+    ),
+    Mutation(
+        "digest of a captured section",
+        "pyspark_ckpt/operator/capture/capture_file.py",
+        "        if hashlib.sha256(data).hexdigest() != section.sha256:",
+        "        if False:",
+        "tests/unit/testing/test_replay.py",
+    ),
+    Mutation(
+        "types of schemas that PySpark would import",
+        "pyspark_ckpt/formats/metadata_check.py",
+        "    if has_user_type:",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "types of schemas that Spark would load",
+        "pyspark_ckpt/restore/spark_files.py",
+        "    if _USER_DEFINED.search(content) or _ESCAPE.search(content):",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "names in Spark's archives",
+        "pyspark_ckpt/restore/spark_files.py",
+        "    if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value):",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "most bytes of an archive of Spark's",
+        "pyspark_ckpt/restore/spark_files.py",
+        "            if sum(entry.file_size for entry in entries) > MAX_CHECKED_BYTES:",
+        "            if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "most files and objects of _metadata",
+        "pyspark_ckpt/formats/metadata_check.py",
+        "        if found > most:",
+        "        if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "proof of a candidate before its promotion",
+        "pyspark_ckpt/shadowing/shadow.py",
+        "        if not accept_differences and not report.is_equal:",
+        "        if False:",
+        "tests/query/restoring/test_shadow.py::test_a_planted_difference_is_named",
+    ),
 )
 
 
-def survives(mutation: Mutation, place: Path) -> bool:
-    """Return whether no test notices that a line is changed."""
+class Ran(NamedTuple):
+    """A run of pytest: the tests that failed, and whether it ended in another way."""
+
+    failed: tuple[str, ...]
+    is_broken: bool
+    output: str
+    seconds: float
+
+
+def run_tests(names: list[str], place: Path) -> Ran:
+    """Run tests in a copy of the project, up to the first that fails.
+
+    Parameters
+    ----------
+    names
+        Arguments of pytest.
+    place
+        The copy.
+    """
+    began = time.monotonic()
+    done = subprocess.run(  # noqa: S603  # pytest, with tests of this file
+        [sys.executable, "-m", "pytest", *_OPTIONS, *names],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    failed = tuple(_FAILED.findall(done.stdout)) if done.returncode == 1 else ()
+    # A fixture that fails is an error and no failure: the test was not asked.
+    is_broken = done.returncode != 0 and not failed
+    return Ran(failed, is_broken, output, time.monotonic() - began)
+
+
+def check_unchanged(names: list[str], place: Path) -> None:
+    """Raise if tests do not pass with every line as it is."""
+    ran = run_tests(names, place)
+    if ran.failed or ran.is_broken:
+        raise SystemExit(f"without any change {names} do not pass: {ran.output[-2000:]}")
+
+
+def result_of(mutation: Mutation, place: Path) -> dict[str, Any]:
+    """Change a line, and return which test notices it.
+
+    Parameters
+    ----------
+    mutation
+        The line; its tests pass without the change.
+    place
+        The copy of the project.
+
+    Returns
+    -------
+    dict of str to Any
+        A row of the results.
+    """
     path = place / mutation.file
     whole = path.read_text()
     if whole.count(mutation.line) != 1:
         raise SystemExit(f"{mutation.file} does not have once: {mutation.line!r}")
     path.write_text(whole.replace(mutation.line, mutation.changed))
     try:
-        run = subprocess.run(  # noqa: S603  # pytest, with tests of this file
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-x",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-m",
-                "not soak and not reach",
-                *mutation.test.split(),
-            ],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = run_tests(mutation.test.split(), place)
     finally:
         path.write_text(whole)
-    if run.returncode not in (0, 1):
-        raise SystemExit(f"{mutation.name}: {run.stdout[-2000:]}{run.stderr[-2000:]}")
-    return run.returncode == 0
+    if ran.is_broken:
+        raise SystemExit(f"{mutation.name}: pytest itself failed: {ran.output[-2000:]}")
+    if ran.failed:
+        check_unchanged([ran.failed[0]], place)
+    return {
+        "line": mutation.name,
+        "file": mutation.file,
+        "tests": mutation.test,
+        "is_found": bool(ran.failed),
+        "by": ran.failed[0] if ran.failed else None,
+        "seconds": round(ran.seconds, 1),
+        "commit": _commit(),
+    }
+
+
+def results(path: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """Return the rows of the last run of each line, by the name of the line."""
+    if not path.exists():
+        return {}
+    return {row["line"]: row for row in json.loads(path.read_text())}
+
+
+def write_results(rows: dict[str, dict[str, Any]], path: Path) -> None:
+    """Write the rows of lines that there still are, in their order."""
+    ordered = [rows[each.name] for each in MUTATIONS if each.name in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(ordered, indent=1) + "\n")
 
 
 def table() -> str:
-    """Return the table of lines and tests."""
-    rows = [f"| {each.name} | `{each.file}` | `{each.test}` |" for each in MUTATIONS]
-    return "\n".join(["| line of safety | where | test |", "|---|---|---|", *rows])
+    """Return the table of lines, tests and results."""
+    rows = results()
+    lines = ["| line of safety | where | test | last run |", "|---|---|---|---|"]
+    for each in MUTATIONS:
+        row = rows.get(each.name)
+        said = "not run" if row is None else "**survived**"
+        if row is not None and row["is_found"]:
+            said = f"found in {row['seconds']:.0f} s"
+        lines.append(f"| {each.name} | `{each.file}` | `{each.test}` | {said} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -199,11 +362,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names of lines")
     parser.add_argument("--table", action="store_true", help="print the table of the docs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a file for the results")
     given = parser.parse_args()
     if given.table:
         sys.stdout.write(f"{table()}\n")
         return 0
-    survivors = []
+    survivors = 0
+    passed: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutated-") as directory:
         place = Path(directory)
         for name in COPIED:
@@ -213,12 +378,27 @@ def main() -> int:
         for mutation in MUTATIONS:
             if given.names and not any(each in mutation.name for each in given.names):
                 continue
-            survived = survives(mutation, place)
-            verdict = "SURVIVES" if survived else "is found"
-            sys.stdout.write(f"{verdict}: {mutation.name}\n")
+            if mutation.test not in passed:
+                check_unchanged(mutation.test.split(), place)
+                passed.add(mutation.test)
+            row = result_of(mutation, place)
+            write_results({**results(given.results), mutation.name: row}, given.results)
+            verdict = f"is found by {row['by']}" if row["is_found"] else "SURVIVES"
+            sys.stdout.write(f"{mutation.name}: {verdict}, {row['seconds']} s\n")
             sys.stdout.flush()
-            survivors += [mutation.name] if survived else []
-    return len(survivors)
+            survivors += not row["is_found"]
+    return survivors
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout.strip()
 
 
 if __name__ == "__main__":
