@@ -213,6 +213,14 @@ class StateView(TableView):
         return [self.schema.field(place) for place in range(len(self.schema) - len(self._columns))]
 
     @property
+    def now_ms(self) -> int | None:
+        """The snapshot's time in which entries age: of its epoch, or its watermark.
+
+        Milliseconds since 1970, as `expires_at`; ``None`` if the state has no time to live.
+        """
+        return None if self._state.ttl is None else self._reader.now_ms(self._state.ttl.time)
+
+    @property
     def kind(self) -> str:
         """The kind of the state, as in ``Snapshot.states``."""
         return self._state.kind
@@ -350,9 +358,7 @@ class StateView(TableView):
         return current[0]
 
     def _now_ms(self, *, include_expired: bool) -> int | None:
-        if include_expired or self._state.ttl is None:
-            return None
-        return self._reader.now_ms(self._state.ttl.time)
+        return None if include_expired else self.now_ms
 
 
 def _columns_of(schema: pa.Schema, key_schema: T.StructType, state: StateDescriptor) -> list[str]:

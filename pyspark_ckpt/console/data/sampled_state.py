@@ -44,7 +44,7 @@ class Sample:
     """A sample of a state.
 
     `is_whole` says that it has all rows. `expired` of its rows have lived longer than their time to
-    live and are still stored.
+    live and are still stored; ``None`` if the state has no time to live.
     """
 
     rows: int
@@ -86,10 +86,9 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
     view = snapshot.state(operator, name)
     table, is_whole = _sampled(view, include_expired=True)
     expired = None
-    if "expires_at" in table.schema.names:
-        now = pa.scalar(snapshot.processing_time_ms, pa.timestamp("ms", tz="UTC"))
-        times = table.column("expires_at").cast(pa.timestamp("ms", tz="UTC"))
-        expired = pc.sum(pc.less_equal(times, now)).as_py() or 0
+    if view.now_ms is not None:
+        # The last column says when entries expire; its name is another one if a value has it.
+        expired = _reached(table.columns[-1], view.now_ms)
     keys = [field.name for field in view.key_fields]
     sizes = _sizes(table)
     before = None if older is None else _view(older, view, operator)
@@ -123,9 +122,7 @@ def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
     metadata = view.schema.metadata or {}
     is_event_time = metadata.get(b"time_mode", b"").lower().startswith(b"event")
     now_ms = snapshot.watermark_ms if is_event_time else snapshot.processing_time_ms
-    times = table.column("fires_at").cast(pa.timestamp("ms", tz="UTC"))
-    due = pc.sum(pc.less_equal(times, pa.scalar(now_ms, pa.timestamp("ms", tz="UTC")))).as_py()
-    return TimerSample(table.num_rows, due or 0, is_whole)
+    return TimerSample(table.num_rows, _reached(table.column("fires_at"), now_ms), is_whole)
 
 
 def entries_of_key(view: StateView, texts: Sequence[str]) -> pa.Table:
@@ -175,6 +172,11 @@ def _sampled(view: TableView, *, include_expired: bool) -> tuple[pa.Table, bool]
                 is_whole = False
                 break
     return pa.Table.from_batches(batches, view.schema), is_whole
+
+
+def _reached(times: pa.ChunkedArray, now_ms: int) -> int:
+    """Return how many of the times are not after a time."""
+    return pc.sum(pc.less_equal(times, pa.scalar(now_ms, times.type))).as_py() or 0
 
 
 def _sizes(table: pa.Table) -> pa.Array:

@@ -76,6 +76,9 @@ class MadeSavepoint:
             backend.load((), "empty")
             self.subtasks.append(SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, place / "spill"))
         self.time_ms = TIME_MS
+        self.saved_at_ms: int | None = None
+        """The time of the savepoint's epoch, if it is not that of its watermark."""
+        self.time_mode = TimeMode.PROCESSING_TIME
 
     def epoch(
         self,
@@ -87,7 +90,7 @@ class MadeSavepoint:
         """Run an epoch: `init` in each subtask, `outside` a key, then `work` for each key."""
         for number in range(self.parallelism) if subtasks is None else subtasks:
             subtask = self.subtasks[number]
-            subtask.set_time(self.time_ms)
+            subtask.set_time(self.time_ms, self.time_mode)
             if not self._stored[number]:
                 continue
             handle = subtask.begin(keys=self._stored[number])
@@ -109,6 +112,7 @@ class MadeSavepoint:
             parallelism=self.parallelism,
             max_parallelism=MAX_PARALLELISM,
             key_schema=self.key_schema.json(),
+            time_mode=self.time_mode,
             backend="heap",
             handles=tuple(
                 self._stored_as(storage, number, canonical=canonical)
@@ -116,7 +120,8 @@ class MadeSavepoint:
                 if self._stored[number]
             ),
         )
-        times = f'{{"batchWatermarkMs":{self.time_ms},"batchTimestampMs":{self.time_ms}}}'
+        at_ms = self.time_ms if self.saved_at_ms is None else self.saved_at_ms
+        times = f'{{"batchWatermarkMs":{self.time_ms},"batchTimestampMs":{at_ms}}}'
         metadata = CheckpointMetadata(
             checkpoint_id=None,
             kind=CheckpointKind.SAVEPOINT,
@@ -151,7 +156,7 @@ class MadeSavepoint:
             epoch=subtask.number,
             key_schema=self.key_schema.json(),
             states=subtask.states,
-            time_mode=TimeMode.PROCESSING_TIME,
+            time_mode=self.time_mode,
         )
         if not canonical:
             file = storage.write(segment_path(UID, number, 7), encode_changes([changes]))
