@@ -240,8 +240,10 @@ class _EpochReader(SnapshotReader):
         self._files = files
         self._committed = committed
 
-    def entries(self, handle: Handle, stored: StoredRange) -> Iterator[StoredEntries]:
-        yield from stored_entries(self._files.storage, handle, stored)
+    def entries(
+        self, handle: Handle, stored: StoredRange, on_step: Callable[[], None] = lambda: None
+    ) -> Iterator[StoredEntries]:
+        yield from stored_entries(self._files.storage, handle, stored, on_step)
 
     def now_ms(self, time: TtlTime) -> int:
         return self._committed.time_ms(time)

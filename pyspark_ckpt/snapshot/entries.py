@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,10 @@ class StoredEntries:
 
 
 def stored_entries(
-    storage: Storage, handle: Handle, wanted: StoredRange
+    storage: Storage,
+    handle: Handle,
+    wanted: StoredRange,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[StoredEntries]:
     """Yield the entries of a subtask in a range, in batches of bounded size.
 
@@ -85,13 +88,17 @@ def stored_entries(
         The subtask's.
     wanted
         The range.
+    on_step
+        Is called after each part that is read, also if nothing of it is in the range. What it
+        raises ends the reading.
 
     Raises
     ------
     CorruptFileError
         If a file is missing or changed.
     """
-    for keys, values in _batches(storage, handle, wanted):
+    for keys, values in _batches(storage, handle, wanted, on_step):
+        on_step()
         all_keys = BinaryColumn.of(keys)
         start = bisect_left(range(len(keys)), wanted.start, key=all_keys.value)
         end = bisect_left(range(len(keys)), wanted.end, start, key=all_keys.value)
@@ -107,7 +114,7 @@ def stored_entries(
 
 
 def _batches(
-    storage: Storage, handle: Handle, wanted: StoredRange
+    storage: Storage, handle: Handle, wanted: StoredRange, on_step: Callable[[], None]
 ) -> Iterator[tuple[pa.Array, pa.Array]]:
     base = handle.base
     if base is not None and base.format == CANONICAL_FORMAT and not handle.segments:
@@ -119,11 +126,11 @@ def _batches(
                     yield batch.column(0), batch.column(1)
         return
     if wanted.prefix:
-        found = entries_with_prefix(storage, handle, wanted.prefix)
+        found = entries_with_prefix(storage, handle, wanted.prefix, on_step)
         yield pa.array(found.keys, pa.binary()), pa.array(found.values, pa.binary())
         return
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-") as scratch:
-        for part in merged_state(storage, handle, Path(scratch)):
+        for part in merged_state(storage, handle, Path(scratch), on_step):
             start = bisect_left(part.keys, wanted.start)
             end = bisect_left(part.keys, wanted.end, start)
             if start < end:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyspark_ckpt.formats.change_file import decode_changes_below
@@ -14,7 +14,9 @@ from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes, find_snapshot_format
 
 
-def entries_with_prefix(storage: Storage, handle: Handle, prefix: bytes) -> Changes:
+def entries_with_prefix(
+    storage: Storage, handle: Handle, prefix: bytes, on_step: Callable[[], None] = lambda: None
+) -> Changes:
     """Return the entries of a subtask whose stored keys have a prefix, in key order.
 
     They must fit into memory. Segments are read whole; of a base snapshot in the files of a
@@ -28,6 +30,8 @@ def entries_with_prefix(storage: Storage, handle: Handle, prefix: bytes) -> Chan
         The subtask's.
     prefix
         The beginning of their keys.
+    on_step
+        Is called after each part that is read. What it raises ends the reading.
 
     Raises
     ------
@@ -38,8 +42,10 @@ def entries_with_prefix(storage: Storage, handle: Handle, prefix: bytes) -> Chan
     if handle.base is not None:
         for part in _of_base(storage, handle.base, prefix):
             found.update(_with_prefix(part, prefix))
+            on_step()
     for part in segment_changes(storage, handle.segments):
         found.update(_with_prefix(part, prefix))
+        on_step()
     keys = sorted(key for key, value in found.items() if value is not None)
     return Changes(keys, [found[key] for key in keys])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,8 +40,10 @@ class SnapshotReader:
         self._is_open = False
         self._pin.close()
 
-    def entries(self, handle: Handle, stored: StoredRange) -> Iterator[StoredEntries]:
-        """Yield the stored entries of a subtask in a range.
+    def entries(
+        self, handle: Handle, stored: StoredRange, on_step: Callable[[], None] = lambda: None
+    ) -> Iterator[StoredEntries]:
+        """Yield the stored entries of a subtask in a range; `on_step` may raise to end it.
 
         Raises
         ------
@@ -56,7 +58,7 @@ class SnapshotReader:
             raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
         self._pin.check()
         with self.source.reading():
-            yield from stored_entries(self.source.storage, handle, stored)
+            yield from stored_entries(self.source.storage, handle, stored, on_step)
 
     def now_ms(self, time: TtlTime) -> int:
         """Return the time of the snapshot's epoch in which entries age."""

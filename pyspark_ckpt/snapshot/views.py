@@ -90,8 +90,47 @@ class TableView:
         >>> view.to_arrow().read_all().num_rows
         2
         """
-        batches = self._batches(include_expired=include_expired, subtask=subtask)
+        batches = self.batches(include_expired=include_expired, subtask=subtask)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
+
+    def batches(
+        self,
+        *,
+        include_expired: bool = False,
+        subtask: int | None = None,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the table's batches one by one, with a call between the steps of reading.
+
+        A batch may need many steps, because the entries of a state lie among those of others.
+
+        Parameters
+        ----------
+        include_expired : bool
+            As for :meth:`to_arrow`.
+        subtask : int, optional
+            As for :meth:`to_arrow`.
+        on_step : callable
+            Is called after each part of a file that was read, also if it has no row of the table.
+            What it raises ends the reading, as at a limit of time.
+
+        Returns
+        -------
+        iterator of pyarrow.RecordBatch
+            Reads as it is consumed, in bounded memory.
+
+        Raises
+        ------
+        CorruptFileError
+            While it is read: if a file is missing or changed.
+
+        Examples
+        --------
+        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> sum(batch.num_rows for batch in view.batches())
+        2
+        """
+        return self._batches(include_expired=include_expired, subtask=subtask, on_step=on_step)
 
     def to_pandas(self, *, include_expired: bool = False) -> pd.DataFrame:
         """Return the table as a pandas frame.
@@ -152,13 +191,15 @@ class TableView:
         assert isinstance(frame, polars.DataFrame)  # a table has several columns
         return frame
 
-    def _batches(self, *, include_expired: bool, subtask: int | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, *, include_expired: bool, subtask: int | None, on_step: Callable[[], None]
+    ) -> Iterator[pa.RecordBatch]:
         for handle in self._operator.handles:
             if subtask is not None and handle.subtask != subtask:
                 continue
             table = self._table_of(handle)
             if table is not None:
-                parts = self._reader.entries(handle, table.stored)
+                parts = self._reader.entries(handle, table.stored, on_step)
                 yield from table.batches(parts, self._now_ms(include_expired=include_expired))
 
     def _now_ms(self, *, include_expired: bool) -> int | None:  # noqa: ARG002  # timers stay
@@ -325,14 +366,18 @@ class StateView(TableView):
         state = evolved(handle.states[state_id], self._state, self._what)
         return state_table(self._operator.key_schema, state, state_id, handle.subtask, self._what)
 
-    def _batches(self, *, include_expired: bool, subtask: int | None) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, *, include_expired: bool, subtask: int | None, on_step: Callable[[], None]
+    ) -> Iterator[pa.RecordBatch]:
         if kind_of(self._state).movement is not Movement.COPIED:
-            yield from super()._batches(include_expired=include_expired, subtask=subtask)
+            yield from super()._batches(
+                include_expired=include_expired, subtask=subtask, on_step=on_step
+            )
             return
         copies = {
             handle.subtask: pa.Table.from_batches(
                 table.batches(
-                    self._reader.entries(handle, table.stored),
+                    self._reader.entries(handle, table.stored, on_step),
                     self._now_ms(include_expired=include_expired),
                 ),
                 self.schema,

@@ -1,7 +1,10 @@
 """What one state holds: a bounded sample of it, its heaviest keys, and the entries of one key.
 
-A sample reads at most :data:`MOST_ROWS` rows of a state, in equal parts of its subtasks, and ends
-after :data:`MOST_SECONDS`. So its cost does not grow with the state.
+A sample has the first rows of a state in stored order: at most :data:`MOST_ROWS`, in equal parts of
+its subtasks. It ends after :data:`MOST_SECONDS`, also while only entries of other states are read.
+No key is looked up in the older snapshot after as long again. The time is looked at after each part
+of a file. So what grows with the state is only the fetch of a subtask's files, which are checked as
+a whole before their first part is read.
 """
 
 from __future__ import annotations
@@ -26,7 +29,26 @@ NESTED_ROWS = 20_000
 
 HEAVIEST = 20
 ENTRIES_SHOWN = 200
-_WORD_BYTES = 8
+
+
+class _TimeIsOverError(Exception):
+    """The time for a sample is over; never leaves this module."""
+
+
+class _TimeLimit:
+    """Ends :data:`MOST_SECONDS` after it was made."""
+
+    def __init__(self) -> None:
+        self._end_at = time.monotonic() + MOST_SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self._end_at
+
+    def check(self) -> None:
+        """Raise the error of this module if the time is over."""
+        if self.is_over:
+            raise _TimeIsOverError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +106,7 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
         If a file is missing or changed.
     """
     view = snapshot.state(operator, name)
-    table, is_whole = _sampled(view, include_expired=True)
+    table, is_whole = _sampled(view)
     expired = None
     if view.now_ms is not None:
         # The last column says when entries expire; its name is another one if a value has it.
@@ -118,7 +140,7 @@ def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
         If a file is missing or changed.
     """
     view = snapshot.timers(operator)
-    table, is_whole = _sampled(view, include_expired=True)
+    table, is_whole = _sampled(view)
     metadata = view.schema.metadata or {}
     is_event_time = metadata.get(b"time_mode", b"").lower().startswith(b"event")
     now_ms = snapshot.watermark_ms if is_event_time else snapshot.processing_time_ms
@@ -156,21 +178,24 @@ def _value(field: pa.Field, text: str) -> Any:
         raise StateUseError(f"{text[:80]!r} is no {field.type} for {field.name!r}: {exc}") from exc
 
 
-def _sampled(view: TableView, *, include_expired: bool) -> tuple[pa.Table, bool]:
-    """Return rows of all subtasks, and whether these are all rows."""
+def _sampled(view: TableView) -> tuple[pa.Table, bool]:
+    """Return the first rows of the subtasks, and whether these are all rows."""
     subtasks: Sequence[int | None] = view.subtasks or [None]
     share = max(MOST_ROWS // len(subtasks), 1)
-    end_at = time.monotonic() + MOST_SECONDS
+    limit = _TimeLimit()
     batches: list[pa.RecordBatch] = []
     is_whole = True
-    for subtask in subtasks:
-        rows = 0
-        for batch in view.to_arrow(include_expired=include_expired, subtask=subtask):
-            batches.append(batch.slice(0, share - rows))
-            rows += batch.num_rows
-            if rows >= share or time.monotonic() > end_at:
-                is_whole = False
-                break
+    try:
+        for subtask in subtasks:
+            rows = 0
+            for batch in view.batches(include_expired=True, subtask=subtask, on_step=limit.check):
+                batches.append(batch.slice(0, share - rows))
+                rows += batch.num_rows
+                if rows >= share:
+                    is_whole = False
+                    break
+    except _TimeIsOverError:
+        is_whole = False
     return pa.Table.from_batches(batches, view.schema), is_whole
 
 
@@ -210,9 +235,11 @@ def _heaviest(
         .slice(0, HEAVIEST)
     )
     found = []
+    limit = _TimeLimit()
     for row in grouped.to_pylist():
         key = [row[name] for name in keys]
-        earlier = None if before is None or None in key else before.rows_of(*key).num_rows
+        is_asked = before is not None and None not in key and not limit.is_over
+        earlier = before.rows_of(*key).num_rows if before is not None and is_asked else None
         found.append(
             HeavyKey(tuple(map(_text, key)), row["__bytes_count"], row["__bytes_sum"], earlier)
         )

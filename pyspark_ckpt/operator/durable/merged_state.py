@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import lt
 from pathlib import Path
@@ -23,7 +23,12 @@ _MEMORY_BYTES = 16 << 20
 """Memory for the writes of the segments; more go to disk. More memory is no faster."""
 
 
-def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Changes]:
+def merged_state(
+    storage: Storage,
+    handle: Handle,
+    scratch: Path,
+    on_step: Callable[[], None] = lambda: None,
+) -> Iterator[Changes]:
     """Yield all state that a handle names, without deletes.
 
     Called by a task on an executor. A base snapshot of any format is in key order, so its
@@ -35,6 +40,9 @@ def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Ch
         The directory of its files.
     scratch
         A directory for the length of the iteration.
+    on_step
+        Is called after each part of a segment, all of which are read before the first part is
+        yielded. What it raises ends the reading.
 
     Raises
     ------
@@ -46,6 +54,7 @@ def merged_state(storage: Storage, handle: Handle, scratch: Path) -> Iterator[Ch
         for part in segment_changes(storage, handle.segments):
             for key, value in zip(part.keys, part.values, strict=True):
                 writes.add(key, value)
+            on_step()
         base = iter(()) if handle.base is None else read_base(storage, handle.base, scratch)
         if handle.base is not None and find_snapshot_format(handle.base.format) is None:
             base = _in_order(base, handle)  # a backend scans in order

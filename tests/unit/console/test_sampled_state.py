@@ -1,4 +1,4 @@
-"""Samples of states: what is over its time to live, and which timers are due."""
+"""Samples of states: what is over its time to live, which timers are due, and what they cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.console.data import sampled_state
 from pyspark_ckpt.console.data.sampled_state import sample_of, timers_of
+from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, Key, MadeSavepoint
 
 NAMES = T.StructType().add("name", "string")
@@ -75,3 +78,68 @@ def test_entries_expire_and_timers_are_due_in_their_own_time(
             timers = timers_of(snapshot, UID)
             assert (timers.timers, timers.due) == (len(OLD + NEW), due)
             assert sample_of(snapshot, UID, "lasting", None).expired is None
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_a_sample_ends_in_time_among_the_entries_of_another_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, canonical: bool
+) -> None:
+    def init(handle: ProcessorHandle) -> dict[str, Any]:
+        return {
+            "large": handle.getValueState("large", NUMBER),
+            "small": handle.getValueState("small", NUMBER),
+        }
+
+    def write(states: dict[str, Any], key: Key) -> None:
+        states["large"].update((1,))
+        if key in last:
+            states["small"].update((1,))
+
+    opened: list[str] = []
+    open_verified = LocalStorage.open_verified
+
+    def counted(self: LocalStorage, reference: Any) -> Any:
+        opened.append(reference.path)
+        return open_verified(self, reference)
+
+    made = MadeSavepoint(tmp_path, NAMES, [(str(number),) for number in range(300)])
+    last = [keys[-1] for keys in made.keys]  # far behind in stored order
+    made.epoch(init, write)
+    path = made.save("s", canonical=canonical)
+    made.close()
+    monkeypatch.setattr(canonical_file, "_READ_ENTRIES", 10)
+    monkeypatch.setattr(LocalStorage, "open_verified", counted)
+    with ckpt.open_state(path) as snapshot:
+        opened.clear()
+        whole = sample_of(snapshot, UID, "small", None)
+        assert (whole.rows, whole.is_whole, len(opened)) == (2, True, 2)
+        seconds = iter(range(1000))
+        monkeypatch.setattr(sampled_state.time, "monotonic", lambda: next(seconds))
+        # Each look at the clock is a second later. A segment is read in one part.
+        monkeypatch.setattr(sampled_state, "MOST_SECONDS", 3 if canonical else 0)
+        opened.clear()
+        ended = sample_of(snapshot, UID, "small", None)
+    assert (ended.rows, ended.is_whole) == (0, False)
+    assert len(opened) == 1, "no other subtask is read after the time"
+
+
+def test_keys_are_not_looked_up_in_the_older_snapshot_after_the_time(
+    savepoint: MadeSavepoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    savepoint.epoch(
+        lambda handle: {"count": handle.getValueState("count", NUMBER)},
+        lambda states, _: states["count"].update((1,)),
+    )
+    path = savepoint.save("s", canonical=True)
+    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+        found = sample_of(newer, UID, "count", older).heaviest
+        assert [each.rows_before for each in found] == [1] * 5
+        heaviest = sampled_state._heaviest
+
+        def late(*arguments: Any) -> Any:
+            monkeypatch.setattr(sampled_state, "MOST_SECONDS", -1)
+            return heaviest(*arguments)
+
+        monkeypatch.setattr(sampled_state, "_heaviest", late)
+        found = sample_of(newer, UID, "count", older).heaviest
+        assert [each.rows_before for each in found] == [None] * 5
