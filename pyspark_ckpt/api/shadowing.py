@@ -75,8 +75,8 @@ def shadow(
     max_differences : int, optional
         After how many differences it ends by itself, at the end of the epoch; ``None``: never.
     ignore : iterable of str
-        What may differ: ``output.<column>``, ``<uid>.<state>`` or ``<uid>.<state>.<column>``.
-        Timers are the state ``timers``.
+        What may differ: ``output.<column>``, ``<uid>.*`` (an operator), ``<uid>.<state>`` or
+        ``<uid>.<state>.<column>``. Timers are the state ``timers``.
     tolerance : float
         Up to which difference floats and decimals are equal: relative to the larger of the two, and
         absolute below 1.

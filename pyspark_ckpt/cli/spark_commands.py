@@ -73,7 +73,7 @@ def prove(arguments: Namespace) -> Result:
         report = found.report
     if arguments.html is not None:
         Path(arguments.html).write_text(report._repr_html_(), encoding="utf-8")
-    return Result(_fields(report), f"{report!r}\n", is_done=report.is_equal and report.epochs > 0)
+    return Result(_fields(report), f"{report!r}\n", is_done=report.is_equal)
 
 
 def _fields(report: ShadowReport) -> dict[str, object]:
@@ -83,7 +83,8 @@ def _fields(report: ShadowReport) -> dict[str, object]:
     ]
     samples = [{**asdict(each), "columns": list(each.columns)} for each in report.samples]
     fields = {name: getattr(report, name) for name in ShadowReport.__dataclass_fields__}
-    return {**fields, "is_equal": report.is_equal, "counts": counts, "samples": samples}
+    added = {"is_equal": report.is_equal, "unproven": report.unproven}
+    return {**fields, **added, "counts": counts, "samples": samples}
 
 
 def rollback(arguments: Namespace) -> Result:

@@ -62,7 +62,9 @@ class ComparedOutput:
     rules
         What is left out, and which numbers are equal.
     note
-        Called with what cannot be compared.
+        Called with how values are compared whose types differ.
+    skip
+        Called with what is not compared, and why.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ComparedOutput:
         keys: list[str],
         rules: Rules,
         note: Callable[[str], None],
+        skip: Callable[[str], None],
     ) -> None:
         self._spark = spark
         self._old, self._new = old, new
@@ -81,7 +84,7 @@ class ComparedOutput:
         ignored = rules.ignored_columns([*old.schema.names, *types])
         only = sorted(({*old.schema.names} ^ {*types}) - ignored)
         if only:
-            note(f"output: only one program has {', '.join(only)}")
+            skip(f"output: only one program has {', '.join(only)}")
         self._casts: dict[str, T.DataType | None] = {}
         for field in old.schema.fields:
             if field.name in ignored or field.name not in types:

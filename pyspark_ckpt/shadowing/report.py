@@ -46,7 +46,9 @@ class ShadowReport:
     samples : tuple of ShadowDifference
         The first differences.
     notes : tuple of str
-        What was not compared, and why.
+        How values were compared whose types differ.
+    skipped : tuple of str
+        What was not compared, and why. What `ignore` names is not in it.
     stopped : str or None
         Why the shadow ended, ``None`` while it runs.
 
@@ -66,12 +68,24 @@ class ShadowReport:
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     samples: tuple[ShadowDifference, ...] = ()
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     stopped: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether there is no difference, apart from expected ones."""
-        return self.differences == 0
+        """Whether output and states were compared, none was skipped, and no difference is left."""
+        return self.differences == 0 and self.unproven is None
+
+    @property
+    def unproven(self) -> str | None:
+        """Why equality would say too little, ``None`` if both were compared as a whole."""
+        if not self.epochs:
+            return "no epoch was compared yet"
+        if not self.state_comparisons:
+            return "no state was compared yet; states_every says after how many epochs they are"
+        if self.skipped:
+            return f"not everything was compared ({'; '.join(self.skipped)})"
+        return None
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the first differences as a pandas frame.
@@ -102,6 +116,8 @@ class ShadowReport:
             found = f"{self.differences} differences"
         if self.expected:
             found += f", besides {self.expected} expected ones"
+        if self.skipped:
+            found += f"; {len(self.skipped)} parts were not compared"
         return (
             f"{self.epochs} epochs ({self.first_epoch} to {self.last_epoch}), {self.rows} rows, "
             f"states compared {self.state_comparisons} times: {found}"
@@ -126,6 +142,7 @@ class ShadowReport:
         lines = [self._summary()]
         if self.stopped is not None:
             lines.append(f"stopped: {self.stopped}")
+        lines += [f"not compared: {text}" for text in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
         if self.samples:
             lines += ["", text_table(_HEADER, self._rows(), _CELL)]
@@ -136,9 +153,12 @@ class ShadowReport:
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {"compared": self._summary()}
         facts |= {"stopped": self.stopped} if self.stopped is not None else {}
+        facts |= {f"not compared {number}": text for number, text in enumerate(self.skipped, 1)}
         facts |= {f"note {number}": note for number, note in enumerate(self.notes, 1)}
         facts |= {f"{place} {change}": n for (place, change), n in sorted(self.counts.items())}
         title = "The two programs agree" if self.is_equal else "The two programs differ"
+        if not self.differences and self.unproven is not None:
+            title = "The two programs were not compared as a whole"
         return html_facts(title, facts) + html_table("First differences", _HEADER, self._rows())
 
 
@@ -170,6 +190,7 @@ class Tally:
         self._counts: Counter[tuple[str, str]] = Counter()
         self._samples: list[ShadowDifference] = []
         self._notes: dict[str, None] = {}
+        self._skipped: dict[str, None] = {}
         self._epochs: list[int] = []
         self._epochs_compared = self._rows = self._state_comparisons = 0
         self._expected = 0
@@ -195,6 +216,11 @@ class Tally:
         """Keep a note, once."""
         with self._guard:
             self._notes[text] = None
+
+    def skip(self, text: str) -> None:
+        """Keep, once, what was not compared and why."""
+        with self._guard:
+            self._skipped[text] = None
 
     def end_epoch(self, epoch: int, rows: int, *, compared_states: bool) -> None:
         """Count an epoch that was compared."""
@@ -235,5 +261,6 @@ class Tally:
                 counts=dict(self._counts),
                 samples=tuple(self._samples),
                 notes=tuple(self._notes),
+                skipped=tuple(self._skipped),
                 stopped=self._stopped,
             )

@@ -41,8 +41,8 @@ class Rules:
         for name in self.ignore:
             if "." not in name:
                 raise ConfigurationError(
-                    f"shadow: ignore has {name!r}: write output.<column>, <uid>.<state> or "
-                    "<uid>.<state>.<column>"
+                    f"shadow: ignore has {name!r}: write output.<column>, <uid>.*, "
+                    "<uid>.<state> or <uid>.<state>.<column>"
                 )
 
     def ignores(self, place: str, column: str | None = None) -> bool:

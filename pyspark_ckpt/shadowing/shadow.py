@@ -103,7 +103,13 @@ class Shadow:
         self._promoter = promoter
         self._tally = Tally(rules)
         self._output = ComparedOutput(
-            spark, forks[0].output, forks[1].output, keys, rules, self._tally.note
+            spark,
+            forks[0].output,
+            forks[1].output,
+            keys,
+            rules,
+            self._tally.note,
+            self._tally.skip,
         )
         self._waiting: deque[FollowedEpoch] = deque()
         self._known: set[Any] = set()
@@ -230,7 +236,8 @@ class Shadow:
             ``spark.ckpt.execution.checkpointing.savepoint-dir``. To go back, pass the savepoint to
             ``restoreFrom`` with the old program.
         accept_differences : bool
-            Whether to take over although the report has differences, or no epoch was compared.
+            Whether to take over although the report has differences, or not everything was
+            compared.
 
         Returns
         -------
@@ -240,7 +247,8 @@ class Shadow:
         Raises
         ------
         ConfigurationError
-            If there are differences, or no directory is given or configured. The query still runs.
+            If there are differences, output or states were not compared as a whole, or no directory
+            is given or configured. The query still runs.
         CheckpointAbortedError, PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
             If the candidate cannot take over. The query runs as before.
         FencedError
@@ -257,10 +265,11 @@ class Shadow:
                 "process"
             )
         report = self.report
-        if not accept_differences and (self._error is not None or not report.epochs):
+        unproven = self._error or report.unproven
+        if not accept_differences and unproven is not None:
             raise ConfigurationError(
-                f"the candidate was not proven: {self._error or 'no epoch was compared yet'}. Wait "
-                "for an epoch, or call promote(accept_differences=True)"
+                f"the candidate was not proven: {unproven}. Wait for an epoch, name in shadow()'s "
+                "`ignore` what need not be compared, or call promote(accept_differences=True)"
             )
         if not accept_differences and not report.is_equal:
             raise ConfigurationError(
@@ -340,7 +349,7 @@ class Shadow:
 
     def _compare_states(self, epoch: int, both: ThreadPoolExecutor) -> None:
         old, new = (run.result() for run in [both.submit(fork.checkpoint) for fork in self._forks])
-        for place, pair in differing_entries(old, new, self._rules, self._tally.note):
+        for place, pair in differing_entries(old, new, self._rules, self._tally.skip):
             key, before, after = pair
             known = frozen([place, key]) if key else frozen([place, before, after])
             if known not in self._known:

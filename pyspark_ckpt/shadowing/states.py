@@ -58,7 +58,7 @@ class _Compared:
 
 
 def differing_entries(
-    old: RestoreSource, new: RestoreSource, rules: Rules, note: Callable[[str], None]
+    old: RestoreSource, new: RestoreSource, rules: Rules, skip: Callable[[str], None]
 ) -> Iterator[tuple[str, RowPair]]:
     """Yield each entry that differs, after the place where it is.
 
@@ -68,20 +68,24 @@ def differing_entries(
         Checkpoints of the original and of the candidate, of one epoch.
     rules
         What is left out, and which numbers are equal.
-    note
-        Called with what cannot be compared.
+    skip
+        Called with what is not compared, and why.
 
     Raises
     ------
     CorruptFileError
         If a file is missing or changed.
     """
-    for compared in _states(old, new, rules, note):
+    for compared in _states(old, new, rules, skip):
         names = compared.table.column_names
         keys, before, after = _columns(names)
-        only = [*(set(before) ^ set(after))]
+        only = [
+            name
+            for name in sorted(set(before) ^ set(after))
+            if not rules.ignores(compared.place, name)
+        ]
         if only:
-            note(f"{compared.place}: only one program has {', '.join(sorted(only))}")
+            skip(f"{compared.place}: only one program has {', '.join(only)}")
         both = [name for name in before if name in after]
         shown = [name for name in both if not rules.ignores(compared.place, name)]
         for pair in _pairs(compared, keys, both, rules.tolerance):
@@ -90,18 +94,20 @@ def differing_entries(
 
 
 def _states(
-    old: RestoreSource, new: RestoreSource, rules: Rules, note: Callable[[str], None]
+    old: RestoreSource, new: RestoreSource, rules: Rules, skip: Callable[[str], None]
 ) -> Iterator[_Compared]:
     readers = SnapshotReader(old, _NoPin()), SnapshotReader(new, _NoPin())
     for uid, sides in sides_of_operators(*readers):
+        if rules.ignores(f"{uid}.*"):
+            continue
         missing = next((n for n, side in enumerate(sides) if side.operator is None), None)
         if missing is not None:
-            note(f"operator {uid!r}: {_only(missing)} has it")
+            skip(f"operator {uid!r}: {_only(missing)} has it")
             continue
         try:
-            yield from _of_operator(uid, sides, readers, rules, note)
+            yield from _of_operator(uid, sides, readers, rules, skip)
         except IncompatibleStateError as exc:
-            note(str(exc))
+            skip(str(exc))
 
 
 def _of_operator(
@@ -109,7 +115,7 @@ def _of_operator(
     sides: tuple[Side, Side],
     readers: tuple[SnapshotReader, SnapshotReader],
     rules: Rules,
-    note: Callable[[str], None],
+    skip: Callable[[str], None],
 ) -> Iterator[_Compared]:
     key_schema = key_schema_of(uid, sides[0].operator, sides[1].operator)
     before, after = (states_of(side.operator) for side in sides)
@@ -121,15 +127,15 @@ def _of_operator(
         if rules.ignores(place):
             continue
         if states[0] is None or states[1] is None:
-            note(f"{place}: {_only(0 if states[0] is None else 1)} has it")
+            skip(f"{place}: {_only(0 if states[0] is None else 1)} has it")
             continue
         if moves and kind_of(states[1]) is StateKind.OPERATOR_LIST:
-            note(f"{place}: not compared, because it is a state of subtasks, of other numbers")
+            skip(f"{place}: not compared, because it is a state of subtasks, of other numbers")
             continue
         try:
             table = table_of_state(changes, uid, states, sides, key_schema)
         except IncompatibleStateError as exc:
-            note(str(exc))
+            skip(str(exc))
             continue
         times = tuple(map(_now_ms, readers, states))
         yield _Compared(
@@ -139,7 +145,7 @@ def _of_operator(
             all(each.is_stamped and each.ttl is not None for each in states if each is not None),
             (times[0], times[1]),
         )
-    yield from _beside(uid, changes, sides, {*before, *after}, rules, note, moves=moves)
+    yield from _beside(uid, changes, sides, {*before, *after}, rules, skip, moves=moves)
 
 
 def _beside(
@@ -148,7 +154,7 @@ def _beside(
     sides: tuple[Side, Side],
     names: set[str],
     rules: Rules,
-    note: Callable[[str], None],
+    skip: Callable[[str], None],
     *,
     moves: bool,
 ) -> Iterator[_Compared]:
@@ -160,7 +166,7 @@ def _beside(
         if rules.ignores(place):
             continue
         if kind == _RAW and moves:
-            note(f"{place}: not compared, because it is a state of subtasks, of other numbers")
+            skip(f"{place}: not compared, because it is a state of subtasks, of other numbers")
             continue
         yield _Compared(place, table, is_list=False, expires=False, now_ms=(0, 0))
 

@@ -98,9 +98,14 @@ class Sink:
         assert found == sorted((k, n, what) for k in KEYS for n, what in enumerate(whats, 1))
 
 
+def compared(shadow: ckpt.Shadow, epochs: int) -> None:
+    until(lambda: shadow.report.epochs >= epochs or not shadow.isActive, "no comparison")
+    assert shadow.exception() is None
+
+
 def proven(shadow: ckpt.Shadow, query: ckpt.CheckpointedQuery) -> None:
     query.processAllAvailable()
-    until(lambda: shadow.report.epochs > 0 or not shadow.isActive, "no comparison")
+    compared(shadow, 1)
     assert shadow.report.is_equal, shadow.report
 
 
@@ -147,6 +152,55 @@ def test_the_candidate_takes_over(job: Job, kind: str) -> None:
         old.processAllAvailable()
         assert {(n, what) for _, n, what in back.result()} == {(3, "a"), (4, "a")}
         old.stop()
+
+
+class Widened(Mended):
+    """Has a column and a state that the old program does not have."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.last = handle.getValueState("last", "at long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            self.last.update((row.n,))
+            yield Row(**row.asDict(), double=2 * row.n)
+
+
+def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
+    """A column and a state of the candidate only: it takes over once they are named."""
+    uid = job.uid
+    wide = job.but(processor=Widened, output=f"{NUMBERED}, double long").df
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = job.start()
+        query.processAllAvailable()
+        with ckpt.shadow(query, wide, ignore=IGNORED, states_every=2) as shadow:
+            epoch_of(job)
+            query.processAllAvailable()
+            compared(shadow, 1)
+            with pytest.raises(ckpt.ConfigurationError, match="no state was compared"):
+                shadow.promote()
+            epoch_of(job)
+            query.processAllAvailable()
+            compared(shadow, 2)
+            report = shadow.report
+            assert report.differences == 0
+            assert not report.is_equal
+            assert len(report.skipped) == 2, report
+            assert "output: only one program has double" in report.skipped
+            with pytest.raises(ckpt.ConfigurationError, match=rf"{uid}\.last: not compared"):
+                shadow.promote()
+        named = [*IGNORED, "output.double", f"{uid}.last"]
+        shadow = ckpt.shadow(query, wide, ignore=named)
+        epoch_of(job)
+        proven(shadow, query)
+        shadow.promote()
+        epoch_of(job)
+        query.processAllAvailable()
+        query.stop()
+    found = sorted(row[:3] for row in job.result())
+    assert found == sorted((k, n, what) for k in KEYS for n, what in enumerate("aaaab", 1))
 
 
 @pytest.mark.soak

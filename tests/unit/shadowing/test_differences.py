@@ -130,6 +130,23 @@ def test_expected_differences_are_only_counted() -> None:
     assert [each.key for each in report.samples] == [{"k": "b"}]
 
 
+def test_agreement_is_proven_only_if_all_was_compared() -> None:
+    tally = Tally(Rules())
+    assert "no epoch" in str(tally.report().unproven)
+    tally.end_epoch(1, 5, compared_states=False)
+    assert "no state was compared" in str(tally.report().unproven)
+    tally.end_epoch(2, 5, compared_states=True)
+    assert tally.report().is_equal
+    tally.note("n is int in the original and bigint in the candidate: compared as bigint")
+    assert tally.report().is_equal
+    tally.skip("op.other: not compared, because only the candidate has it")
+    report = tally.report()
+    assert (report.is_equal, report.differences) == (False, 0)
+    assert "op.other" in str(report.unproven)
+    assert "1 parts were not compared" in repr(report)
+    assert "not compared as a whole" in report._repr_html_()
+
+
 def test_it_has_enough_after_some_epochs() -> None:
     tally = Tally(Rules(epochs=2))
     tally.end_epoch(5, 1, compared_states=False)

@@ -140,7 +140,7 @@ def test_an_expired_entry_is_gone_whether_or_not_it_was_cleaned_up(tmp_path: Pat
         assert both.differences() == ([], [])
 
 
-def test_what_only_one_program_has_is_noted(tmp_path: Path) -> None:
+def test_what_only_one_program_has_is_said_unless_it_is_ignored(tmp_path: Path) -> None:
     def more(handle: ProcessorHandle) -> dict[str, Any]:
         handle.getValueState("other", V)
         return {"n": handle.getValueState("n", NXY)}
@@ -156,3 +156,9 @@ def test_what_only_one_program_has_is_noted(tmp_path: Path) -> None:
     assert len(notes) == 2
     assert "op.n: only one program has y" in notes
     assert "op.other: not compared, because only the candidate has it" in notes
+    for named in ({f"{UID}.n.y", f"{UID}.other"}, {f"{UID}.*"}):
+        sources = [RestoreSource(str(tmp_path / str(number) / "sp")) for number in range(2)]
+        skipped: list[str] = []
+        rules = Rules(ignore=frozenset(named))
+        assert list(differing_entries(*sources, rules, skipped.append)) == []
+        assert skipped == []
