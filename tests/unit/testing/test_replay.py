@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.capture.capture_file import (
     CAPTURE_FORMAT_VERSION,
     MAGIC,
+    SectionName,
     decode_parts,
     encode_part,
 )
+from pyspark_ckpt.operator.capture.recording import in_arrow, in_changes
 from pyspark_ckpt.testing import replay
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.captured_query import MINUTE_MS, CapturedQuery
+from tests.unit.testing.stored_pickles import STREAMS, pickles_in_capture
 
 each_backend = pytest.mark.parametrize("backend", BACKEND_TYPES)
 Query = Callable[..., CapturedQuery]
@@ -375,6 +379,25 @@ def test_a_damaged_capture_is_refused(captured: Query) -> None:
         file.write_bytes(whole[:length])
         with pytest.raises(CorruptFileError):
             replay(file, Frames())
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("section", [SectionName.ROWS, SectionName.AFTER])
+def test_a_capture_has_no_pickle_and_one_would_be_seen(
+    captured: Query, protocol: int, section: SectionName
+) -> None:
+    query = captured(Frames(), mode="pandas")
+    query.epoch([("a", 1)])
+    file = query.save()
+    assert pickles_in_capture(file) == []
+    planted = pickle.dumps({"values": [1, 2]}, protocol)
+    batch = pa.record_batch({"v": pa.array([b"before " + planted])})
+    content = in_arrow([batch]) if section in STREAMS else in_changes([(b"key", b"1" + planted)])
+    with file.open("rb") as source:
+        (part,) = decode_parts(source, "it")
+    file.write_bytes(b"".join(encode_part(part.epoch, {**part.sections, section: content})))
+    (found,) = pickles_in_capture(file)
+    assert found.startswith(planted)
 
 
 def test_a_newer_format_is_refused_by_name(captured: Query) -> None:
