@@ -30,7 +30,7 @@ KEPT_NOTES = 2880
 """Notes that stay, one day of them at two a minute."""
 
 KEPT_RUNS = 200
-"""Records of starts and ends that stay."""
+"""Records of starts and ends that stay, with the first start, which stays for good."""
 
 
 class RunLog:
@@ -83,12 +83,15 @@ class RunLog:
         if isinstance(record, RunNote) and record.is_empty:
             self._sign_of_life = name
             return outdated
-        kept, most = (
-            (self._notes, KEPT_NOTES) if isinstance(record, RunNote) else (self._runs, KEPT_RUNS)
-        )
-        kept.append(name)
-        while len(kept) > most:
-            outdated.append(kept.popleft())
+        if isinstance(record, RunNote):
+            self._notes.append(name)
+            while len(self._notes) > KEPT_NOTES:
+                outdated.append(self._notes.popleft())
+            return outdated
+        self._runs.append(name)
+        while len(self._runs) > KEPT_RUNS:
+            outdated.append(self._runs[1])
+            del self._runs[1]  # the first one says who made the query
         return outdated
 
     def _delete(self, names: list[str]) -> None:
@@ -117,6 +120,12 @@ class RecordedRuns:
             for record in self._read(names[-most:])
             if isinstance(record, RunStarted | RunEnded)
         ]
+
+    def first_start(self) -> RunStarted | None:
+        """Return the oldest start; a log that an earlier version kept may not have the first."""
+        names = [name for name in self._names if run_record_kind(name) == "started"]
+        first = self._record(names[0]) if names else None
+        return first if isinstance(first, RunStarted) else None
 
     def notes(self, most: int) -> list[RunNote]:
         """Return the newest notes, oldest first."""

@@ -48,6 +48,7 @@ from pyspark_ckpt.history.run_record import (
     RunNote,
     decode_run_record,
     encode_run_record,
+    run_record_kind,
     without_slow_keys,
 )
 from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
@@ -126,7 +127,9 @@ def _contents(places: Places) -> Iterator[tuple[str, bytes]]:
 def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
     storage = query.checkpoints
     for directory in (HISTORY, RUNS):
-        for name in storage.list(directory)[-KEPT:]:
+        names = storage.list(directory)
+        first = [name for name in names[:-KEPT] if run_record_kind(name) == "started"][:1]
+        for name in [*first, *names[-KEPT:]]:
             if name.endswith(".json"):
                 for path, content in _file(storage, f"{directory}/{name}"):
                     yield path, content if directory == HISTORY else without_keys(content)

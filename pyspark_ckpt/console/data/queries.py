@@ -49,13 +49,15 @@ class QuerySummary:
     """A query at a glance.
 
     `committed_epoch` is the newest epoch that Spark has committed. `lag_ms` is how far the
-    watermark was behind the newest recorded epoch. `problems` has what could not be read.
+    watermark was behind the newest recorded epoch. `made_by` started the first recorded run.
+    `problems` has what could not be read.
     """
 
     place: QueryPlace
     query_id: str | None
     name: str | None
     run: LastRun
+    made_by: str | None
     checkpoint_id: int | None
     metadata: CheckpointMetadata | None
     retained: int
@@ -153,11 +155,13 @@ def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
     completed_at_ms = None if metadata is None else metadata.completed_at_ms
     run = last_run(runs.starts_and_ends(8), notes[-1] if notes else None, now_ms, completed_at_ms)
     started = run.started
+    first = runs.first_start()
     return QuerySummary(
         place=place,
         query_id=started.query_id if started else _id_in(metadata),
         name=_name(started, metadata),
         run=run,
+        made_by=None if first is None else first.started_by,
         checkpoint_id=newest[0] if newest else None,
         metadata=metadata,
         retained=count,

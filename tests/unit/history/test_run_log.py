@@ -66,6 +66,17 @@ def test_another_start_continues_the_numbers_and_the_bound(
     assert [each.epoch for each in RecordedRuns(storage).notes(10)] == [1, 2]
 
 
+def test_the_first_start_stays(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_log, "KEPT_RUNS", 3)
+    assert RecordedRuns(storage).first_start() is None
+    RunLog(storage).write(note(0))
+    for number in range(5):  # each by a driver of its own
+        RunLog(storage).write(start(str(number)))
+    found = RecordedRuns(storage)
+    assert [each.run_id for each in found.starts_and_ends()] == ["0", "3", "4"]
+    assert found.first_start() == start("0")
+
+
 def test_a_record_that_is_damaged_foreign_or_newer_is_left_out(storage: Storage) -> None:
     RunLog(storage).write(start())
     newer = encode_run_record(RunEnded(run_id="r", at_ms=1, version=99))
