@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import Row, SparkSession
 
@@ -20,12 +22,14 @@ from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
-from pyspark_ckpt.console.data.queries import SILENCE_MS, RunState, summary_of
+from pyspark_ckpt.console.data.queries import SILENCE_MS, QuerySummary, RunState, summary_of
 from pyspark_ckpt.console.data.snapshots import SnapshotPage, checkpoint_page
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
+from pyspark_ckpt.console.html.family import family_chart, read_savepoints
 from pyspark_ckpt.console.opening import open_console
 from pyspark_ckpt.console.server import make_app
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import OFTEN, RETAINED, Feed, Job
 from tests.query.model import OUTPUT, Reveal
@@ -107,6 +111,31 @@ def test_a_summary_says_what_became_of_a_query(shown: Shown) -> None:
     assert main.committed_epoch == main.metadata.epoch == 6
 
 
+def test_the_lineage_shows_the_fork_below_its_savepoint_below_its_query(shown: Shown) -> None:
+    places = find_places(shown.storage)
+    savepoints = read_savepoints(places.savepoints)
+    summaries = [summary_of(place, 2**42) for place in places.queries]
+    chart = family_chart(summaries, savepoints)
+    parallelism = {each.parallelism for each in _metadata(summaries[0]).operators}
+    (number,) = parallelism
+    assert [(box.label, box.href, box.style) for box in chart.boxes] == [
+        (f"{HOSTILE}: stopped, parallelism {number}", f"/q/{shown.place('main').key}/",
+         "state-stopped"),
+        ("savepoint of epoch 6", f"/s/{savepoints[0][0].key}/", "taken"),
+        (f"fork: failed, parallelism {number}", f"/q/{shown.place('fork').key}/", "state-failed"),
+    ]  # fmt: skip
+    main, savepoint, fork = chart.boxes
+    assert main.x < savepoint.x < fork.x
+    assert len(chart.lines) == 2
+    alone = family_chart([each for each in summaries if each.name == "fork"], savepoints)
+    assert [box.label for box in alone.boxes] == ["savepoint of epoch 6, not here", fork.label]
+
+
+def _metadata(summary: QuerySummary) -> CheckpointMetadata:
+    assert summary.metadata is not None
+    return summary.metadata
+
+
 def test_a_query_is_running_until_it_gives_no_sign_of_life(job: Job) -> None:
     job.feed.add([("a", 1)])
     with job.running() as query:
@@ -118,8 +147,14 @@ def test_a_query_is_running_until_it_gives_no_sign_of_life(job: Job) -> None:
         assert summary_of(place, alive_at_ms + SILENCE_MS).run.state is RunState.RUNNING
         assert summary_of(place, alive_at_ms + SILENCE_MS + 1).run.state is RunState.SILENT
         console = query.ui()
-        console.close()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", console.url)
+        try:
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", console.url)
+            with urllib.request.urlopen(console.url, timeout=60) as answer:
+                page = answer.read().decode()
+        finally:
+            console.close()
+        assert place.key in page
+        assert f">{RunState.RUNNING}<" in page
     assert summary_of(place, 2**42).run.state is RunState.STOPPED
 
 
@@ -191,6 +226,14 @@ def test_the_plan_and_the_files_of_a_query(shown: Shown) -> None:
     plan = plan_against(metadata, shown.savepoint, drops=False)
     assert not plan.errors
     assert {row.outcome for row in plan.states} == {"restored"}
+    (operator,) = metadata.operators
+    renamed = msgspec.structs.replace(
+        metadata, operators=(msgspec.structs.replace(operator, uid="renamed"),)
+    )
+    for drops, outcome in ((False, "refused"), (True, "dropped")):
+        plan = plan_against(renamed, shown.savepoint, drops=drops)
+        assert {row.outcome for row in plan.states if row.operator == "op"} == {outcome}
+        assert bool(plan.errors) != drops
     other = shown.place("main").key
     app = make_app(shown.storage).test_client()
     page = app.get(f"/q/{place.key}/plan?from=q-{other}", base_url="http://127.0.0.1").text
