@@ -28,6 +28,7 @@ NESTED_ROWS = 20_000
 """Rows that are ranked if a key is of a nested type: Python makes its text."""
 
 HEAVIEST = 20
+MOST_BY_ROWS = 10
 ENTRIES_SHOWN = 200
 
 
@@ -66,7 +67,8 @@ class Sample:
     """A sample of a state.
 
     `is_whole` says that it has all rows. `expired` of its rows have lived longer than their time to
-    live and are still stored; ``None`` if the state has no time to live.
+    live and are still stored; ``None`` if the state has no time to live. `heaviest` are keys by
+    bytes, `by_rows` by rows: none if no key has two rows.
     """
 
     rows: int
@@ -75,6 +77,7 @@ class Sample:
     is_whole: bool
     key_columns: tuple[str, ...]
     heaviest: tuple[HeavyKey, ...]
+    by_rows: tuple[HeavyKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,15 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
     keys = [field.name for field in view.key_fields]
     sizes = _sizes(table)
     before = None if older is None else _view(older, view, operator)
+    heaviest, by_rows = _heaviest(table, keys, sizes, before) if keys else ((), ())
     return Sample(
         rows=table.num_rows,
         size_bytes=pc.sum(sizes).as_py() or 0,
         expired=expired,
         is_whole=is_whole,
         key_columns=tuple(keys),
-        heaviest=_heaviest(table, keys, sizes, before) if keys else (),
+        heaviest=heaviest,
+        by_rows=by_rows,
     )
 
 
@@ -219,7 +224,8 @@ def _sizes(table: pa.Table) -> pa.Array:
 
 def _heaviest(
     table: pa.Table, keys: list[str], sizes: pa.Array, before: StateView | None
-) -> tuple[HeavyKey, ...]:
+) -> tuple[tuple[HeavyKey, ...], tuple[HeavyKey, ...]]:
+    """Return the keys with most bytes, and those with most rows."""
     nested = [key for key in keys if pa.types.is_nested(table.schema.field(key).type)]
     if nested:  # Arrow groups by flat columns only
         table, sizes, before = table.slice(0, NESTED_ROWS), sizes.slice(0, NESTED_ROWS), None
@@ -231,19 +237,29 @@ def _heaviest(
         .append_column("__bytes", sizes)
         .group_by(keys)
         .aggregate([("__bytes", "sum"), ("__bytes", "count")])
-        .sort_by([("__bytes_sum", "descending")])
-        .slice(0, HEAVIEST)
     )
-    found = []
+    by_bytes = grouped.sort_by([("__bytes_sum", "descending"), ("__bytes_count", "descending")])
+    by_rows = grouped.sort_by([("__bytes_count", "descending"), ("__bytes_sum", "descending")])
     limit = _TimeLimit()
-    for row in grouped.to_pylist():
-        key = [row[name] for name in keys]
-        is_asked = before is not None and None not in key and not limit.is_over
-        earlier = before.rows_of(*key).num_rows if before is not None and is_asked else None
-        found.append(
-            HeavyKey(tuple(map(_text, key)), row["__bytes_count"], row["__bytes_sum"], earlier)
-        )
-    return tuple(found)
+    known: dict[tuple[Any, ...], int | None] = {}
+
+    def ranked(rows: pa.Table) -> tuple[HeavyKey, ...]:
+        found = []
+        for row in rows.to_pylist():
+            key = tuple(row[name] for name in keys)
+            if key not in known:
+                is_asked = None not in key and not limit.is_over
+                known[key] = (
+                    before.rows_of(*key).num_rows if before is not None and is_asked else None
+                )
+            text = tuple(map(_text, key))
+            found.append(HeavyKey(text, row["__bytes_count"], row["__bytes_sum"], known[key]))
+        return tuple(found)
+
+    is_single = len(table) == len(grouped)
+    return ranked(by_bytes.slice(0, HEAVIEST)), (
+        () if is_single else ranked(by_rows.slice(0, MOST_BY_ROWS))
+    )
 
 
 def _nested_text(value: Any) -> str:

@@ -194,20 +194,20 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
 
 
 def grown_keys(samples: Sequence[StateSample]) -> tuple[GrownKey, ...]:
-    """Return the keys that grew most among the heaviest keys of all states.
+    """Return the keys that grew most among those with most bytes or rows, of all states.
 
     Parameters
     ----------
     samples
         The samples of the states.
     """
-    grown = [
-        GrownKey(each.operator, each.name, heavy.text, heavy.rows, heavy.rows_before)
+    grown = {
+        GrownKey(each.operator, each.name, heavy.text, heavy.rows, heavy.rows_before): None
         for each in samples
         if each.sample is not None
-        for heavy in each.sample.heaviest
+        for heavy in (*each.sample.heaviest, *each.sample.by_rows)
         if heavy.rows_before is not None and heavy.rows > heavy.rows_before
-    ]
+    }
     return tuple(sorted(grown, key=lambda each: each.rows_before - each.rows)[:GROWN_SHOWN])
 
 

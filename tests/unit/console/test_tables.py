@@ -73,9 +73,22 @@ def test_whether_a_state_grows(sizes: tuple[int, ...], per_epoch: int | None) ->
 def test_keys_of_nested_types_are_ranked() -> None:
     key = pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "é"}, {"a": 2, "b": "é"}])
     table = pa.table({"k": key, "v": pa.array([1, 2, 3])})
-    first, second = _heaviest(table, ["k"], pa.array([5, 4, 4]), None)
+    (first, second), _ = _heaviest(table, ["k"], pa.array([5, 4, 4]), None)
     assert (first.text, first.rows, first.size_bytes) == (('{"a": 2, "b": "é"}',), 2, 8)
     assert (second.text, second.rows_before) == (('{"a": 1, "b": "x"}',), None)
+
+
+def test_keys_are_ranked_by_bytes_and_by_rows() -> None:
+    table = pa.table({"k": pa.array(["wide", "many", "many", "many", "one"])})
+    heaviest, by_rows = _heaviest(table, ["k"], pa.array([90, 9, 9, 9, 5]), None)
+    assert [each.text for each in heaviest] == [("wide",), ("many",), ("one",)]
+    assert [(each.text, each.rows) for each in by_rows] == [
+        (("many",), 3), (("wide",), 1), (("one",), 1),
+    ]  # fmt: skip
+    _, by_rows = _heaviest(table.slice(2), ["k"], pa.array([9, 9, 5]), None)
+    assert by_rows[0].rows == 2
+    _, by_rows = _heaviest(table.slice(3), ["k"], pa.array([9, 5]), None)
+    assert by_rows == (), "each key has one row"
 
 
 def test_keys_that_grew_most_come_first_over_all_states() -> None:
