@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
 
 _MAX_BYTES = 1 << 20
 """A larger file was not written by this library, and is refused as changed."""
@@ -40,7 +40,7 @@ def read_small_file(
     """
     try:
         return msgspec.json.decode(storage.read(path)[:_MAX_BYTES], type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         raise corrupt_file(
             storage.url_of(path), f"it was changed, and should hold {holds} ({exc})", to_do
         ) from exc

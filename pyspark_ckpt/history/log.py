@@ -21,6 +21,7 @@ from pyspark_ckpt.formats.modes import EntryKind, EntryStatus, SavepointFormat
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 
@@ -304,7 +305,7 @@ class HistoryLog(CheckpointListener):
         try:
             content = self._storage.read(f"{HISTORY}/{name}")
             return msgspec.json.decode(content[:_MAX_BYTES], type=HistoryEntry)
-        except (OSError, CkptError, msgspec.MsgspecError) as exc:
+        except (OSError, CkptError, *JSON_ERRORS) as exc:
             logger.warning(
                 "%s: entry %s of the history log cannot be read and is left out: %s",
                 self._storage.url,

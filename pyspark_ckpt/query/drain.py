@@ -25,6 +25,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
 
 logger = library_logger(__name__)
 
@@ -70,11 +71,24 @@ class LastEpochs:
         self._run_epoch = run_epoch
 
     def finish_interrupted(self) -> None:
-        """Finish the drain of a driver that died; on the driver, before a start."""
+        """Finish the drain of a driver that died; on the driver, before a start.
+
+        Raises
+        ------
+        CorruptFileError
+            If the marker was changed.
+        """
         if self._storage.exists(DRAIN_MARKER):
             content = self._storage.read(DRAIN_MARKER)
             logger.warning("%s: finishing an interrupted drain", self._storage.url)
-            self._finish(msgspec.json.decode(content, type=_Draining))
+            try:
+                draining = msgspec.json.decode(content, type=_Draining)
+            except JSON_ERRORS as exc:
+                raise corrupt_file(
+                    self._storage.url_of(DRAIN_MARKER),
+                    f"it was changed, and should hold the epoch that drained the query ({exc})",
+                ) from exc
+            self._finish(draining)
 
     def finish_begun(self) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already."""

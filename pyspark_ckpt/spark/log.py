@@ -252,7 +252,7 @@ class SparkLog:
     def _json(self, path: str, line: str) -> dict[str, Any]:
         try:
             fields = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise self._corrupt(path, str(exc)) from exc
         if not isinstance(fields, dict):
             raise self._corrupt(path, f"{line[:80]!r} is not a JSON object")
@@ -289,10 +289,10 @@ def _log_offset(offset: str) -> int | None:
     """Return a file source's position in its log, ``None`` for another source's offset."""
     try:
         fields = json.loads(offset)
-    except ValueError:
+        if isinstance(fields, dict) and set(fields) == {"logOffset"}:
+            return int(fields["logOffset"])
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
-    if isinstance(fields, dict) and set(fields) == {"logOffset"}:
-        return int(fields["logOffset"])
     return None
 
 

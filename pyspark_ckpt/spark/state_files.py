@@ -18,9 +18,11 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
+from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS, corrupt_file
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 STATE = "state"
@@ -58,7 +60,8 @@ def operator_name(location: Storage, operator_id: int) -> str | None:
     )
     if not location.exists(path):
         return None
-    return str(_decoded(location.read(path))[1]["operatorInfo"]["operatorName"])
+    with _as_spark_writes(location.url_of(path)):
+        return str(_decoded(location.read(path))[1]["operatorInfo"]["operatorName"])
 
 
 def files_below(storage: Storage, directory: str) -> Iterator[str]:
@@ -117,16 +120,22 @@ def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> by
     """Return Spark's metadata of an operator for another location and another id.
 
     It has whole paths of schemas, so `location` is where the files will lie in the end.
+
+    Raises
+    ------
+    CorruptFileError
+        If it is not what Spark writes.
     """
-    version, fields = _decoded(metadata)
-    fields["operatorInfo"]["operatorId"] = operator_id
-    for store in fields["stateStoreInfo"]:
-        paths = store.get("stateSchemaFilePaths")
-        if paths:
-            root = _hadoop_uri(location, f"{STATE}/{operator_id}")
-            store["stateSchemaFilePaths"] = [
-                f"{root}/_stateSchema/{_below_schemas(path)}" for path in paths
-            ]
+    with _as_spark_writes(f"the metadata of Spark's operator {operator_id}"):
+        version, fields = _decoded(metadata)
+        fields["operatorInfo"]["operatorId"] = operator_id
+        for store in fields["stateStoreInfo"]:
+            paths = store.get("stateSchemaFilePaths")
+            if paths:
+                root = _hadoop_uri(location, f"{STATE}/{operator_id}")
+                store["stateSchemaFilePaths"] = [
+                    f"{root}/_stateSchema/{_below_schemas(path)}" for path in paths
+                ]
     return f"{version}\n{json.dumps(fields, separators=(',', ':'))}".encode()
 
 
@@ -146,6 +155,17 @@ def _below_schemas(path: str) -> str:
             "uses no such names: restore from another checkpoint or savepoint"
         )
     return name
+
+
+@contextmanager
+def _as_spark_writes(name: str) -> Iterator[None]:
+    """Make one error of all that reading a changed file of Spark's may raise."""
+    try:
+        yield
+    except CorruptFileError:
+        raise
+    except (LookupError, TypeError, AttributeError, RecursionError, *ZIP_ERRORS) as exc:
+        raise corrupt_file(name, f"it is not what Spark writes ({exc!r:.200})") from exc
 
 
 def _decoded(metadata: bytes) -> tuple[str, dict[str, Any]]:
@@ -184,6 +204,8 @@ def needed_files(location: Storage, operator_id: int, version: int, partitions: 
     ------
     CheckpointAbortedError
         If a file is missing, or does not belong to a known state store.
+    CorruptFileError
+        If a file that names others was changed.
     """
     root = f"{STATE}/{operator_id}"
     paths = [
@@ -228,14 +250,15 @@ def _named_by(location: Storage, store: str, version: int) -> Iterator[str]:
     """Yield the files that the ``zip`` of a RocksDB version names."""
     try:
         content = location.read(f"{store}/{version}.zip")
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            fields = json.loads(archive.read("metadata").decode().split("\n", 1)[1])
     except FileNotFoundError as exc:
         raise _missing(location, store, version) from exc
-    for file in fields.get("sstFiles", ()):
-        yield f"{store}/SSTs/{file['dfsSstFileName']}"
-    for file in fields.get("logFiles", ()) or ():
-        yield f"{store}/logs/{file['dfsLogFileName']}"
+    with _as_spark_writes(location.url_of(f"{store}/{version}.zip")):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            fields = json.loads(archive.read("metadata").decode().split("\n", 1)[1])
+        named = [f"{store}/SSTs/{file['dfsSstFileName']}" for file in fields.get("sstFiles", ())]
+        logs = fields.get("logFiles", ()) or ()
+        named += [f"{store}/logs/{file['dfsLogFileName']}" for file in logs]
+    yield from named
 
 
 def _description_files(location: Storage, root: str, version: int) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import zipfile
 import zlib
 
+import msgspec
+
 from pyspark_ckpt.errors import CorruptFileError
 
 ZIP_ERRORS = (
@@ -12,6 +14,9 @@ ZIP_ERRORS = (
     EOFError,
 )  # fmt: skip
 """What Python's ``zipfile`` raises for a damaged archive, besides errors of the disk."""
+
+JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a damaged file; the last for one that a stranger has nested deeply."""
 
 RESTORE = "restore from another checkpoint or savepoint"
 

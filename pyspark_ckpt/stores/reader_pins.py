@@ -21,7 +21,7 @@ import msgspec
 
 from pyspark_ckpt.formats.metadata_check import check_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
 
 GRACE_MS = 60_000
 """How long a pin counts after its expiry, because clocks of machines differ."""
@@ -109,7 +109,7 @@ def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:
         pin = msgspec.json.decode(storage.read(name)[:_MAX_BYTES], type=_Pin)
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         raise corrupt_file(
             storage.url_of(name),
             f"it should hold the files that somebody reads ({exc})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import struct
 import tempfile
 import zipfile
@@ -14,17 +15,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from pyspark_ckpt.console.data.bundle import INDEX_NAME, BundleIndex, unpack_bundle
+from pyspark_ckpt.console.data.kept_files import KEPT_FILES_NAME, KeptFiles, bundled_kept_files
+from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.formats.canonical_file import decode_canonical
 from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.in_progress import InProgress, encode_in_progress, read_in_progress
 from pyspark_ckpt.formats.initial_handles import read_initial_handle
+from pyspark_ckpt.formats.layout import new_snapshot_id
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.formats.requests import Action, Request, RequestFiles
+from pyspark_ckpt.formats.requests import Action, Answer, Request, RequestFiles
 from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back, write_rolled_back
+from pyspark_ckpt.history.log import EntryKind, EntryStatus, HistoryEntry, HistoryLog
+from pyspark_ckpt.history.run_record import RunEnded, RunNote, RunStarted, decode_run_record
+from pyspark_ckpt.history.run_record import encode_run_record as encode_run
 from pyspark_ckpt.operator.capture.capture_file import (
     CapturedClock,
     CapturedColumns,
@@ -35,9 +45,15 @@ from pyspark_ckpt.operator.capture.capture_file import (
     decode_parts,
     encode_part,
 )
+from pyspark_ckpt.operator.capture.orders import CaptureFiles
+from pyspark_ckpt.operator.descriptor import CaptureOrder
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
+from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
+from pyspark_ckpt.query.drain import DRAIN_MARKER, LastEpochs
 from pyspark_ckpt.restore.rollback import begun_exchange
-from pyspark_ckpt.restore.spark_files import checked_content
+from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import read_store_note
@@ -48,6 +64,11 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0"
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _HEADER = struct.Struct(">8sIQ32s")
 _CAPTURE = struct.Struct(">8sII")
+_SNAPSHOT = new_snapshot_id()
+_STORES = {
+    "operatorInfo": {"operatorId": 0, "operatorName": "x"},
+    "stateStoreInfo": [{"stateSchemaFilePaths": ["file:/x/state/0/_stateSchema/default/0_a-1"]}],
+}
 _ID = f"{1:015}-{'0' * 16}"
 
 
@@ -161,6 +182,137 @@ def _sealed_capture(data: bytes) -> bytes:
     return _CAPTURE.pack(magic, length, zlib.crc32(header)) + data[_CAPTURE.size :]
 
 
+class _DrainNote(LastEpochs):
+    """Reads the note of a drain, and runs nothing."""
+
+    def _finish(self, draining: object) -> None:
+        pass
+
+
+def _decode_canonical(data: bytes) -> object:
+    """Expect as many entries as the file says, so that they are decoded."""
+    try:
+        entries = pq.read_metadata(io.BytesIO(data)).num_rows
+    except (pa.ArrowException, OSError):
+        entries = 50
+    return list(decode_canonical(io.BytesIO(data), "it", entries))
+
+
+def _zipped(entries: dict[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return content.getvalue()
+
+
+def _unpack(storage: LocalStorage) -> object:
+    return unpack_bundle(str(storage.path("bundle.zip")), storage.path("unpacked"))
+
+
+def _capture_orders(storage: LocalStorage) -> object:
+    files = CaptureFiles(storage)
+    return files.orders(), files.request((CaptureOrder(7, 9),))
+
+
+def _local_note(storage: LocalStorage) -> object:
+    return LocalSnapshots(storage.root).find(_SNAPSHOT)
+
+
+def _operator_metadata(storage: LocalStorage) -> object:
+    path = "state/0/_metadata/metadata"
+    return operator_name(storage, 0), with_operator_id(storage.read(path), storage, 3)
+
+
+def _requested(request: Callable[[LocalStorage], object], directory: str) -> bytes:
+    """Return the only request that was written into a directory."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as place:
+        request(LocalStorage(Path(place)))
+        (path,) = (Path(place) / directory).glob("*.request.json")
+        return path.read_bytes()
+
+
+def _small_parsers() -> dict[str, Parser]:
+    """Return the parsers of files that a query does not need to be restored."""
+    entry = HistoryEntry(
+        kind=EntryKind.CHECKPOINT,
+        status=EntryStatus.ABORTED,
+        checkpoint_id=3,
+        reason="no",
+        phases_ms={"a": 1},
+    )
+    runs = (
+        RunStarted(run_id="r", at_ms=1, query_id="q", operators=("op",)),
+        RunNote(run_id="r", at_ms=2, epoch=4),
+        RunEnded(run_id="r", at_ms=3, error="no"),
+    )
+    index = BundleIndex(version=1, root="/x", queries={"0": "/x/q"}, savepoints={})
+    kept = KeptFiles(2, 1, 0, ("shared/a",), 9)
+    note = SnapshotNote(_SNAPSHOT, "4-b", 4, "op", 0, "changes", {"state.chg": None})
+    decision = b'{"releases":[{"uid":"op","keys":["00ff"]}],"done":["a"]}'
+    release = _requested(
+        lambda each: ReleaseFiles(each).request(Release(uid="op", keys=("00ff",))), "releases"
+    )
+    orders = _requested(
+        lambda each: CaptureFiles(each).request((CaptureOrder(1, 3, "op"),)), "captures"
+    )
+    indexed = {INDEX_NAME: msgspec.json.encode(index)}
+    state = _files("whole-*/location/state/0/_metadata/metadata")
+    archive = b'v1\n{"sstFiles":[{"dfsSstFileName":"a.sst"}],"logFiles":[]}'
+    return {
+        "history entry": Parser(
+            _at("history/1-1-0.json", lambda each: HistoryLog(each).entries()),
+            [msgspec.json.encode(entry)],
+        ),
+        "run record": Parser(decode_run_record, [*map(encode_run, runs)]),
+        "capture order": Parser(_at(f"captures/{_ID}.request.json", _capture_orders), [orders]),
+        "release": Parser(_at(f"releases/{_ID}.request.json", _decided), [release]),
+        "decision of releases": Parser(
+            _at("releases/epoch-0-3.json", lambda each: ReleaseFiles(each).decided(3)), [decision]
+        ),
+        "draining note": Parser(
+            _at(DRAIN_MARKER, lambda each: _DrainNote(SparkLog(each), print).finish_interrupted()),
+            [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'],
+        ),
+        "bundle": Parser(_at("bundle.zip", _unpack), [_zipped({**indexed, "queries/0/a": b"1"})]),
+        "bundle index": Parser(
+            lambda data: _at("bundle.zip", _unpack)(_zipped({INDEX_NAME: data})),
+            [indexed[INDEX_NAME]],
+        ),
+        "kept files": Parser(
+            _at(KEPT_FILES_NAME, lambda each: bundled_kept_files(QueryPlace("0", each, None))),
+            [msgspec.json.encode(kept)],
+        ),
+        "local snapshot": Parser(
+            _at(f"snapshots/{_SNAPSHOT}/note", _local_note), [msgspec.json.encode(note)]
+        ),
+        "Spark's source log": Parser(
+            lambda data: list(_checked_entries(io.BytesIO(data), 3, "it")),
+            _files("whole-*/location/sources/0/3"),
+        ),
+        "Spark's operator metadata": Parser(
+            _at("state/0/_metadata/metadata", _operator_metadata),
+            [*state, f"v2\n{json.dumps(_STORES)}".encode()],
+        ),
+        "Spark's archive of a location": Parser(
+            lambda data: _at("state/0/0/4.zip", lambda each: needed_files(each, 0, 4, 1))(data),
+            [_zipped({"metadata": archive})],
+        ),
+        "Spark's names in an archive": Parser(
+            lambda data: _at("state/0/0/4.zip", lambda each: needed_files(each, 0, 4, 1))(
+                _zipped({"metadata": data})
+            ),
+            [archive],
+        ),
+    }
+
+
+def _decided(storage: LocalStorage) -> object:
+    files = ReleaseFiles(storage)
+    files.arm()
+    return files.decide(3)
+
+
 @cache
 def parsers() -> dict[str, Parser]:
     """Return all parsers by name."""
@@ -200,7 +352,7 @@ def parsers() -> dict[str, Parser]:
             _sealed_changes,
         ),
         "canonical": Parser(
-            lambda data: list(decode_canonical(io.BytesIO(data), "it", 50)),
+            _decode_canonical,
             _files("**/*.parquet"),
         ),
         "request": Parser(
@@ -209,7 +361,7 @@ def parsers() -> dict[str, Parser]:
         ),
         "answer": Parser(
             _at(f"requests/{_ID}.answer.json", lambda each: RequestFiles(each).answer_to(_ID)),
-            [b'{"at_ms":1}', b'{"at_ms":1,"error":"no"}'],
+            [*map(msgspec.json.encode, (Answer(at_ms=1), Answer(at_ms=1, error="no")))],
         ),
         "in progress": Parser(_at("_in_progress", read_in_progress), [encode_in_progress(begun)]),
         "rolled back": Parser(
@@ -248,4 +400,5 @@ def parsers() -> dict[str, Parser]:
         "Spark's archive": Parser(
             lambda data: checked_content("0/1.zip", data, "it"), [_archive()]
         ),
+        **_small_parsers(),
     }

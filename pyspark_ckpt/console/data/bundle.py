@@ -51,7 +51,7 @@ from pyspark_ckpt.history.run_record import (
     run_record_kind,
     without_slow_keys,
 )
-from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, ZIP_ERRORS
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 BUNDLE_VERSION = 1
@@ -267,7 +267,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
 def _index(path: str, data: bytes) -> BundleIndex:
     try:
         index = msgspec.json.decode(data, type=BundleIndex)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         raise _no_bundle(path, str(exc)) from exc
     if index.version > BUNDLE_VERSION:
         raise CorruptFileError(

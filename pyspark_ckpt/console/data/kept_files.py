@@ -12,6 +12,7 @@ from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import SHARED, TASK_OWNED
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 from pyspark_ckpt.stores.reader_pins import pinned_files
 
 KEPT_FILES_NAME = "_files.json"
@@ -95,7 +96,7 @@ def bundled_kept_files(place: QueryPlace) -> KeptFiles:
         return msgspec.json.decode(place.checkpoints.read(KEPT_FILES_NAME), type=KeptFiles)
     except FileNotFoundError:
         return _unknown("the bundle does not say it: an earlier version made the bundle")
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except JSON_ERRORS as exc:
         return _unknown(f"the bundle is damaged ({exc}): make it again with `pyspark-ckpt bundle`")
 
 

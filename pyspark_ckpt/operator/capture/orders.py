@@ -17,6 +17,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import CAPTURES, CaptureName, capture_name
 from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 
 MAX_BYTES = 1 << 20
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
@@ -100,7 +101,7 @@ class CaptureFiles:
             if size_bytes is not None and size_bytes > MAX_BYTES:
                 raise msgspec.DecodeError(f"it has {size_bytes} bytes")
             return msgspec.json.decode(self._storage.read(path), type=CaptureRequest)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        except JSON_ERRORS as exc:
             raise CorruptFileError(
                 f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
                 "and ask for the captures again"

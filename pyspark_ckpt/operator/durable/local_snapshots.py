@@ -30,6 +30,7 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import is_snapshot_id, new_snapshot_id
 from pyspark_ckpt.operator.durable.base_snapshot import CHANGES_NAME
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 from pyspark_ckpt.storage.file_reference import FileReference
 from state_backends import (
     BackendCorruptError,
@@ -102,7 +103,7 @@ class LocalSnapshot:
 
         Raises
         ------
-        OSError, msgspec.MsgspecError
+        OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError
             If there is no readable note: the snapshot was never completed, or was deleted.
         """
         return _decoder.decode((self.directory / _NOTE).read_bytes())
@@ -171,7 +172,7 @@ class LocalSnapshots:
         snapshot = LocalSnapshot(self._directory / snapshot_id)
         try:
             known = snapshot.note().snapshot_id
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *JSON_ERRORS):
             return None
         return snapshot if known == snapshot_id else None
 

@@ -27,6 +27,7 @@ import msgspec
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.storage.base import Storage
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 
 _RELEASES = "releases"
 _ARMED = f"{_RELEASES}/armed"
@@ -188,7 +189,7 @@ class ReleaseFiles:
             if size_bytes is not None and size_bytes > MAX_BYTES:
                 raise msgspec.DecodeError(f"it has {size_bytes} bytes")
             return msgspec.json.decode(self._storage.read(path), type=kind)
-        except msgspec.MsgspecError as exc:
+        except JSON_ERRORS as exc:
             raise CorruptFileError(
                 f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
                 "and release the keys again"
