@@ -7,6 +7,7 @@ later one. None of them is half read.
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from pyspark_ckpt.formats.metadata_file import (
 )
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import StoreNote, find_store, write_store_note
+from tests.golden.earlier_version import run_earlier
 from tools import read_savepoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
@@ -64,6 +66,35 @@ def test_metadata(stored: Path, read: Callable[[str], object]) -> None:
     raise_version_of_metadata(stored)
     with pytest.raises(CorruptFileError, match=r"format 3 is newer than .* 2; upgrade"):
         read(str(stored))
+
+
+_READ_BY_EARLIER = """
+import sys
+from pathlib import Path
+import pyspark_ckpt
+from pyspark_ckpt.on_disk.handle import decode_handle
+verify = pyspark_ckpt.verify
+for read, given in ((verify, "as-it-was"), (verify, "newer"), (decode_handle, "handle")):
+    try:
+        read(Path(given).read_bytes() if read is decode_handle else given)
+        print(pyspark_ckpt.__version__, "reads", given)
+    except pyspark_ckpt.CorruptFileError as exc:
+        print(pyspark_ckpt.__version__, "refuses", given, exc)
+"""
+
+
+def test_an_earlier_release_refuses_what_a_later_one_may_write(tmp_path: Path) -> None:
+    """0.1.0 itself, from its wheel: _metadata and a handle with the number raised."""
+    for name in ("as-it-was", "newer"):
+        shutil.copytree(GOLDEN / "whole-rocksdb" / "native", tmp_path / name)
+    raise_version_of_metadata(tmp_path / "newer")
+    (handle, *_) = handles_of(tmp_path / "as-it-was")
+    raised = msgspec.structs.replace(handle, format_version=HANDLE_FORMAT_VERSION + 1)
+    (tmp_path / "handle").write_bytes(encode_handle(raised))
+    said = run_earlier(tmp_path, ["-c", _READ_BY_EARLIER])
+    assert "0.1.0 reads as-it-was" in said
+    assert re.search(r"0\.1\.0 refuses newer .*format 3 is newer than .* 2; upgrade", said), said
+    assert re.search(r"0\.1\.0 refuses handle .*format 2 .* newer than .* 1: upgrade", said), said
 
 
 def test_metadata_by_the_reader_without_the_library(tmp_path: Path) -> None:
