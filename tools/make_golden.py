@@ -12,7 +12,7 @@ import subprocess
 
 from tools.environments import ROOT, environment
 
-VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
+VERSIONS = ("4.0.5", "4.1.4", "4.3.0")
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from tests.golden.archives import ARCHIVES
 from tests.golden.continuing import expected_of, run
 from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
+from tools import make_golden
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))
@@ -40,6 +41,12 @@ def checkpoint_of(whole: Path) -> Path:
 def test_there_is_golden_data() -> None:
     assert {name_of(path) for path in WHOLE} >= {"0.1.0-whole-rocksdb", "0.1.0-whole-heap"}
     assert {archives.is_always(each) for each in ARCHIVES} == {True, False}
+    unreleased = {each.name for each in ARCHIVES if each.parent.name == "unreleased"}
+    assert unreleased == {
+        f"pyspark-{version}-{backend}.tar.xz"
+        for version in make_golden.VERSIONS
+        for backend in BACKENDS
+    }
 
 
 @each_archive()
