@@ -49,14 +49,14 @@ simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.dev ## Feed changed files to every parser of stored bytes, half an hour; EXAMPLES=20000
-	$(BIN)/python -m tests.fuzzing.run $(EXAMPLES) $(ARGS)
+	$(BIN)/python -m tests.fuzzing.run $(EXAMPLES) --results tests/fuzzing/results.json $(ARGS)
 
-mutate: $(VENV)/.dev ## Break each line of safety, and show that a test fails; ten minutes
+mutate: $(VENV)/.dev ## Break each line of safety, and show that a test fails; half an hour
 	$(BIN)/python tools/mutate.py $(ARGS)
 
 KILLS ?= 1000
-torture: $(CLASSES) ## Kill and pause drivers, executors and workers, fill and slow the disk; two hours; KILLS=1000 SEED=7
-	$(BIN)/python -m tests.torture.run $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+torture: $(CLASSES) ## Kill and pause drivers, executors and workers, fill and slow the disk; four hours for KILLS=1000 faults; SEED=7
+	$(BIN)/python -m tests.torture.run $(KILLS) --results tests/torture/results.json $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 matrix: $(VENV)/.dev java ## Run the fast tests on versions of Python, PySpark and packages; two hours, 10 GB
 	$(BIN)/python -m tools.matrix $(ARGS)
