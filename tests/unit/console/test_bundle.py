@@ -1,17 +1,27 @@
-"""What a bundle leaves out."""
+"""What a bundle leaves out, and what it keeps."""
 
 from __future__ import annotations
 
-from pyspark_ckpt.console.data.bundle import without_keys
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.console.data import bundle
+from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_bundle
+from pyspark_ckpt.console.data.places import find_places
+from pyspark_ckpt.console.data.queries import summary_of
+from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import (
     CheckpointRecord,
     OperatorRecord,
     RunEnded,
     RunNote,
+    RunStarted,
     SlowKeyRecord,
     decode_run_record,
     encode_run_record,
 )
+from pyspark_ckpt.storage.open import LocalStorage
 
 
 def note(*keys: SlowKeyRecord) -> RunNote:
@@ -32,3 +42,20 @@ def test_the_keys_of_a_record_are_cut_out_and_nothing_else() -> None:
 
 def test_a_record_that_cannot_be_read_is_not_copied() -> None:
     assert without_keys(b'{"what": "note", "slow_keys": ["secret"]') == b"{}"
+
+
+def test_who_made_a_query_is_kept_though_notes_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all/orders/pyspark_ckpt/shared").mkdir(parents=True)
+    root = LocalStorage(tmp_path / "all")
+    log = RunLog(root.child("orders/pyspark_ckpt"))
+    for user in ("ann", "bob"):
+        log.write(RunStarted(run_id=user, at_ms=1, query_id="q", started_by=user))
+        for _ in range(5):
+            log.write(note())
+    monkeypatch.setattr(bundle, "KEPT", 3)
+    write_bundle(root, find_places(root), tmp_path / "bundle")
+    unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
+    (place,) = find_places(LocalStorage(tmp_path / "unpacked")).queries
+    assert summary_of(place, 2).made_by == "ann"
