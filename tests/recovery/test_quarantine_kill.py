@@ -1,4 +1,4 @@
-"""Parking and release are exact whenever the driver and its workers are killed."""
+"""Parking and release are exact whenever the driver is killed."""
 
 from __future__ import annotations
 
