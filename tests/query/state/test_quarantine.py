@@ -142,6 +142,30 @@ def test_a_release_in_place_takes_one_epoch(job: Job) -> None:
 
 
 @pytest.mark.soak
+def test_the_mended_program_takes_over_in_place_and_gets_the_parked_rows(job: Job) -> None:
+    """Parked keys also move with a rescale in place; the query object is the same throughout."""
+    epochs = epochs_of(40)
+    job.feed.add(*epochs)
+    job = flaky(job)
+    writer = ckpt.write_stream(job.df).option("checkpointLocation", str(job.location_path))
+    with _parallelism(job, 2):
+        query = writer.format("parquet").start(str(job.base / job.out))
+        query.processAllAvailable()
+        assert parked(query) == (1, 4)
+        query.rescale(3)
+        job.feed.add([(f"k{number}", 7) for number in range(40)])
+        query.processAllAvailable()
+        assert parked(query) == (1, 5)
+        query.restartWith(job.but(processor=Mended).df)
+        query.release("op")
+        job.feed.add([("k8", 8)])
+        query.processAllAvailable()
+        assert parked(query) == (0, 0)
+        query.stop()
+    assert by_key(job) == wanted(*epochs, [(f"k{number}", 7) for number in range(40)], [("k8", 8)])
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 6)])
 def test_parked_keys_move_with_a_savepoint_to_another_parallelism(
     job: Job, before: int, after: int
