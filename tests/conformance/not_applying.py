@@ -28,7 +28,11 @@ class NotApplying:
     always: bool = True
 
 
-_READS_STATE = r"json\.loads\(|STDS_INVALID_OPTION_VALUE|assert set\(\n"
+_READS_STATE = (
+    # Spark's metadata of the library's operators has no `operatorProperties`.
+    r"the JSON object must be str, bytes or bytearray, not NoneType"
+    r"|STDS_INVALID_OPTION_VALUE|assert set\(\n"
+)
 
 NOT_APPLYING = (
     NotApplying(
