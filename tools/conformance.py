@@ -110,6 +110,21 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def count_line(results: dict[str, Any]) -> str:
+    """Return the count of the newest version of PySpark, as README.md says it."""
+    newest = max(results, key=lambda version: [int(part) for part in version.split(".")])
+    parts = results[newest]
+    passed, not_applying = (
+        sum(each[kind] for each in parts.values()) for kind in ("passed", "not_applying")
+    )
+    not_run = [part for part in PARTS if part not in parts]
+    rest = f"\nThe parts not counted yet: {', '.join(not_run)}." if not_run else ""
+    return (
+        f"Of PySpark {newest}'s own state tests {passed} pass and {not_applying} do not apply "
+        f"([list and reasons](docs/conformance.md)).{rest}\n"
+    )
+
+
 def _shown(part: dict[str, Any] | None) -> str:
     if part is None:
         return "not run"

@@ -29,6 +29,11 @@ def test_a_page_has_the_table_of_its_results(tool: Any) -> None:
     assert tool.table(results) in tool.PAGE.read_text(), f"python -m {tool.__name__} --table"
 
 
+def test_the_readme_has_the_count_of_conformance() -> None:
+    line = conformance.count_line(json.loads(conformance.RESULTS.read_text()))
+    assert line in (conformance.ROOT / "README.md").read_text()
+
+
 def test_the_lowest_packages_are_the_lowest_that_are_allowed() -> None:
     for requirement in requirements():
         found = re.match(r"(\w+)>=([\d.]+)", requirement)
