@@ -326,7 +326,6 @@ def result_of(mutation: Mutation, place: Path) -> dict[str, Any]:
         "is_found": bool(ran.failed),
         "by": ran.failed[0] if ran.failed else None,
         "seconds": round(ran.seconds, 1),
-        "commit": _commit(),
     }
 
 
@@ -371,6 +370,7 @@ def main() -> int:
     passed: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutated-") as directory:
         place = Path(directory)
+        commit = _commit()  # of what is copied, whatever is committed meanwhile
         for name in COPIED:
             shutil.copytree(ROOT / name, place / name)
         for name in FILES:
@@ -381,7 +381,7 @@ def main() -> int:
             if mutation.test not in passed:
                 check_unchanged(mutation.test.split(), place)
                 passed.add(mutation.test)
-            row = result_of(mutation, place)
+            row = {**result_of(mutation, place), "commit": commit}
             write_results({**results(given.results), mutation.name: row}, given.results)
             verdict = f"is found by {row['by']}" if row["is_found"] else "SURVIVES"
             sys.stdout.write(f"{mutation.name}: {verdict}, {row['seconds']} s\n")

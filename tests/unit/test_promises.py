@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,10 @@ def test_a_line_of_safety_is_where_the_table_says(mutation: mutate.Mutation) -> 
     for each in mutation.test.split():
         if each.startswith("tests/"):
             assert (ROOT / each.partition("::")[0]).exists()
+
+
+@pytest.mark.parametrize("row", mutate.results().values(), ids=lambda each: each["line"])
+def test_a_changed_line_was_found_by_the_test_that_is_named(row: dict[str, Any]) -> None:
+    (mutation,) = (each for each in mutate.MUTATIONS if each.name == row["line"])
+    assert (row["file"], row["tests"]) == (mutation.file, mutation.test), "run `make mutate`"
+    assert row["is_found"]
