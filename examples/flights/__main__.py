@@ -118,7 +118,10 @@ def run_pyspark(spark: SparkSession, output: Path, flights: pd.DataFrame) -> Run
 def show_console(output: Path, *, serve: bool) -> None:
     """Say how to see the queries in a browser, or show them until Ctrl+C."""
     if not serve:
-        console.print(f"See the queries in a browser:  pyspark-ckpt ui {OUTPUT}")
+        program = Path(sys.executable).with_name("pyspark-ckpt")
+        with suppress(ValueError):  # it is elsewhere
+            program = program.relative_to(Path.cwd())
+        console.print(f"See the queries in a browser:  {program} ui {OUTPUT}", soft_wrap=True)
         return
     command = [sys.executable, "-m", "pyspark_ckpt", "ui", str(output), "--port", "0"]
     with suppress(KeyboardInterrupt):
