@@ -12,9 +12,13 @@ import pandas as pd
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import EntryKind
 from pyspark_ckpt.history.history_frame import History
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
 from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.history.run_log import RecordedRuns
+from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
+from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
 
@@ -27,6 +31,9 @@ _NUMBERS = (
     "checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files",
     "parallelism_before", "parallelism", "pause_ms",
 )  # fmt: skip
+
+_NOTES_READ = 120
+"""Notes of a run that say how many keys were parked: of the last hour, one request each."""
 
 
 def history(path: str) -> History:
@@ -48,8 +55,10 @@ def history(path: str) -> History:
         triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
         before it), files, phases_ms (of gathering: handles, sources, verification), path, reason,
         and of restarts in place (kind ``restart``) parallelism_before, parallelism and pause_ms.
-        :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed are
-        left out. Savepoints and failures are included, up to a thousand.
+        parked_keys and parked_rows are of checkpoints of the last hour, once the run has recorded
+        them (within half a minute), if a key was ever parked. :func:`subtask_history` has each
+        subtask's part. Checkpoints that retention has removed are left out. Savepoints and failures
+        are included, up to a thousand.
 
     Raises
     ------
@@ -73,7 +82,39 @@ def history(path: str) -> History:
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
         entries = [*entries_of(store), *HistoryLog(storage).entries()]
-    return History(as_frame(sorted(entries, key=HistoryEntry.order)))
+        parks = _parks(store)
+    frame = as_frame(sorted(entries, key=HistoryEntry.order))
+    parked = _parked(storage) if parks else {}
+    numbers = frame["checkpoint_id"].where(frame["kind"] == EntryKind.CHECKPOINT.value)
+    for place, name in enumerate(("parked_keys", "parked_rows")):
+        counts = {number: each[place] for number, each in parked.items()}
+        frame[name] = numbers.map(counts).astype("Int64")
+    return History(frame)
+
+
+def _parks(store: CompletedCheckpointStore) -> bool:
+    """Return whether an operator has ever parked a key, by the newest checkpoint."""
+    for number in reversed(store.ids()):
+        metadata = _read(store, number)
+        if isinstance(metadata, CheckpointMetadata):
+            return any(
+                state.name == LIBRARY_PREFIX
+                for handle in metadata.handles()
+                for state in handle.states
+            )
+    return False
+
+
+def _parked(storage: Storage) -> dict[int, tuple[int, int]]:
+    """Return the parked keys and rows of each recorded checkpoint."""
+    return {
+        each.checkpoint_id: (
+            sum(operator.parked_keys for operator in each.operators),
+            sum(operator.parked_rows for operator in each.operators),
+        )
+        for note in RecordedRuns(storage).notes(_NOTES_READ)
+        for each in note.checkpoints
+    }
 
 
 def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:

@@ -109,6 +109,8 @@ def test_one_bad_key_waits_for_the_mended_program(job: Job, backend: str) -> Non
     assert parked(query) == (1, 4)
     (shown,) = timeline_of(QueryPlace("key", LocalStorage(job.checkpoint_path), None)).parked
     assert (shown.uid, shown.parked_keys, shown.parked_rows) == ("op", 1, 4)
+    newest = ckpt.history(str(job.location_path)).iloc[-1]
+    assert (newest.kind, newest.parked_keys, newest.parked_rows) == ("checkpoint", 1, 4)
     assert by_key(job) == {**right, "k3": right["k3"][:1]}
     query.release("op", ["k3"])  # for whichever run comes next
 
