@@ -1,9 +1,10 @@
 """A driver program with a quarantine that is killed at any time.
 
-``python quarantine_program.py WORK_DIRECTORY PROGRAM WHERE`` reads ``WORK_DIRECTORY/input`` to its
-end and writes each epoch's rows to ``WORK_DIRECTORY/epoch-<number>``. `PROGRAM` is ``flaky`` or
-``mended``. If `WHERE` is a number, the program stops for ever in that epoch, after its actions and
-before Spark commits it, once it has written ``WORK_DIRECTORY/stopped``.
+``python quarantine_program.py WORK_DIRECTORY PROGRAM WHERE [MASTER]`` reads
+``WORK_DIRECTORY/input`` to its end and writes each epoch's rows to
+``WORK_DIRECTORY/epoch-<number>``. `PROGRAM` is ``flaky`` or ``mended``. If `WHERE` is a number, the
+program stops for ever in that epoch, after its actions and before Spark commits it, once it has
+written ``WORK_DIRECTORY/stopped``.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ class Flaky(StatefulProcessor):
         pass
 
 
-def main(work: Path, program: str, where: str) -> None:
+def main(work: Path, program: str, where: str, master: str = "local[2]") -> None:
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", 3)
         .config("spark.local.dir", str(work / "local"))
+        .config("spark.executor.memory", "1g")
+        .config("spark.task.maxFailures", 8)
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
@@ -87,4 +90,4 @@ def main(work: Path, program: str, where: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), *sys.argv[2:])

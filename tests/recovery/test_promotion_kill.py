@@ -15,8 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -24,10 +22,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.recovery.numbered_rows import write_input
+from tests.recovery.processes import DRIVER, KINDS, kill, kill_all
 from tests.recovery.promoting_program import complete_savepoints
 
 PROGRAM = Path(__file__).with_name("promoting_program.py")
-KILLED = ("driver", "driver", "CoarseGrainedExecutorBackend", "pyspark.daemon")
+KILLED = (DRIVER, *KINDS)
 PROMOTION_SECONDS = 6.0
 """A promotion takes about so long here; kills are in it, before it and after it."""
 
@@ -58,32 +57,6 @@ class _Input:
         self._thread.join()
 
 
-def _members(session: int) -> Iterator[tuple[int, str]]:
-    """Yield the processes of a session; Python workers have a group of their own."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):  # it has ended
-            if os.getsid(int(entry.name)) == session:
-                yield int(entry.name), (entry / "cmdline").read_text()
-
-
-def _kill(driver: subprocess.Popen[str], what: str, chance: random.Random) -> bool:
-    """Kill a process of a kind; the driver with all others. Return whether there was one."""
-    if what == "driver":
-        _kill_all(driver)
-        return True
-    # The daemon's children, the workers, have its command line; at random one of all.
-    found = sorted(process for process, command in _members(driver.pid) if what in command)
-    if found:
-        os.kill(chance.choice(found), signal.SIGKILL)
-    return bool(found)
-
-
-def _kill_all(driver: subprocess.Popen[str]) -> None:
-    for process, _ in [*_members(driver.pid)]:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
 def _run(
     work: Path, arguments: list[str], given: _Input, chance: random.Random, kills: dict[str, int]
 ) -> int:
@@ -95,7 +68,7 @@ def _run(
         text=True,
         start_new_session=True,
     )
-    ended = threading.Timer(RUN_SECONDS, _kill_all, (driver,))
+    ended = threading.Timer(RUN_SECONDS, kill_all, (driver,))
     ended.start()
     assert driver.stdout is not None
     try:
@@ -114,13 +87,13 @@ def _run(
         return driver.wait()
     finally:
         ended.cancel()
-        _kill_all(driver)
+        kill_all(driver)
 
 
 def _noted(
     driver: subprocess.Popen[str], what: str, chance: random.Random, kills: dict[str, int]
 ) -> None:
-    if driver.poll() is None and _kill(driver, what, chance):
+    if driver.poll() is None and kill(driver, what, chance):
         print(f"killed {what}", flush=True)
         kills[what] += 1
 

@@ -1,15 +1,17 @@
-"""Parking and release are exact whenever the driver is killed."""
+"""Parking and release are exact whenever the driver, an executor or a Python worker is killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -17,10 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
 from pyspark_ckpt.storage.open import LocalStorage
+from tests.recovery.processes import DRIVER, KINDS, kill, kill_all
 from tests.recovery.quarantine_program import BAD
 
+CLUSTER = "local-cluster[1,2,1024]"
 PROGRAM = Path(__file__).with_name("quarantine_program.py")
 DEADLINE_SECONDS = 240
 Rows = list[tuple[str, int]]
@@ -63,24 +68,37 @@ class Work:
                 assert time.monotonic() < deadline, f"the program did not reach epoch {epoch}"
                 time.sleep(0.02)
         finally:
-            _kill(driver)
+            kill_all(driver)
+            driver.wait()
         stopped.unlink()
 
-    def run_until(self, program: str, epochs: int, then_seconds: float) -> bool:
-        """Kill the program a time after it has begun some epochs; return whether it had ended."""
+    def run_with_kills(
+        self, program: str, chance: random.Random, kinds: Iterator[str], kills: Counter[str]
+    ) -> None:
+        """Kill one process after the other while the program runs to its end."""
+        driver = self._driver(program, "end", CLUSTER)
+        try:
+            while not self._ends(driver, chance.randint(1, 4), chance.uniform(0, 0.6)):
+                what = next(kinds)
+                kills[what] += kill(driver, what, chance)
+                if what == DRIVER:
+                    driver.wait()
+                    driver = self._driver(program, "end", CLUSTER)
+        finally:
+            kill_all(driver)
+
+    def _ends(self, driver: subprocess.Popen[str], epochs: int, then_seconds: float) -> bool:
+        """Wait for the begin of some epochs and a time after it; return whether it has ended."""
         offsets = self.path / "location" / "offsets"
         target = len(list(offsets.glob("[0-9]*"))) + epochs
-        driver = self._driver(program, "end")
         deadline = time.monotonic() + DEADLINE_SECONDS
         while driver.poll() is None and len(list(offsets.glob("[0-9]*"))) < target:
             assert time.monotonic() < deadline, "the program hangs"
             time.sleep(0.01)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             assert driver.wait(then_seconds) == 0, "the program failed"
-        except subprocess.TimeoutExpired:
-            _kill(driver)
-            return False
-        return True
+            return True
+        return False
 
     def output(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = defaultdict(list)
@@ -94,17 +112,19 @@ class Work:
         text = (self.path / f"epoch-{epoch}").read_text()
         return [json.loads(line)["key"] for line in text.splitlines()]
 
-    def _driver(self, program: str, where: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command(program, where), start_new_session=True)
+    def state(self) -> dict[str, int]:
+        """Return the count of each key, by the newest checkpoint."""
+        with ckpt.open_state(str(self.path / "location")) as snapshot:
+            counts = snapshot.state("count", "count").to_pandas()
+            assert snapshot.state("count", "__quarantine").to_pandas().empty
+        return dict(zip(counts["key"], counts["n"], strict=True))
+
+    def _driver(self, program: str, where: str, *master: str) -> subprocess.Popen[str]:
+        command = [*self._command(program, where), *master]
+        return subprocess.Popen(command, start_new_session=True, text=True)
 
     def _command(self, program: str, where: str) -> list[str]:
         return [sys.executable, str(PROGRAM), str(self.path), program, where]
-
-
-def _kill(driver: subprocess.Popen[bytes]) -> None:
-    """Kill the driver with its JVM and workers, which are in a session of their own."""
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
 
 
 @pytest.mark.own_jvm
@@ -136,19 +156,20 @@ def test_kills_at_random_change_nothing(tmp_path: Path) -> None:
     print(f"SEED={seed}")
     chance = random.Random(seed)
     work = Work(tmp_path)
-    kills = 0
+    kinds = cycle(chance.sample(KINDS, len(KINDS)))
+    kills: Counter[str] = Counter()
     for program in ("flaky", "mended"):
         for _ in range(12):
             keys = [f"k{chance.randrange(8)}" for _ in range(12)]
             work.add([(key, BAD if chance.random() < 0.03 else 1) for key in keys])
         if program == "mended":
             work.release()
-        while not work.run_until(program, chance.randint(1, 5), chance.uniform(0, 0.6)):
-            kills += 1
-    print(f"{kills} kills")
-    assert kills >= 4
+        work.run_with_kills(program, chance, kinds, kills)
+    print(f"kills: {dict(kills)}")
+    assert set(kills) == {*KINDS}
     wanted: dict[str, list[int]] = defaultdict(list)
     for epoch in work.epochs:
         for key, _ in epoch:
             wanted[key].append(len(wanted[key]) + 1)
     assert work.output() == wanted
+    assert work.state() == {key: len(numbers) for key, numbers in wanted.items()}
