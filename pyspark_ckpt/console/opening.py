@@ -73,5 +73,20 @@ def open_server(
 def open_console(root: Storage, *, host: str, port: int) -> Console:
     """Serve a directory in a thread of this process; as :func:`open_server`."""
     server, url = open_server(root, host=host, port=port)
-    threading.Thread(target=server.run, name="pyspark_ckpt console", daemon=True).start()
-    return Console(url, server.close)
+    is_closed = threading.Event()
+
+    def serve() -> None:
+        try:
+            server.run()
+        except OSError:  # its sockets were closed while it waited for requests
+            if not is_closed.is_set():
+                raise
+
+    thread = threading.Thread(target=serve, name="pyspark_ckpt console", daemon=True)
+    thread.start()
+
+    def close() -> None:
+        is_closed.set()
+        server.close()
+
+    return Console(url, close)
