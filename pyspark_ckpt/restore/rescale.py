@@ -1,8 +1,9 @@
 """The Spark jobs that move an operator's state to other subtasks, key groups or schemas.
 
-A database is divided among more subtasks as files, where that is possible. Otherwise its entries
-move: one task reads each old subtask, Spark's shuffle sorts the entries by new subtask and stored
-key, and one task writes each new subtask. Neither holds more than a batch of entries in memory.
+Where entries stay as they are, each new subtask takes over its key groups itself, and keeps the
+files of a database. Otherwise entries move: one task reads each old subtask, Spark's shuffle sorts
+the entries by new subtask and stored key, and one task writes each new subtask. No task holds more
+than a batch of entries in memory.
 """
 
 from __future__ import annotations
@@ -131,21 +132,24 @@ def _divided(
     has_same_clock: bool,
     in_place: bool,
 ) -> list[Handle] | None:
-    """Divide databases as files; ``None`` if a subtask has state that belongs to no key.
+    """Give out key groups; ``None`` if a subtask has state that belongs to no key.
 
     Files of an attempt that is given up are removed by the cleaner.
     """
     wanted = operator.wanted
-    handles = operator.stored.handles
-    only_bases = [msgspec.structs.replace(handle, segments=()) for handle in handles]
-    copy = HandleCopy(wanted, query_id, epoch)
-    copied = only_bases
-    if not in_place:
-        copied = copy_handles(spark, only_bases, copy, source, checkpoints)
-    bases = [handle.base for handle in copied if handle.base is not None]
-    shares = shares_of(handles, bases, wanted, query_id, epoch)
+    shares = shares_of(operator.stored.handles, wanted, query_id, epoch)
+    kept = {share.kept.subtask: share.kept for share in shares if share.kept is not None}
+    copied = [msgspec.structs.replace(handle, segments=()) for handle in kept.values()]
+    if copied and not in_place:
+        copy = HandleCopy(wanted, query_id, epoch)
+        copied = copy_handles(spark, copied, copy, source, checkpoints)
     divide = DivideSubtasks(
-        shares, source.url, checkpoints.url, operator.states.states, has_same_clock=has_same_clock
+        shares,
+        {handle.subtask: handle.base for handle in copied if handle.base is not None},
+        source.url,
+        checkpoints.url,
+        operator.states.states,
+        has_same_clock=has_same_clock,
     )
     numbers = spark.range(len(shares), numPartitions=len(shares))
     rows = collected(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from operator import lt
 from pathlib import Path
@@ -28,7 +28,7 @@ def merged_state(
     handle: Handle,
     scratch: Path,
     on_step: Callable[[], None] = lambda: None,
-) -> Iterator[Changes]:
+) -> Generator[Changes, None, None]:
     """Yield all state that a handle names, without deletes.
 
     Called by a task on an executor. A base snapshot of any format is in key order, so its

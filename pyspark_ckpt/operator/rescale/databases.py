@@ -1,18 +1,22 @@
-"""Divides databases among more subtasks as files: only timers are read entry by entry.
+"""Gives new subtasks the key groups of old subtasks without a shuffle.
 
-If each new subtask takes over a part of one old subtask, its state is the old database without the
-key groups of others. So the files of the old subtasks are copied once. Each new subtask opens them,
-deletes the ranges of the other key groups, and stores the few files that this wrote. The new
-subtasks have files in common until their databases merge them.
+Key groups are in ranges, and stored keys begin with them. So a new subtask's state is a range of
+one old subtask's state, or of some that follow each other. If one of them is a database whose
+ranges can be deleted, the new subtask keeps its files, deletes the other key groups, and adds the
+entries of the other old subtasks. Otherwise it writes the entries of all of them, in their order.
+New subtasks that keep the same files share them until their databases merge them.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from pyspark_ckpt.errors import CorruptFileError
@@ -30,13 +34,19 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.local_version import segment_changes
+from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.rescale.entries import earliest_timer_ms
+from pyspark_ckpt.operator.rescale.ranges import (
+    StateOfNoKeyError,
+    StateRange,
+    in_key_order,
+    key_group_of_timer,
+)
+from pyspark_ckpt.operator.rescale.tasks import write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
-    KEY_GROUP_BYTES,
     OPERATOR_STATE,
-    TIME_BYTES,
     TIME_INDEX,
     encode_key_group,
 )
@@ -44,12 +54,15 @@ from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.chunks import chunks_of
 from pyspark_ckpt.storage.open import Storage, open_storage
-from state_backends import BackendCorruptError, StateBackend, find_snapshot_format
+from state_backends import BackendCorruptError, SnapshotFormat, StateBackend, find_snapshot_format
 
 DIVIDED_SCHEMA = "handle binary"
 
 _MEMORY_BYTES = 16 << 20
 """Memory for the timers that are deleted; more go to disk."""
+
+_MOST_READS = 4
+"""Above so many reads of one old subtask's entries, a shuffle is faster, which reads them once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +73,19 @@ class Share:
     ----------
     first
         The handle of the new subtask without state.
-    stored
-        The handle of the old subtask that has its key groups.
-    base
-        The old subtask's base snapshot, whose files are copied into the new query's directory.
+    kept
+        The handle of the old subtask whose files it keeps, if any.
+    read
+        The handles of the other old subtasks that have some of its key groups, in their order.
     """
 
     first: Handle
-    stored: Handle
-    base: BaseSnapshot
+    kept: Handle | None
+    read: tuple[Handle, ...]
 
 
 def shares_of(
-    handles: Sequence[Handle],
-    bases: Sequence[BaseSnapshot],
-    operator: OperatorDescriptor,
-    query_id: str,
-    epoch: int,
+    handles: Sequence[Handle], operator: OperatorDescriptor, query_id: str, epoch: int
 ) -> list[Share]:
     """Return what each new subtask takes over; without those that get no state.
 
@@ -84,8 +93,6 @@ def shares_of(
     ----------
     handles
         The handles of the old subtasks, for which :func:`can_be_divided` is true.
-    bases
-        Their base snapshots in the new query's directory.
     operator
         The new operator.
     query_id
@@ -94,38 +101,61 @@ def shares_of(
         The epoch that the new handles are of.
     """
     return [
-        Share(operator.first_handle(query_id, subtask, epoch), handle, base)
+        Share(operator.first_handle(query_id, subtask, epoch), kept, read)
         for subtask in range(operator.parallelism)
-        for handle, base in zip(handles, bases, strict=True)
-        if _overlap(subtask, operator, handle)
+        for kept, read in [_parts(handles, subtask, operator)]
+        if kept is not None or read
     ]
 
 
 def can_be_divided(
     handles: Sequence[Handle], operator: OperatorDescriptor, states: UnifiedStates
 ) -> bool:
-    """Return whether every new subtask gets a part of one database, with its entries as they are.
+    """Return whether the new subtasks may take over key groups with their entries as they are.
 
     State that belongs to a subtask and not to a key is not known from the handles: see
     :func:`divided`.
     """
-    return all(
-        handle.max_parallelism == operator.max_parallelism
-        and handle.base is not None
-        and (files_format := find_snapshot_format(handle.base.format)) is not None
-        and files_format.deletes_ranges
-        and states.are_those_of(handle)
-        for handle in handles
-    ) and all(
-        sum(_overlap(subtask, operator, handle) for handle in handles) <= 1
+    reads = Counter(
+        handle.subtask
         for subtask in range(operator.parallelism)
+        for handle in _parts(handles, subtask, operator)[1]
+    )
+    return max(reads.values(), default=0) <= _MOST_READS and all(
+        handle.max_parallelism == operator.max_parallelism and states.are_those_of(handle)
+        for handle in handles
     )
 
 
-def _overlap(subtask: int, operator: OperatorDescriptor, handle: Handle) -> bool:
+def _parts(
+    handles: Sequence[Handle], subtask: int, operator: OperatorDescriptor
+) -> tuple[Handle | None, tuple[Handle, ...]]:
+    """Return the old subtask whose files a new one keeps, and those whose entries it reads."""
+    sizes = {
+        handle.subtask: size
+        for handle in handles
+        if (size := _bytes_of_overlap(subtask, operator, handle)) is not None
+    }
+    parts = sorted((h for h in handles if h.subtask in sizes), key=lambda each: each.subtask)
+    databases = [handle for handle in parts if _ranged_format(handle) is not None]
+    kept = max(databases, key=lambda each: sizes[each.subtask], default=None)
+    return kept, tuple(handle for handle in parts if handle is not kept)
+
+
+def _bytes_of_overlap(subtask: int, operator: OperatorDescriptor, handle: Handle) -> float | None:
+    """Estimate how large the part of an old subtask's base is; ``None`` without a common group."""
     new = key_groups_of(subtask, operator.parallelism, operator.max_parallelism)
     old = key_groups_of(handle.subtask, handle.parallelism, handle.max_parallelism)
-    return new.start < old.stop and old.start < new.stop
+    groups = min(new.stop, old.stop) - max(new.start, old.start)
+    if groups <= 0:
+        return None
+    files = () if handle.base is None else handle.base.files
+    return sum(each.file.size_bytes for each in files) * groups / len(old)
+
+
+def _ranged_format(handle: Handle) -> SnapshotFormat | None:
+    found = None if handle.base is None else find_snapshot_format(handle.base.format)
+    return found if found is not None and found.deletes_ranges else None
 
 
 class DivideSubtasks:
@@ -135,8 +165,10 @@ class DivideSubtasks:
     ----------
     shares
         What the new subtasks take over.
+    copied
+        By old subtask, the base snapshots that are kept, in the new query's directory.
     source_root, target_root
-        The directories of the old subtasks' segments, and of the new query's files.
+        The directories of the old subtasks' files, and of the new query's.
     states
         The states that the new subtasks have.
     has_same_clock
@@ -146,6 +178,7 @@ class DivideSubtasks:
     def __init__(
         self,
         shares: Sequence[Share],
+        copied: Mapping[int, BaseSnapshot],
         source_root: str,
         target_root: str,
         states: tuple[StateDescriptor, ...],
@@ -153,9 +186,14 @@ class DivideSubtasks:
         has_same_clock: bool,
     ) -> None:
         self._shares = [
-            (encode_handle(share.first), encode_handle(share.stored), share.base)
+            (
+                encode_handle(share.first),
+                None if share.kept is None else encode_handle(share.kept),
+                [encode_handle(handle) for handle in share.read],
+            )
             for share in shares
         ]
+        self._copied = dict(copied)
         self._source_root = source_root
         self._target_root = target_root
         self._states = states
@@ -165,13 +203,12 @@ class DivideSubtasks:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the handle of each new subtask, whose files are durable.
 
-        A missing handle says that the subtask has state that belongs to no key.
+        A missing handle says that an old subtask has state that belongs to no key.
         """
         source, target = open_storage(self._source_root), open_storage(self._target_root)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                first, stored, base = self._shares[number]
-                share = Share(decode_handle(first), decode_handle(stored), base)
+                share = self._share(number)
                 root = executor_local_root(share.first.subtask)
                 with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-", dir=root) as scratch:
                     handle = divided(
@@ -187,6 +224,14 @@ class DivideSubtasks:
                     [pa.array([encoded], pa.binary())], names=["handle"]
                 )
 
+    def _share(self, number: int) -> Share:
+        first, kept, read = self._shares[number]
+        handle = None
+        if kept is not None:
+            handle = decode_handle(kept)
+            handle = msgspec.structs.replace(handle, base=self._copied[handle.subtask])
+        return Share(decode_handle(first), handle, tuple(map(decode_handle, read)))
+
 
 def divided(
     share: Share,
@@ -197,16 +242,16 @@ def divided(
     *,
     has_same_clock: bool,
 ) -> Handle | None:
-    """Store a new subtask's part of a database durably, and return its handle.
+    """Store a new subtask's state durably, and return its handle.
 
     Called by a task on an executor.
 
     Parameters
     ----------
     share
-        The part.
+        What it takes over. The base snapshot that it keeps is one in `target`.
     source, target
-        The directory of the old subtask's segments, and that of the new query.
+        The directory of the old subtasks' other files, and that of the new query.
     states
         The operator's states.
     scratch
@@ -217,7 +262,7 @@ def divided(
     Returns
     -------
     Handle or None
-        ``None`` if the old subtask has operator list, broadcast or raw state, which other
+        ``None`` if an old subtask has operator list, broadcast or raw state, which other
         subtasks get too.
 
     Raises
@@ -225,9 +270,45 @@ def divided(
     CorruptFileError
         If a file is missing or changed.
     """
-    first, base = share.first, share.base
-    files_format = find_snapshot_format(base.format)
-    assert files_format is not None  # as `can_be_divided` says
+    first = share.first
+    groups = key_groups_of(first.subtask, first.parallelism, first.max_parallelism)
+    ranges = [StateRange(merged_state(source, handle, scratch), groups) for handle in share.read]
+    try:
+        if share.kept is None:
+            entries = in_key_order(ranges)
+            return write_subtask(target, first, states, entries, has_same_clock=has_same_clock)
+        return _kept(
+            first,
+            share.kept,
+            ranges,
+            source,
+            target,
+            states,
+            scratch,
+            has_same_clock=has_same_clock,
+        )
+    except StateOfNoKeyError:
+        return None
+    finally:
+        for each in ranges:
+            each.close()
+
+
+def _kept(
+    first: Handle,
+    kept: Handle,
+    ranges: Sequence[StateRange],
+    source: Storage,
+    target: Storage,
+    states: tuple[StateDescriptor, ...],
+    scratch: Path,
+    *,
+    has_same_clock: bool,
+) -> Handle:
+    """Store a database that has the files of an old one, and return its subtask's handle."""
+    base, files_format = kept.base, _ranged_format(kept)
+    assert base is not None  # as `shares_of` says
+    assert files_format is not None
     place, snapshot = scratch / "files", scratch / "snapshot"
     # The restore has just copied and checked these files. Whoever reads the result checks them too.
     fetch_files(target, base, files_format, place, in_place=True, checked=True)
@@ -239,20 +320,50 @@ def divided(
     ]
     try:
         with open_fetched(place, base) as backend:
-            if share.stored.segments:
-                backend.apply(segment_changes(source, share.stored.segments), version)
+            if kept.segments:
+                backend.apply(segment_changes(source, kept.segments), version)
             if next(backend.scan(start=OPERATOR_STATE), None) is not None:
-                return None
+                raise StateOfNoKeyError
             backend.delete_ranges([(start, end) for start, end in others if start < end], version)
-            earliest_ms = _delete_timers(backend, groups, version, scratch)
+            _delete_timers(backend, groups, version, scratch)
+            for each in ranges:
+                backend.apply(chain(each.keyed(), each.timers()), version)
+            earliest_ms = next(map(earliest_timer_ms, _keys(backend, TIME_INDEX)), None)
             names = backend.snapshot_files(snapshot)
     except BackendCorruptError as exc:
         raise CorruptFileError(
-            f"the base snapshot of operator {first.uid!r}, subtask {share.stored.subtask} cannot "
+            f"the base snapshot of operator {first.uid!r}, subtask {kept.subtask} cannot "
             f"be divided: {exc}; restore from another checkpoint"
         ) from exc
-    stored = {each.name: each for each in base.files}
     snapshot_id = new_snapshot_id()
+    files = _stored_files(first, base, files_format, snapshot, names, snapshot_id, target)
+    return Handle(
+        query_id=first.query_id,
+        uid=first.uid,
+        subtask=first.subtask,
+        parallelism=first.parallelism,
+        max_parallelism=first.max_parallelism,
+        epoch=first.epoch,
+        key_schema=first.key_schema,
+        states=states,
+        base=BaseSnapshot(version, first.epoch, None, files, base.format, snapshot_id=snapshot_id),
+        time_mode=first.time_mode,
+        # As at a barrier: Spark calls when its clock has passed the timeout.
+        timeout_ms=earliest_ms - 1 if has_same_clock and earliest_ms is not None else None,
+    )
+
+
+def _stored_files(
+    first: Handle,
+    base: BaseSnapshot,
+    files_format: SnapshotFormat,
+    snapshot: Path,
+    names: Sequence[str],
+    snapshot_id: str,
+    target: Storage,
+) -> tuple[BaseFile, ...]:
+    """Store the files of a snapshot that the old base does not have."""
+    stored = {each.name: each for each in base.files}
     files = []
     for name in names:
         path = snapshot / name
@@ -264,37 +375,21 @@ def divided(
             with path.open("rb") as file:
                 before = BaseFile(name, target.write(new, chunks_of(file)))
         files.append(before)
-    return Handle(
-        query_id=first.query_id,
-        uid=first.uid,
-        subtask=first.subtask,
-        parallelism=first.parallelism,
-        max_parallelism=first.max_parallelism,
-        epoch=first.epoch,
-        key_schema=first.key_schema,
-        states=states,
-        base=BaseSnapshot(
-            version, first.epoch, None, tuple(files), base.format, snapshot_id=snapshot_id
-        ),
-        time_mode=first.time_mode,
-        # As at a barrier: Spark calls when its clock has passed the timeout.
-        timeout_ms=earliest_ms - 1 if has_same_clock and earliest_ms is not None else None,
-    )
+    return tuple(files)
 
 
-def _delete_timers(backend: StateBackend, groups: range, version: str, scratch: Path) -> int | None:
-    """Delete the timers of other key groups in the order of time; return the earliest time left."""
-    start = len(TIME_INDEX) + TIME_BYTES
-    earliest_ms: int | None = None
+def _delete_timers(backend: StateBackend, groups: range, version: str, scratch: Path) -> None:
+    """Delete the timers of other key groups in the order of time."""
     deleted = EpochWrites(_MEMORY_BYTES, scratch)
     try:
-        for key, _ in backend.scan(TIME_INDEX):
-            if int.from_bytes(key[start : start + KEY_GROUP_BYTES], "big") not in groups:
+        for key in _keys(backend, TIME_INDEX):
+            if key_group_of_timer(key) not in groups:
                 deleted.add(key, None)
-            elif earliest_ms is None:
-                earliest_ms = earliest_timer_ms(key)
         if len(deleted) > 0 or deleted.is_spilled:
             backend.apply(deleted.all_in_order(), version)
     finally:
         deleted.close()
-    return earliest_ms
+
+
+def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
+    return (key for key, _ in backend.scan(prefix))

@@ -143,10 +143,12 @@ def no_entries_move(*_: Any) -> Any:
     raise AssertionError("entries were moved one by one")
 
 
-def test_databases_are_divided_as_files(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_groups_are_taken_over_without_a_shuffle(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """2 subtasks become 4, then 8, of which some stay empty, then 3 on the other backend.
 
-    Every new subtask gets the files of one old one. Checkpoints and cleaning continue meanwhile,
+    Every new subtask keeps the files of an old one; of 3, some add entries of others. Checkpoints and cleaning continue meanwhile,
     and local copies are lost, so files that new subtasks share are read and kept again and again.
     """
     made: list[list[Handle]] = []
@@ -168,7 +170,7 @@ def test_databases_are_divided_as_files(job: Job, monkeypatch: pytest.MonkeyPatc
     for number, (stage, parallelism) in enumerate(stages):
         with monkeypatch.context() as patch:
             patch.setattr(rescale, "_divided", noted)
-            if number in (1, 2):
+            if number > 0:
                 patch.setattr(rescale, "_moved", no_entries_move)
             for start in (savepoint, None):
                 for _ in range(2):
@@ -179,8 +181,9 @@ def test_databases_are_divided_as_files(job: Job, monkeypatch: pytest.MonkeyPatc
         bases = [handle.base for handle in handles_of(savepoint)]
         if number < 2:
             assert {"rocksdb"} == {None if base is None else base.format for base in bases}
-    assert len(made) == 2
-    assert all(handle.base is not None for handles in made for handle in handles)
+    assert len(made) == 3
+    taken_over = [handle.base for handles in made for handle in handles]
+    assert {"rocksdb"} == {None if base is None else base.format for base in taken_over}
     emitted = [row for stage, _ in stages for row in stage.result()]
     reference = job.but(location="loc-all", out="out-all")
     run_at(reference, 2)

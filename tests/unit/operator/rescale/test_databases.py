@@ -74,20 +74,28 @@ def storage(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "stored")
 
 
-def stored(
-    storage: LocalStorage, directory: Path, subtask: int, parts: Sequence[Entries]
-) -> Handle:
-    """Store the handle of a subtask whose database has a file for each part."""
-    first = Handle(
+def first_of(subtask: int, parallelism: int = 2) -> Handle:
+    return Handle(
         query_id="old",
         uid=UID,
         subtask=subtask,
-        parallelism=2,
+        parallelism=parallelism,
         max_parallelism=MAX,
         epoch=3,
         key_schema=SCHEMA,
         states=(STATE,),
     )
+
+
+def stored(
+    storage: LocalStorage,
+    directory: Path,
+    subtask: int,
+    parts: Sequence[Entries],
+    parallelism: int = 2,
+) -> Handle:
+    """Store the handle of a subtask whose database has a file for each part."""
+    first = first_of(subtask, parallelism)
     version = new_version(3)
     with open_backend("rocksdb", directory / f"{subtask}", create=True) as backend:
         for part in parts:
@@ -103,14 +111,36 @@ def stored(
     return msgspec.structs.replace(first, base=base)
 
 
+def stored_changes(storage: LocalStorage, subtask: int, parallelism: int, part: Entries) -> Handle:
+    """Store the handle of a subtask whose base is a change file, as of the heap."""
+    first = first_of(subtask, parallelism)
+    changes = Changes(sorted(part), [part[key] for key in sorted(part)])
+    path = f"{UID}/{subtask}/state.chg"
+    files = (BaseFile("state.chg", storage.write(path, encode_changes([changes]))),)
+    return msgspec.structs.replace(first, base=BaseSnapshot(new_version(3), 3, len(part), files))
+
+
+def with_segment(
+    storage: LocalStorage, handle: Handle, puts: Entries, deletes: Sequence[bytes]
+) -> Handle:
+    changes = Changes([*puts, *deletes], [*puts.values(), *[None] * len(deletes)])
+    path = segment_path(UID, handle.subtask, 4)
+    reference = storage.write(path, encode_changes([changes]))
+    segment = Segment(new_version(4), 4, len(changes), reference.size_bytes, file=reference)
+    return msgspec.structs.replace(handle, segments=(segment,))
+
+
 def shares(handles: Sequence[Handle], operator: OperatorDescriptor = WANTED) -> list[Share]:
-    bases = [handle.base for handle in handles if handle.base is not None]
-    return shares_of(handles, bases, operator, "new", 9)
+    return shares_of(handles, operator, "new", 9)
 
 
 def made(storage: LocalStorage, share: Share, scratch: Path) -> Handle | None:
     scratch.mkdir()
     return divided(share, storage, storage, (STATE,), scratch, has_same_clock=True)
+
+
+def files_below(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def content(storage: LocalStorage, handle: Handle) -> Entries:
@@ -130,10 +160,7 @@ def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path)
     handle = stored(storage, tmp_path, 0, [large, whole])
     whole |= large
     written, removed = {entry(1, 999): b"later", entry(6, 5): b"new"}, [entry(2, 3), entry(5, 4)]
-    changes = Changes([*written, *removed], [*written.values(), None, None])
-    reference = storage.write(segment_path(UID, 0, 4), encode_changes([changes]))
-    segment = Segment(new_version(4), 4, len(changes), reference.size_bytes, file=reference)
-    handle = msgspec.structs.replace(handle, segments=(segment,))
+    handle = with_segment(storage, handle, written, removed)
     expected = {k: v for k, v in (whole | written).items() if k not in removed}
     results = [
         made(storage, share, tmp_path / f"s{share.first.subtask}") for share in shares([handle])
@@ -152,12 +179,115 @@ def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path)
     assert shared
 
 
+DATABASE, CHANGE_FILE, SEGMENT_ONLY = "database", "change file", "segment only"
+
+
+def stored_as(
+    form: str, storage: LocalStorage, directory: Path, subtask: int, parallelism: int, all_: Entries
+) -> Handle:
+    """Store a subtask in a form; its last write is in a segment, which also deletes an entry."""
+    last, before = max(all_), dict(all_)
+    value = before.pop(last)
+    before[entry(key_group_of(min(all_)), 77_777)] = b"deleted later"
+    segment = {last: value}, [entry(key_group_of(min(all_)), 77_777)]
+    if form == DATABASE:
+        handle = stored(storage, directory, subtask, [before], parallelism)
+    elif form == CHANGE_FILE:
+        handle = stored_changes(storage, subtask, parallelism, before)
+    else:
+        return with_segment(storage, first_of(subtask, parallelism), all_, ())
+    return with_segment(storage, handle, *segment)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 3), (2, 3), (3, 2), (4, 2), (4, 1), (16, 5), (5, 16), (4, 4)]
+)
+@pytest.mark.parametrize("forms", [(DATABASE,), (CHANGE_FILE,), (DATABASE, CHANGE_FILE), None])
+def test_every_entry_goes_where_its_key_group_goes(
+    storage: LocalStorage,
+    tmp_path: Path,
+    before: int,
+    after: int,
+    forms: tuple[str, ...] | None,
+) -> None:
+    """Old subtasks of several forms; `None` leaves one without state and one with a segment only.
+
+    The handles come in any order. Nothing is lost, and nothing is in two subtasks.
+    """
+    whole = entries_of(range(MAX))
+    handles, given = [], dict(whole)
+    for subtask in range(before):
+        groups = key_groups_of(subtask, before, MAX)
+        own = {key: value for key, value in whole.items() if key_group_of(key) in groups}
+        form = (forms or (DATABASE, SEGMENT_ONLY, CHANGE_FILE))[subtask % len(forms or "123")]
+        if forms is None and subtask == 2:
+            given = {key: value for key, value in given.items() if key not in own}
+            continue
+        handles.append(stored_as(form, storage, tmp_path, subtask, before, own))
+    random.Random(7).shuffle(handles)
+    operator = msgspec.structs.replace(WANTED, parallelism=after)
+    assert can_be_divided(handles, operator, UnifiedStates(UID, handles))
+    found: Entries = {}
+    for share in shares(handles, operator):
+        handle = made(storage, share, tmp_path / f"s{share.first.subtask}")
+        assert handle is not None
+        groups = key_groups_of(handle.subtask, after, MAX)
+        expected = {key: value for key, value in given.items() if key_group_of(key) in groups}
+        assert content(storage, handle) == expected
+        times = [
+            1000 - group for group in groups if timer(group, 7, 1000 - group).keys() <= given.keys()
+        ]
+        assert handle.timeout_ms == min(times) - 1
+        assert not found.keys() & expected.keys()
+        found |= expected
+    assert found == given
+
+
+def test_divided_and_joined_again(storage: LocalStorage, tmp_path: Path) -> None:
+    """Both halves have the same old files, and each has deleted the range of the other one."""
+    whole = entries_of(range(MAX))
+    joined = [stored(storage, tmp_path, 0, [whole], parallelism=1)]
+    for parallelism in (2, 4, 1, 3, 1):
+        operator = msgspec.structs.replace(WANTED, parallelism=parallelism)
+        handles, joined = joined, []
+        for share in shares(handles, operator):
+            number = len(list(tmp_path.iterdir()))
+            result = made(storage, share, tmp_path / f"s{number}")
+            assert result is not None
+            assert result.base is not None
+            assert result.base.format == "rocksdb"
+            joined.append(result)
+        found: Entries = {}
+        for each in joined:
+            found |= content(storage, each)
+        assert found == whole, parallelism
+
+
 @pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
 def test_state_that_belongs_to_no_key(storage: LocalStorage, tmp_path: Path, head: bytes) -> None:
     handle = stored(storage, tmp_path, 1, [entries_of(range(8, 16)) | {head + b"\x00": b"x"}])
     share = shares([handle])[0]
     assert share.first.subtask == 2
     assert made(storage, share, tmp_path / "scratch") is None
+
+
+@pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
+@pytest.mark.parametrize("forms", [(DATABASE, CHANGE_FILE), (CHANGE_FILE, CHANGE_FILE)])
+def test_state_that_belongs_to_no_key_of_a_subtask_that_is_read(
+    storage: LocalStorage, tmp_path: Path, head: bytes, forms: tuple[str, str]
+) -> None:
+    handles = [
+        stored_as(form, storage, tmp_path, subtask, 2, entries_of(range(8 * subtask, 8)) | more)
+        for subtask, (form, more) in enumerate(
+            zip(forms, [{}, entries_of(range(8, 16)) | {head + b"\x00": b"x"}], strict=True)
+        )
+    ]
+    operator = msgspec.structs.replace(WANTED, parallelism=1)
+    share = shares(handles, operator)[0]
+    assert (share.kept is None) == (forms[0] == CHANGE_FILE)
+    before = files_below(tmp_path / "stored")
+    assert made(storage, share, tmp_path / "scratch") is None
+    assert files_below(tmp_path / "stored") == before
 
 
 def test_a_damaged_file(storage: LocalStorage, tmp_path: Path) -> None:
@@ -168,6 +298,23 @@ def test_a_damaged_file(storage: LocalStorage, tmp_path: Path) -> None:
         result = made(storage, shares([handle])[0], tmp_path / "scratch")
         assert result is not None
         content(storage, result)
+
+
+@pytest.mark.parametrize("form", [DATABASE, CHANGE_FILE])
+def test_a_damaged_file_that_is_read(storage: LocalStorage, tmp_path: Path, form: str) -> None:
+    """Its entries become new files, so it has to be found when it is read."""
+    handles = [
+        stored_as(DATABASE, storage, tmp_path, 0, 2, entries_of(range(8))),
+        stored_as(form, storage, tmp_path, 1, 2, entries_of(range(8, 16))),
+    ]
+    operator = msgspec.structs.replace(WANTED, parallelism=1)
+    share = shares(handles, operator)[0]
+    for read in share.read:
+        assert read.base is not None
+        largest = max(read.base.files, key=lambda each: each.file.size_bytes)
+        flip_bit(storage.path(largest.file.path), 100)
+    with pytest.raises(CorruptFileError):
+        made(storage, share, tmp_path / "scratch")
 
 
 def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> None:
@@ -183,12 +330,13 @@ def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> Non
 
     assert possible(handles, 4)
     assert possible(handles, 16)
-    assert not possible(handles, 3)  # the second would get a part of both
-    assert possible(handles[:1], 3)
-    assert not possible(handles, 1)
+    assert possible(handles, 3)
+    assert possible(handles, 1)
     assert not possible(handles, 4, 32)
-    with_changes = msgspec.structs.replace(handles[0], base=None)
-    assert not possible([with_changes, handles[1]], 4)
+    without_files = [msgspec.structs.replace(handle, base=None) for handle in handles]
+    assert possible(without_files, 8)
+    assert not possible(without_files, 10)  # five tasks would read all of a subtask
+    assert possible([handles[0], without_files[1]], 8)
     other = msgspec.structs.replace(STATE, name="before")
     renumbered = msgspec.structs.replace(handles[0], states=(other, STATE))
     assert not can_be_divided(
