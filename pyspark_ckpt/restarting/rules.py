@@ -140,8 +140,27 @@ def load_of(progress: Mapping[str, Any]) -> Load | None:
 
 
 def _rows_behind(source: Mapping[str, Any]) -> int | None:
-    value = (source.get("metrics") or {}).get(_ROWS_BEHIND)
+    """Return a source's backlog: what it reports, else what its offsets per partition say."""
+    value: Any = (source.get("metrics") or {}).get(_ROWS_BEHIND)
     try:
-        return None if value is None else int(float(value))
+        return int(float(value))
     except (TypeError, ValueError):
+        read, newest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    if read is None or newest is None:
         return None
+    return sum(max(0, end - read.get(part, 0)) for part, end in newest.items())
+
+
+def _offsets(value: Any) -> dict[tuple[str, str], int] | None:
+    """Return the offset of each topic and partition, ``None`` if they have another form."""
+    if not isinstance(value, Mapping) or not value:
+        return None
+    found: dict[tuple[str, str], int] = {}
+    for topic, partitions in value.items():
+        if not isinstance(partitions, Mapping):
+            return None
+        for partition, offset in partitions.items():
+            if not isinstance(offset, int) or not str(partition).isdecimal():
+                return None
+            found[topic, str(partition)] = offset
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import confluent_kafka
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -238,3 +239,36 @@ def test_offsets_that_the_broker_does_not_have_are_an_error(topic: Topic) -> Non
     beyond = source.OffsetRange(job.TOPIC, 0, 50, 60)
     with pytest.raises(confluent_kafka.KafkaException, match=r"(?i)out of range"):
         list(source.KafkaReader(options).read(beyond))
+
+
+def test_a_backlog_gets_more_subtasks(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+    """The rule sees by the offsets how far the query is behind; the epochs are short enough."""
+    topic.produce(400)
+    rules = {
+        "spark.ckpt.rescale.enabled": "true",
+        "spark.ckpt.rescale.max-parallelism": "3",
+        "spark.ckpt.rescale.scale-up.backlog": "100",
+        "spark.ckpt.rescale.scale-up.epoch-duration": "1h",
+        "spark.ckpt.rescale.scale-down.epoch-duration": "1ms",
+        "spark.ckpt.rescale.window": "2",
+        "spark.ckpt.rescale.min-interval": "1ms",
+    }
+    with session_conf(spark, {"spark.sql.shuffle.partitions": "2"}):
+        events = lambda: job.numbered(spark, topic.address, SMALL_EPOCH)  # noqa: E731
+        writer = ckpt.write_stream(events).format("parquet").option("path", str(tmp_path / "out"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "location"))
+        for key, value in rules.items():
+            writer = writer.option(key, value)
+        query = writer.start()
+        restarts: list[Row] = []
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not restarts:
+            assert time.monotonic() < deadline, "no rule restarted the query"
+            topic.produce(200)
+            query.processAllAvailable()
+            restarts = query.checkpoints().where("kind = 'restart'").collect()
+        query.processAllAvailable()
+        query.stop()
+    assert (restarts[0].parallelism_before, restarts[0].parallelism) == (2, 3)
+    assert re.search(r"were \d+ rows behind, from 100 on", restarts[0].reason)
+    check_output(spark, tmp_path, topic)

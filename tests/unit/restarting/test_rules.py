@@ -126,3 +126,23 @@ def test_reports_of_epochs() -> None:
     assert load_of(progress(3)) == Load(7, 12, None)
     kafka = {"maxOffsetsBehindLatest": "41", "avgOffsetsBehindLatest": "20.5"}
     assert load_of(progress(3, kafka, None, {"maxOffsetsBehindLatest": "x"})) == Load(7, 12, 41)
+
+
+@pytest.mark.parametrize(
+    ("read", "newest", "behind"),
+    [
+        ({"t": {"0": 3, "1": 5}}, {"t": {"0": 10, "1": 5}}, 7),
+        ({"t": {"0": 3}}, {"t": {"0": 3, "1": 4}, "u": {"0": 2}}, 6),  # new partitions
+        ({"t": {"0": 3}}, {"t": {"0": 2}}, 0),
+        ({"logOffset": 3}, {"logOffset": 9}, None),  # Spark's file source: no rows
+        (3, 9, None),  # a rate
+        ({"t": {"a": 3}}, {"t": {"a": 9}}, None),
+        ({"t": {"0": 3}}, None, None),
+        ({}, {}, None),
+    ],
+)
+def test_backlogs_by_offsets(read: Any, newest: Any, behind: int | None) -> None:
+    """For sources that report offsets as Kafka's, and no backlog, as those in Python."""
+    source = {"numInputRows": 1, "metrics": {}, "endOffset": read, "latestOffset": newest}
+    report = {"batchId": 7, "durationMs": {"triggerExecution": 12}, "sources": [source]}
+    assert load_of(report) == Load(7, 12, behind)
