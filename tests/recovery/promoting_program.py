@@ -1,9 +1,10 @@
 """A driver that promotes one program after the other, each after a shadow of one epoch.
 
 ``python promoting_program.py WORK BACKEND SINK VERSIONS``: numbers the rows of ``WORK/input`` into
-``WORK/output``, by the file sink (``file``) or by ``foreachBatch`` with a directory per epoch
-(``batch``). Each row has the version of the program that wrote it. The complete savepoints of
-``WORK/savepoints`` say which version is the right one, as after a kill in production.
+``WORK/output``, by the file sink (``file``), into an external table (``table``), or by
+``foreachBatch`` with a directory per epoch (``batch``). Each row has the version of the program
+that wrote it. The complete savepoints of ``WORK/savepoints`` say which version is the right one, as
+after a kill in production.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def main(work: Path, backend: str, sink: str, versions: int) -> None:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.local.dir", str(work / "local"))
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.task.maxFailures", 8)
         .config("spark.sql.streaming.fileSink.log.compactInterval", 100_000)
         .config("spark.ckpt.state.backend.type", backend)
@@ -80,6 +82,8 @@ def main(work: Path, backend: str, sink: str, versions: int) -> None:
     writer = writer.option("checkpointLocation", str(work / "location"))
     if sink == "batch":
         query = writer.foreachBatch(keep).start()
+    elif sink == "table":
+        query = writer.toTable("numbered", format="parquet", path=str(work / "output"))
     else:
         query = writer.format("parquet").option("path", str(work / "output")).start()
     while query.lastProgress is None:  # no epoch yet

@@ -118,7 +118,9 @@ def _epochs(output: Path, sink: str) -> dict[int, pd.DataFrame]:
 @pytest.mark.own_jvm
 @pytest.mark.soak
 @pytest.mark.timeout(20_000)
-@pytest.mark.parametrize(("backend", "sink"), [("rocksdb", "file"), ("heap", "batch")])
+@pytest.mark.parametrize(
+    ("backend", "sink"), [("rocksdb", "file"), ("heap", "batch"), ("rocksdb", "table")]
+)
 def test_promotions_that_are_killed(tmp_path: Path, backend: str, sink: str) -> None:
     seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
     promotions = int(os.environ.get("CKPT_TEST_PROMOTIONS") or 4)
