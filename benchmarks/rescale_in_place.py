@@ -32,14 +32,18 @@ from benchmarks.restarts import (
     _sizes,
     _some,
     _stored,
-    _writer,
 )
 from benchmarks.session import Sessions, use_this_python
 
 _MOST_S, _MOST_RATIO = 5.0, 1.5
+_MOST_FILES_AHEAD = 10
+_EPOCHS_BETWEEN = 5
+"""So many epochs are committed before the next rescale."""
+
 _HOW = (
-    "A text key and two numbers per key, in base snapshots and a few segments. A file with 1,000 "
-    "rows arrives twice a second. The pause is from the end of the last epoch before the rescale "
+    "A text key and two numbers per key. A checkpoint is taken every 10 s, and base snapshots are "
+    "made as by default. A file with 1,000 rows arrives twice a second, while the query has "
+    "processed all but ten. The pause is from the end of the last epoch before the rescale "
     "to the commit of the first epoch after it, as `rescale` returns it. The sum over all keys "
     "was compared at the end."
 )
@@ -87,13 +91,17 @@ def _measure(
         return _plan(spark, stored.source)
 
     location = base / backend / str(keys) / "rescaled"
-    query = _writer(build, location).restoreFrom(stored.checkpoint).start()
+    writer = ckpt.write_stream(build).format("noop").option("checkpointLocation", str(location))
+    writer = writer.option("spark.ckpt.execution.checkpointing.interval", "10s")
+    query = writer.restoreFrom(stored.checkpoint).start()
     ended, written = threading.Event(), [0]
+    first = _epochs(location)
 
     def feed() -> None:
         while not ended.wait(0.5):
-            _some(spark).write.mode("append").parquet(str(stored.source))
-            written[0] += _ROWS
+            if written[0] < (_epochs(location) - first + _MOST_FILES_AHEAD) * _ROWS:
+                _some(spark).write.mode("append").parquet(str(stored.source))
+                written[0] += _ROWS
 
     feeder = threading.Thread(target=feed)
     feeder.start()
@@ -107,7 +115,9 @@ def _measure(
                 name = f"{done.parallelism_before} to {done.parallelism}"
                 print(f"{backend}, {keys:,} keys, {name}: {done.pause_ms} ms", flush=True)
                 pauses.setdefault(name, []).append(done.pause_ms)
-                query.processAllAvailable()
+                epochs = _epochs(location)
+                while _epochs(location) < epochs + _EPOCHS_BETWEEN:
+                    query.awaitTermination(0.5)
     finally:
         ended.set()
         feeder.join()
@@ -123,6 +133,12 @@ def _measure(
     if found != wanted:
         raise WrongStateError(f"{found}, expected {wanted}")
     return pauses
+
+
+def _epochs(location: Path) -> int:
+    """Return how many epochs have been committed."""
+    commits = (location / "commits").glob("[0-9]*")
+    return max((int(path.name) + 1 for path in commits), default=0)
 
 
 def _report(
