@@ -13,6 +13,7 @@ from werkzeug.wrappers import Response
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.console.access import guard, is_loopback, new_token
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
+from pyspark_ckpt.console.data.glances import Glances
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import Places, QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
@@ -84,7 +85,7 @@ def make_app(
     site = pages.Site(bundle or root.url, bundle is not None)
     directory = _Directory(root)
     guard(app, host, token)
-    _add_overview(app, site, directory)
+    _add_overview(app, site, directory, Glances(has_data=bundle is None))
     _add_query_pages(app, site, directory, has_data=bundle is None)
     _add_plan(app, site, directory, has_data=bundle is None)
 
@@ -101,12 +102,13 @@ def make_app(
     return app
 
 
-def _add_overview(app: Flask, site: pages.Site, directory: _Directory) -> None:
+def _add_overview(app: Flask, site: pages.Site, directory: _Directory, glances: Glances) -> None:
     @app.get("/")
     def queries() -> str:
         places = directory.places()
         summaries = [summary_of(place, now_ms()) for place in places.queries]
-        return pages.queries_page(site, places, summaries, read_savepoints(places.savepoints))
+        found = read_savepoints(places.savepoints)
+        return pages.queries_page(site, places, summaries, glances.of(summaries), found)
 
     @app.get("/s/<string:key>/")
     def savepoint(key: str) -> str:

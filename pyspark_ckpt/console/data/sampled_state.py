@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,7 +68,7 @@ class Sample:
 
     `is_whole` says that it has all rows. `expired` of its rows have lived longer than their time to
     live and are still stored; ``None`` if the state has no time to live. `heaviest` are keys by
-    bytes, `by_rows` by rows: none if no key has two rows.
+    bytes, `by_rows` by rows: none if no key has two rows. `keys` is the number of ranked keys.
     """
 
     rows: int
@@ -78,6 +78,7 @@ class Sample:
     key_columns: tuple[str, ...]
     heaviest: tuple[HeavyKey, ...]
     by_rows: tuple[HeavyKey, ...] = ()
+    keys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +118,16 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
     keys = [field.name for field in view.key_fields]
     sizes = _sizes(table)
     before = None if older is None else _view(older, view, operator)
-    heaviest, by_rows = _heaviest(table, keys, sizes, before) if keys else ((), ())
+    ranked = _heaviest(table, keys, sizes, before) if keys else RankedKeys()
     return Sample(
         rows=table.num_rows,
         size_bytes=pc.sum(sizes).as_py() or 0,
         expired=expired,
         is_whole=is_whole,
         key_columns=tuple(keys),
-        heaviest=heaviest,
-        by_rows=by_rows,
+        heaviest=ranked.heaviest,
+        by_rows=ranked.by_rows,
+        keys=ranked.keys,
     )
 
 
@@ -152,8 +154,8 @@ def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
     return TimerSample(table.num_rows, _reached(table.column("fires_at"), now_ms), is_whole)
 
 
-def entries_of_key(view: StateView, texts: Sequence[str]) -> pa.Table:
-    """Return the first entries of one key.
+def entries_of_key(view: StateView, texts: Sequence[str]) -> tuple[pa.Table, int]:
+    """Return the first entries of one key, and how many it has.
 
     Parameters
     ----------
@@ -171,7 +173,8 @@ def entries_of_key(view: StateView, texts: Sequence[str]) -> pa.Table:
     if len(texts) != len(fields):
         raise StateUseError(f"the key has {len(fields)} columns, and {len(texts)} were given")
     key = [_value(field, text) for field, text in zip(fields, texts, strict=True)]
-    return view.rows_of(*key, include_expired=True).slice(0, ENTRIES_SHOWN)
+    found = view.rows_of(*key, include_expired=True)
+    return found.slice(0, ENTRIES_SHOWN), found.num_rows
 
 
 def _value(field: pa.Field, text: str) -> Any:
@@ -222,10 +225,17 @@ def _sizes(table: pa.Table) -> pa.Array:
     return total.combine_chunks() if isinstance(total, pa.ChunkedArray) else total
 
 
+class RankedKeys(NamedTuple):
+    """The keys with most bytes, the keys with most rows, and how many keys were ranked."""
+
+    heaviest: tuple[HeavyKey, ...] = ()
+    by_rows: tuple[HeavyKey, ...] = ()
+    keys: int = 0
+
+
 def _heaviest(
     table: pa.Table, keys: list[str], sizes: pa.Array, before: StateView | None
-) -> tuple[tuple[HeavyKey, ...], tuple[HeavyKey, ...]]:
-    """Return the keys with most bytes, and those with most rows."""
+) -> RankedKeys:
     nested = [key for key in keys if pa.types.is_nested(table.schema.field(key).type)]
     if nested:  # Arrow groups by flat columns only
         table, sizes, before = table.slice(0, NESTED_ROWS), sizes.slice(0, NESTED_ROWS), None
@@ -257,8 +267,10 @@ def _heaviest(
         return tuple(found)
 
     is_single = len(table) == len(grouped)
-    return ranked(by_bytes.slice(0, HEAVIEST)), (
-        () if is_single else ranked(by_rows.slice(0, MOST_BY_ROWS))
+    return RankedKeys(
+        ranked(by_bytes.slice(0, HEAVIEST)),
+        () if is_single else ranked(by_rows.slice(0, MOST_BY_ROWS)),
+        len(grouped),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
@@ -22,7 +22,24 @@ COLUMNS = (
     "size", "new", "files", "segments", "rows", "keys", "writes", "open ms", "process ms",
     "barrier ms",
 )  # fmt: skip
+COLUMN_MEANINGS = {
+    "size": "bytes in the files of the subtask's handle: the list of files that hold its state",
+    "new": "bytes in files that the checkpoint before did not have",
+    "files": "files of the handle",
+    "segments": "files of changes since the last base snapshot; a restore applies them in order",
+    "rows": "input rows of its last epoch",
+    "keys": "keys with rows or timers in its last epoch",
+    "writes": "changes of state in its last epoch",
+    "open ms": "time to open its local copy of the state, or to rebuild it",
+    "process ms": "time from its first row to its last output, with the processor's code",
+    "barrier ms": "time to make its changes durable, so that a checkpoint can refer to them",
+}
+"""What the numbers of a subtask mean."""
+
 _PROCESS = COLUMNS.index("process ms")
+
+SKEWED = 1.5
+"""From this skew on, subtasks count as skewed: few keys already spread them by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,11 @@ class OperatorTable:
         return None if summary is None else summary.skew
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether one subtask has much more state than the others."""
+        return self.skew is not None and self.skew >= SKEWED
+
+    @property
     def idle(self) -> list[int]:
         """The subtasks that never had a row, so they have no state."""
         known = {row.subtask for row in self.rows}
@@ -110,17 +132,21 @@ class FileRow:
 class SnapshotPage:
     """A checkpoint or savepoint.
 
-    `own_bytes` are in files that no other retained checkpoint needs. `compared` are the checkpoints
-    that were compared, and `is_compared_with_all` says whether these are all.
+    `files` are the largest of its `file_count` files. `own_bytes` are in files that no other
+    retained checkpoint needs. `compared` are the checkpoints that were compared, and
+    `is_compared_with_all` says whether these are all. `newest` is the query's newest checkpoint,
+    ``None`` for a savepoint.
     """
 
     metadata: CheckpointMetadata
     operators: tuple[OperatorTable, ...]
     files: tuple[FileRow, ...]
+    file_count: int
     own_bytes: int
     shared_bytes: int
     compared: tuple[int, ...]
     is_compared_with_all: bool
+    newest: int | None = None
 
 
 def checkpoint_page(place: QueryPlace, number: int) -> SnapshotPage | CkptError | None:
@@ -139,13 +165,15 @@ def checkpoint_page(place: QueryPlace, number: int) -> SnapshotPage | CkptError 
         metadata = found.read(number)
         if isinstance(metadata, CkptError):
             return metadata
-        near = [other for other in found.newest(OTHERS_READ + 1) if other != number]
+        newest = found.newest(OTHERS_READ + 1)
+        near = [other for other in newest if other != number]
         before = found.newest(1, number)
         others = {other: found.read(other) for other in {*near[:OTHERS_READ], *before}}
         total = len(found.used_ids) - 1
     readable = {n: each for n, each in others.items() if isinstance(each, CheckpointMetadata)}
     previous = readable.get(before[0]) if before else None
-    return _page(metadata, previous, readable, is_whole=len(readable) >= total)
+    page = _page(metadata, previous, readable, is_whole=len(readable) >= total)
+    return replace(page, newest=newest[0] if newest else None)
 
 
 def savepoint_page(metadata: CheckpointMetadata) -> SnapshotPage:
@@ -178,6 +206,7 @@ def _page(
             for operator in metadata.operators
         ),
         files=tuple(FileRow(path, sizes[path], users[path]) for path in largest[:FILES_SHOWN]),
+        file_count=len(sizes),
         own_bytes=sum(sizes[path] for path in sizes if not users[path]),
         shared_bytes=sum(sizes[path] for path in sizes if users[path]),
         compared=tuple(sorted(others)),
@@ -214,6 +243,22 @@ def operator_table(
         states=tuple(map(_state, _states(handles))),
         rows=rows,
         summaries=tuple(summary_of_column(rows, column, idle) for column in columns),
+    )
+
+
+def most_skewed(metadata: CheckpointMetadata) -> OperatorTable | None:
+    """Return the operator with the worst skew, ``None`` if no operator has state.
+
+    Parameters
+    ----------
+    metadata
+        What a checkpoint stores.
+    """
+    tables = [operator_table(each, {}, has_before=False) for each in metadata.operators]
+    return max(
+        (table for table in tables if table.skew is not None),
+        key=lambda table: table.skew or 0.0,
+        default=None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from pyspark_ckpt.console.data.sampled_state import (
     timers_of,
 )
 from pyspark_ckpt.console.data.timeline import NOTES_SHOWN
+from pyspark_ckpt.console.data.trends import Growth, growth_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -29,8 +30,6 @@ _OLDER = 20
 """The growth of keys is shown against the oldest of so many retained checkpoints."""
 
 GROWN_SHOWN = 5
-_JUDGED_RECORDS = 6
-_SAME_SHARE = 0.05
 SLOW_SHOWN = 8
 WITHOUT_DATA = "a bundle has no data, so there are no samples of states and no entries of keys"
 
@@ -46,49 +45,16 @@ class StateSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Trend:
-    """The recorded sizes of a state: pairs of an epoch and bytes, oldest first.
-
-    A state that is filled and emptied in turn looks as if it grew between two records. So the
-    largest sizes of the older and of the newer records are compared.
-    """
-
-    name: str
-    sizes: tuple[tuple[int, int], ...]
-
-    @property
-    def least(self) -> int:
-        """The smallest size."""
-        return min(size for _, size in self.sizes)
-
-    @property
-    def most(self) -> int:
-        """The largest size."""
-        return max(size for _, size in self.sizes)
-
-    @property
-    def bytes_per_epoch(self) -> float | None:
-        """By how much the state grows in an epoch, ``None`` if too few sizes are recorded."""
-        if len(self.sizes) < _JUDGED_RECORDS:
-            return None
-        middle = len(self.sizes) // 2
-        older, newer = self.sizes[:middle], self.sizes[middle:]
-        (first, before), (last, now) = (
-            max(half, key=lambda each: each[1]) for half in (older, newer)
-        )
-        if abs(now - before) <= _SAME_SHARE * max(before, now):
-            return 0.0
-        return (now - before) / (last - first)
-
-
-@dataclass(frozen=True, slots=True)
 class KeyEntries:
-    """The entries of one key."""
+    """The first entries of one key, out of `total`."""
 
+    operator: str
     state: str
+    key_columns: tuple[str, ...]
     key: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +90,7 @@ class StatePage:
     """The states of a query."""
 
     name: str
-    growth: Mapping[str, Sequence[tuple[float, float]]]
-    trends: tuple[Trend, ...]
+    growth: Growth
     samples: tuple[StateSample, ...]
     grown: tuple[GrownKey, ...]
     slow: tuple[SlowKeyRow, ...]
@@ -151,7 +116,6 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
     runs = RecordedRuns(place.checkpoints)
     recorded = [each for note in runs.notes(NOTES_SHOWN) for each in note.checkpoints]
     starts = [each for each in runs.starts_and_ends(8) if isinstance(each, RunStarted)]
-    growth = growth_of(recorded)
     problems: list[str] = []
     samples: list[StateSample] = []
     timers: list[tuple[str, TimerSample]] = []
@@ -178,8 +142,7 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
                 problems.append(str(exc))
     return StatePage(
         name=(starts[-1].query_name or starts[-1].query_id) if starts else place.path,
-        growth={name: [(epoch, size) for epoch, size in line] for name, line in growth.items()},
-        trends=tuple(Trend(name, tuple(line)) for name, line in growth.items()),
+        growth=growth_of(recorded),
         samples=tuple(samples),
         grown=grown_keys(samples),
         slow=slow_keys_of(recorded),
@@ -230,23 +193,6 @@ def slow_keys_of(recorded: Sequence[CheckpointRecord]) -> tuple[SlowKeyRow, ...]
     return ()
 
 
-def growth_of(recorded: Sequence[CheckpointRecord]) -> dict[str, list[tuple[int, int]]]:
-    """Return the epochs and bytes of each state, as checkpoints recorded them.
-
-    Parameters
-    ----------
-    recorded
-        The records, oldest first.
-    """
-    found: dict[str, list[tuple[int, int]]] = {}
-    for each in recorded:
-        for operator in each.operators:
-            for state in operator.states or ():
-                line = found.setdefault(f"{operator.uid} / {state.name}", [])
-                line.append((each.epoch, state.size_bytes))
-    return found
-
-
 def _open(place: QueryPlace, number: int) -> Snapshot:
     return open_state(place.checkpoints.url_of(checkpoint_name(number)))
 
@@ -264,6 +210,14 @@ def _samples(newest: Snapshot, older: Snapshot | None) -> list[StateSample]:
 
 
 def _entries(snapshot: Snapshot, asked: KeyRequest) -> KeyEntries:
-    table = entries_of_key(snapshot.state(asked.operator, asked.state), asked.key)
-    rows = tuple(table.to_pylist())
-    return KeyEntries(asked.state, asked.key, tuple(table.schema.names), rows)
+    view = snapshot.state(asked.operator, asked.state)
+    table, total = entries_of_key(view, asked.key)
+    return KeyEntries(
+        operator=asked.operator,
+        state=asked.state,
+        key_columns=tuple(field.name for field in view.key_fields),
+        key=asked.key,
+        columns=tuple(table.schema.names),
+        rows=tuple(table.to_pylist()),
+        total=total,
+    )

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.console.data.glances import Glance
 from pyspark_ckpt.console.data.kept_files import KeptFiles
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
 from pyspark_ckpt.console.data.queries import QuerySummary
-from pyspark_ckpt.console.data.snapshots import COLUMNS, SnapshotPage
+from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, SnapshotPage
 from pyspark_ckpt.console.data.states import StatePage
 from pyspark_ckpt.console.data.timeline import (
     OPERATOR_PHASES,
     PHASE_MEANINGS,
-    PHASES,
     UNDIVIDED,
     Timeline,
     user_line,
 )
-from pyspark_ckpt.console.html.charts import Bar, Chart, Span, line_chart, stacked_bars, time_chart
+from pyspark_ckpt.console.data.trends import Growth
+from pyspark_ckpt.console.html.charts import Chart, line_chart
 from pyspark_ckpt.console.html.family import family_chart
+from pyspark_ckpt.console.html.query_charts import (
+    durations_chart,
+    epochs_chart,
+    events_chart,
+    phases_shown,
+    sizes_chart,
+)
 from pyspark_ckpt.console.html.rendering import render
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.history.run_record import RunStarted
 from pyspark_ckpt.restore.plan import RestorePlan
 
-EPOCHS_DRAWN = 120
 SLOWEST_SHOWN = 12
-_ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 _SOURCES = {
     "option": "an option of the writer",
     "conf": "Spark's conf",
@@ -48,13 +55,15 @@ class Site:
 
     def page(self, template: str, title: str, **values: Any) -> str:
         """Return a page."""
-        return render(template, title=title, root=self.root, is_bundle=self.is_bundle, **values)
+        shared = {"root": self.root, "is_bundle": self.is_bundle, "as_of_ms": now_ms()}
+        return render(template, title=title, **shared, **values)
 
 
 def queries_page(
     site: Site,
     places: Places,
     summaries: Sequence[QuerySummary],
+    glances: Mapping[str, Glance],
     savepoints: Sequence[tuple[SavepointPlace, CheckpointMetadata | CkptError]],
 ) -> str:
     """Return the page of all queries and savepoints."""
@@ -63,10 +72,23 @@ def queries_page(
         "Queries",
         places=places,
         summaries=summaries,
+        glances=glances,
+        most_skewed=_key_of_most(
+            glances, lambda each: None if each.skew is None else each.skew.skew
+        ),
+        fastest=_key_of_most(glances, lambda each: each.bytes_per_epoch),
+        queries_by_id={each.query_id: each.place for each in summaries},
         savepoints=savepoints,
         family=family_chart(summaries, savepoints),
         user_line=user_line,
     )
+
+
+def _key_of_most(
+    glances: Mapping[str, Glance], number: Callable[[Glance], float | None]
+) -> str | None:
+    """Return the key of the query with the largest number, ``None`` if no query has a number."""
+    return max(glances, key=lambda key: number(glances[key]) or 0.0, default=None)
 
 
 def query_page(site: Site, summary: QuerySummary, timeline: Timeline) -> str:
@@ -79,28 +101,35 @@ def query_page(site: Site, summary: QuerySummary, timeline: Timeline) -> str:
         tab="query",
         summary=summary,
         timeline=timeline,
-        phases=_phases_shown(timeline),
+        phases=phases_shown(timeline),
         meanings=PHASE_MEANINGS,
         of_operators=OPERATOR_PHASES,
         apart=(*OPERATOR_PHASES, UNDIVIDED),
         slowest=slowest[:SLOWEST_SHOWN],
-        spans=_spans(timeline, summary.place),
-        epochs=_epochs_chart(timeline),
-        durations=_durations_chart(timeline, summary.place),
-        sizes=_sizes_chart(timeline, summary.place),
+        spans=events_chart(timeline, summary.place),
+        epochs=epochs_chart(timeline),
+        durations=durations_chart(timeline, summary.place),
+        sizes=sizes_chart(timeline, summary.place),
     )
 
 
 def checkpoint_page_html(site: Site, place: QueryPlace, number: int, page: SnapshotPage) -> str:
     """Return the page of one checkpoint."""
+    name = checkpoint_name(number)
+    is_newest = page.newest == number
+    of_query = page.metadata.query_name or page.metadata.query_id
+    is_older = page.newest is not None and not is_newest
+    newest = f" (newest: {checkpoint_name(page.newest or 0)})" if is_older else ""
     return site.page(
         "snapshot.html",
-        f"chk-{number}",
+        f"{name} of {of_query[:80]}{newest}",
         query=place,
-        tab="checkpoint",
+        tab="newest" if is_newest else "checkpoint",
+        here=name,
         page=page,
+        meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
-        path=place.checkpoints.url_of(f"chk-{number}"),
+        path=place.checkpoints.url_of(name),
         sources=sources_text(page.metadata),
     )
 
@@ -109,8 +138,9 @@ def savepoint_page_html(site: Site, place: SavepointPlace, page: SnapshotPage) -
     """Return the page of one savepoint."""
     return site.page(
         "snapshot.html",
-        place.storage.name,
+        f"Savepoint {place.storage.name}",
         page=page,
+        meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
         path=place.storage.url,
         sources=sources_text(page.metadata),
@@ -134,19 +164,22 @@ def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
         query=place,
         tab="state",
         problems=page.problems,
-        growth=line_chart("Size by state", page.growth, "bytes") if page.growth else None,
-        trends=page.trends,
+        chart=_growth_chart(page.growth) if page.growth.trends else None,
+        growth=page.growth,
         samples=page.samples,
         grown=page.grown,
         slow=page.slow,
         timers=page.timers,
         older_name=page.older_name,
         older_at_ms=page.older_at_ms,
-        rows=None if entries is None else [_shown(row) for row in entries.rows],
-        columns=() if entries is None else entries.columns,
-        key=() if entries is None else entries.key,
-        state_name="" if entries is None else entries.state,
+        entries=entries,
+        rows=[] if entries is None else [_shown(row) for row in entries.rows],
     )
+
+
+def _growth_chart(growth: Growth) -> Chart:
+    series = {trend.name: trend.sizes for trend in growth.trends}
+    return line_chart("Size by state", series, "bytes")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, str]:
@@ -208,94 +241,3 @@ def files_page(site: Site, place: QueryPlace, name: str, kept: KeptFiles) -> str
 def message_page(site: Site, title: str, text: str) -> str:
     """Return a page with a text."""
     return site.page("message.html", title, text=text)
-
-
-def _epochs_chart(timeline: Timeline) -> Chart:
-    bars = [
-        Bar(f"epoch {row.record.epoch}", row.phases_ms, f"#epoch-{row.record.epoch}")
-        for row in timeline.epochs[-EPOCHS_DRAWN:]
-    ]
-    return stacked_bars("Time of epochs by phase", bars, _phases_shown(timeline), "ms")
-
-
-def _phases_shown(timeline: Timeline) -> tuple[str, ...]:
-    """Return the phases, without what stands for operators' phases if all of these are known."""
-    is_known = all(row.has_operators for row in timeline.epochs)
-    return tuple(name for name in PHASES if name != UNDIVIDED or not is_known)
-
-
-def _durations_chart(timeline: Timeline, place: QueryPlace) -> Chart:
-    recorded = timeline.recorded[-EPOCHS_DRAWN:]
-    names = list(dict.fromkeys(name for each in recorded for name in each.phases_ms))
-    bars = []
-    for each in recorded:
-        rest = max(each.duration_ms - sum(each.phases_ms.values()), 0)
-        bars.append(
-            Bar(
-                f"chk-{each.checkpoint_id}",
-                {**each.phases_ms, "publish": rest},
-                _checkpoint_href(timeline, place, each.checkpoint_id),
-            )
-        )
-    return stacked_bars("Time of checkpoints by phase", bars, [*names, "publish"], "ms")
-
-
-def _sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
-    bars = []
-    for each in timeline.recorded[-EPOCHS_DRAWN:]:
-        new = each.size_bytes if each.new_bytes is None else each.new_bytes
-        parts = {"new": new, "in the checkpoint before": max(each.size_bytes - new, 0)}
-        href = _checkpoint_href(timeline, place, each.checkpoint_id)
-        bars.append(Bar(f"chk-{each.checkpoint_id}", parts, href))
-    return stacked_bars(
-        "Size of checkpoints: full and incremental",
-        bars,
-        ("new", "in the checkpoint before"),
-        "bytes",
-    )
-
-
-def _checkpoint_href(timeline: Timeline, place: QueryPlace, number: int) -> str | None:
-    """Return the link of a checkpoint that is still retained."""
-    retained = {row.number for row in timeline.retained}
-    return f"/q/{place.key}/chk/{number}/" if number in retained else None
-
-
-def _spans(timeline: Timeline, place: QueryPlace) -> Chart:
-    epochs = timeline.epochs[-EPOCHS_DRAWN:]
-    spans = [
-        Span(
-            "epochs", row.record.began_at_ms, row.record.duration_ms, "c0",
-            f"epoch {row.record.epoch}: {row.record.duration_ms} ms, {row.record.rows} rows",
-            f"#epoch-{row.record.epoch}",
-        )
-        for row in epochs
-    ]  # fmt: skip
-    first_ms = min((span.began_ms for span in spans), default=0)
-    spans += [
-        Span(
-            "checkpoints", each.triggered_at_ms, each.duration_ms, "c2",
-            f"chk-{each.checkpoint_id} of epoch {each.epoch}: {each.duration_ms} ms",
-            _checkpoint_href(timeline, place, each.checkpoint_id),
-        )
-        for each in timeline.recorded
-        if each.triggered_at_ms >= first_ms
-    ]  # fmt: skip
-    for entry in timeline.events:
-        if entry.triggered_at_ms is None or entry.triggered_at_ms < first_ms:
-            continue
-        is_aborted = entry.status is EntryStatus.ABORTED
-        if is_aborted or entry.kind in (EntryKind.SAVEPOINT, EntryKind.RESTART):
-            spans.append(
-                Span(
-                    "aborted" if is_aborted else "savepoints", entry.triggered_at_ms,
-                    entry.duration_ms or 0, "aborted" if is_aborted else "taken",
-                    f"{entry.kind} {entry.status}, epoch {entry.epoch}: {entry.reason or ''}",
-                )
-            )  # fmt: skip
-    spans += [
-        Span("failures", each.at_ms, 0, "aborted", f"{each.what}: {each.reason[:200]}", "#failures")
-        for each in timeline.failures
-        if each.is_of_run and each.at_ms is not None and each.at_ms >= first_ms
-    ]
-    return time_chart("What happened when", _ROWS, spans)

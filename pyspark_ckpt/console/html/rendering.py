@@ -62,7 +62,10 @@ def milliseconds_text(value: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 def time_text(value: int | None) -> str:

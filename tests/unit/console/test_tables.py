@@ -8,27 +8,10 @@ import pytest
 
 from pyspark_ckpt.console.data.sampled_state import HeavyKey, Sample, _heaviest
 from pyspark_ckpt.console.data.snapshots import operator_table
-from pyspark_ckpt.console.data.states import StateSample, Trend, grown_keys
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
-from pyspark_ckpt.formats.metadata import OperatorMetadata
-
-KEY = '{"type":"struct","fields":[{"name":"k","type":"string","nullable":true,"metadata":{}}]}'
-
-
-def operator(*sizes: int, parallelism: int) -> OperatorMetadata:
-    """Return an operator whose first subtasks have state of these sizes."""
-    handles = tuple(
-        Handle(
-            query_id="q", uid="op", subtask=number, parallelism=parallelism, max_parallelism=128,
-            epoch=1, key_schema=KEY,
-            segments=(Segment("1-x", 1, 1, size, inline=b"x" * size),),
-        )
-        for number, size in enumerate(sizes)
-    )  # fmt: skip
-    return OperatorMetadata(
-        operator_id=0, uid="op", parallelism=parallelism, max_parallelism=128, key_schema=KEY,
-        backend="heap", handles=handles,
-    )  # fmt: skip
+from pyspark_ckpt.console.data.states import StateSample, grown_keys
+from pyspark_ckpt.console.data.trends import Trend
+from pyspark_ckpt.formats.handle import EpochMetrics
+from tests.unit.console.made_operator import operator
 
 
 def test_a_subtask_without_state_counts_in_the_skew() -> None:
@@ -73,21 +56,23 @@ def test_whether_a_state_grows(sizes: tuple[int, ...], per_epoch: int | None) ->
 def test_keys_of_nested_types_are_ranked() -> None:
     key = pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "é"}, {"a": 2, "b": "é"}])
     table = pa.table({"k": key, "v": pa.array([1, 2, 3])})
-    (first, second), _ = _heaviest(table, ["k"], pa.array([5, 4, 4]), None)
+    (first, second), _, keys = _heaviest(table, ["k"], pa.array([5, 4, 4]), None)
     assert (first.text, first.rows, first.size_bytes) == (('{"a": 2, "b": "é"}',), 2, 8)
+    assert keys == 2
     assert (second.text, second.rows_before) == (('{"a": 1, "b": "x"}',), None)
 
 
 def test_keys_are_ranked_by_bytes_and_by_rows() -> None:
     table = pa.table({"k": pa.array(["wide", "many", "many", "many", "one"])})
-    heaviest, by_rows = _heaviest(table, ["k"], pa.array([90, 9, 9, 9, 5]), None)
+    heaviest, by_rows, keys = _heaviest(table, ["k"], pa.array([90, 9, 9, 9, 5]), None)
     assert [each.text for each in heaviest] == [("wide",), ("many",), ("one",)]
     assert [(each.text, each.rows) for each in by_rows] == [
         (("many",), 3), (("wide",), 1), (("one",), 1),
     ]  # fmt: skip
-    _, by_rows = _heaviest(table.slice(2), ["k"], pa.array([9, 9, 5]), None)
+    assert keys == 3
+    _, by_rows, _ = _heaviest(table.slice(2), ["k"], pa.array([9, 9, 5]), None)
     assert by_rows[0].rows == 2
-    _, by_rows = _heaviest(table.slice(3), ["k"], pa.array([9, 5]), None)
+    _, by_rows, _ = _heaviest(table.slice(3), ["k"], pa.array([9, 5]), None)
     assert by_rows == (), "each key has one row"
 
 

@@ -1,0 +1,124 @@
+"""What the first page says of each query beside its summary: skew, growth, unneeded files.
+
+The other pages say the same in full, from the same functions. Here the cost has bounds:
+
+* a look at a query reads at most `NOTES_SHOWN` notes and :data:`CHECKPOINTS_READ` checkpoints,
+* it holds for :data:`HOLDS_MS`, because a query records its notes about as often,
+* a page begins no further look after :data:`PAGE_MS`; the next page continues with the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.console.data.kept_files import KeptFiles, bundled_kept_files, kept_files
+from pyspark_ckpt.console.data.places import QueryPlace
+from pyspark_ckpt.console.data.queries import QuerySummary
+from pyspark_ckpt.console.data.snapshots import OperatorTable, most_skewed
+from pyspark_ckpt.console.data.timeline import NOTES_SHOWN
+from pyspark_ckpt.console.data.trends import Growth, Trend, growth_of
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.history.run_log import RecordedRuns
+
+CHECKPOINTS_READ = 20
+"""A query that retains more checkpoints than this has its files judged on its own page only."""
+
+HOLDS_MS = 30_000
+PAGE_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found at a query; `kept` is ``None`` if its files could not be listed."""
+
+    growth: Growth
+    kept: KeptFiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A query on the first page; `look` is ``None`` until there was time to look at it."""
+
+    skew: OperatorTable | None
+    look: Look | None
+
+    @property
+    def fastest_growing(self) -> Trend | None:
+        """The state that grows fastest, ``None`` if no state is known to grow."""
+        return None if self.look is None else self.look.growth.fastest
+
+    @property
+    def bytes_per_epoch(self) -> float | None:
+        """By how much that state grows in an epoch."""
+        return None if self.fastest_growing is None else self.fastest_growing.bytes_per_epoch
+
+    @property
+    def unneeded(self) -> int | None:
+        """How many data files nothing needs, ``None`` if that is not known."""
+        kept = None if self.look is None else self.look.kept
+        return None if kept is None or kept.problem is not None else len(kept.unneeded)
+
+
+class Glances:
+    """Looks at queries, each at most every half minute; used by several threads.
+
+    Parameters
+    ----------
+    has_data
+        Whether the data files are there; a bundle has none, and says what was so when it was made.
+    """
+
+    def __init__(self, *, has_data: bool) -> None:
+        self._has_data = has_data
+        self._lock = threading.Lock()
+        self._looks: dict[str, tuple[int, Look]] = {}
+
+    def of(self, summaries: Sequence[QuerySummary]) -> Mapping[str, Glance]:
+        """Return what the first page says of queries, by the keys of their places.
+
+        Parameters
+        ----------
+        summaries
+            The queries. What is known of others is forgotten.
+        """
+        with self._lock:
+            self._look_at([each.place for each in summaries])
+            looks = {key: look for key, (_, look) in self._looks.items()}
+        return {
+            each.place.key: Glance(
+                None if each.metadata is None else most_skewed(each.metadata),
+                looks.get(each.place.key),
+            )
+            for each in summaries
+        }
+
+    def _look_at(self, places: Sequence[QueryPlace]) -> None:
+        known = {place.key for place in places}
+        self._looks = {key: each for key, each in self._looks.items() if key in known}
+        began_ms = monotonic_ms()
+        # Those that were never looked at come first, so that each page continues the one before.
+        for place in sorted(places, key=self._looked_at_ms):
+            if place.key in self._looks and began_ms - self._looked_at_ms(place) < HOLDS_MS:
+                continue
+            if monotonic_ms() - began_ms > PAGE_MS:
+                break
+            self._looks[place.key] = monotonic_ms(), self._look(place)
+
+    def _looked_at_ms(self, place: QueryPlace) -> int:
+        return self._looks[place.key][0] if place.key in self._looks else 0
+
+    def _look(self, place: QueryPlace) -> Look:
+        notes = RecordedRuns(place.checkpoints).notes(NOTES_SHOWN)
+        growth = growth_of([each for note in notes for each in note.checkpoints])
+        try:
+            kept = (
+                kept_files(place, most_checkpoints=CHECKPOINTS_READ, measures=False)
+                if self._has_data
+                else bundled_kept_files(place)
+            )
+        except (OSError, CkptError):  # its own page says why
+            kept = None
+        return Look(growth, kept)

@@ -1,0 +1,106 @@
+"""The charts of the page of a query."""
+
+from __future__ import annotations
+
+from pyspark_ckpt.console.data.places import QueryPlace
+from pyspark_ckpt.console.data.timeline import PHASES, UNDIVIDED, Timeline
+from pyspark_ckpt.console.html.charts import Bar, Chart, Span, stacked_bars, time_chart
+from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
+
+EPOCHS_DRAWN = 120
+_ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
+
+
+def epochs_chart(timeline: Timeline) -> Chart:
+    """Return the time of epochs by phase."""
+    bars = [
+        Bar(f"epoch {row.record.epoch}", row.phases_ms, f"#epoch-{row.record.epoch}")
+        for row in timeline.epochs[-EPOCHS_DRAWN:]
+    ]
+    return stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), "ms")
+
+
+def phases_shown(timeline: Timeline) -> tuple[str, ...]:
+    """Return the phases, without what stands for operators' phases if all of these are known."""
+    is_known = all(row.has_operators for row in timeline.epochs)
+    return tuple(name for name in PHASES if name != UNDIVIDED or not is_known)
+
+
+def durations_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return the time of checkpoints by phase."""
+    recorded = timeline.recorded[-EPOCHS_DRAWN:]
+    names = list(dict.fromkeys(name for each in recorded for name in each.phases_ms))
+    bars = []
+    for each in recorded:
+        rest = max(each.duration_ms - sum(each.phases_ms.values()), 0)
+        bars.append(
+            Bar(
+                f"chk-{each.checkpoint_id}",
+                {**each.phases_ms, "publish": rest},
+                _checkpoint_href(timeline, place, each.checkpoint_id),
+            )
+        )
+    return stacked_bars("Time of checkpoints by phase", bars, [*names, "publish"], "ms")
+
+
+def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return the sizes of checkpoints."""
+    bars = []
+    for each in timeline.recorded[-EPOCHS_DRAWN:]:
+        new = each.size_bytes if each.new_bytes is None else each.new_bytes
+        parts = {"new": new, "in the checkpoint before": max(each.size_bytes - new, 0)}
+        href = _checkpoint_href(timeline, place, each.checkpoint_id)
+        bars.append(Bar(f"chk-{each.checkpoint_id}", parts, href))
+    return stacked_bars(
+        "Size of checkpoints: full and incremental",
+        bars,
+        ("new", "in the checkpoint before"),
+        "bytes",
+    )
+
+
+def _checkpoint_href(timeline: Timeline, place: QueryPlace, number: int) -> str | None:
+    """Return the link of a checkpoint that is still retained."""
+    retained = {row.number for row in timeline.retained}
+    return f"/q/{place.key}/chk/{number}/" if number in retained else None
+
+
+def events_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return what happened when, with failures."""
+    epochs = timeline.epochs[-EPOCHS_DRAWN:]
+    spans = [
+        Span(
+            "epochs", row.record.began_at_ms, row.record.duration_ms, "c0",
+            f"epoch {row.record.epoch}: {row.record.duration_ms} ms, {row.record.rows} rows",
+            f"#epoch-{row.record.epoch}",
+        )
+        for row in epochs
+    ]  # fmt: skip
+    first_ms = min((span.began_ms for span in spans), default=0)
+    spans += [
+        Span(
+            "checkpoints", each.triggered_at_ms, each.duration_ms, "c2",
+            f"chk-{each.checkpoint_id} of epoch {each.epoch}: {each.duration_ms} ms",
+            _checkpoint_href(timeline, place, each.checkpoint_id),
+        )
+        for each in timeline.recorded
+        if each.triggered_at_ms >= first_ms
+    ]  # fmt: skip
+    for entry in timeline.events:
+        if entry.triggered_at_ms is None or entry.triggered_at_ms < first_ms:
+            continue
+        is_aborted = entry.status is EntryStatus.ABORTED
+        if is_aborted or entry.kind in (EntryKind.SAVEPOINT, EntryKind.RESTART):
+            spans.append(
+                Span(
+                    "aborted" if is_aborted else "savepoints", entry.triggered_at_ms,
+                    entry.duration_ms or 0, "aborted" if is_aborted else "taken",
+                    f"{entry.kind} {entry.status}, epoch {entry.epoch}: {entry.reason or ''}",
+                )
+            )  # fmt: skip
+    spans += [
+        Span("failures", each.at_ms, 0, "aborted", f"{each.what}: {each.reason[:200]}", "#failures")
+        for each in timeline.failures
+        if each.is_of_run and each.at_ms is not None and each.at_ms >= first_ms
+    ]
+    return time_chart("What happened when", _ROWS, spans)

@@ -1,0 +1,193 @@
+"""The first page points to the query that is skewed, grows, or leaves files behind."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.console.data import glances
+from pyspark_ckpt.console.data.places import QueryPlace, find_places, key_of
+from pyspark_ckpt.console.data.queries import QuerySummary, summary_of
+from pyspark_ckpt.console.data.snapshots import SKEWED, most_skewed
+from pyspark_ckpt.console.data.trends import Growth, Trend, growth_of
+from pyspark_ckpt.console.server import make_app
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.run_log import RunLog
+from pyspark_ckpt.history.run_record import (
+    CheckpointRecord,
+    OperatorRecord,
+    RunEnded,
+    RunNote,
+    RunStarted,
+    StateRecord,
+)
+from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.unit.console.made_operator import operator
+
+LOCAL = "http://127.0.0.1:8270"
+STRAY = "shared/source-0-0-0123456789abcdef.log"
+
+
+def record(epoch: int, **sizes: int) -> CheckpointRecord:
+    states = tuple(
+        StateRecord(name=name, keys=1, entries=1, size_bytes=size) for name, size in sizes.items()
+    )
+    return CheckpointRecord(
+        checkpoint_id=epoch, epoch=epoch, triggered_at_ms=epoch, duration_ms=1, size_bytes=1,
+        operators=(OperatorRecord(uid="op", states=states),),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def all_queries(tmp_path: Path, snapshot: CheckpointMetadata) -> LocalStorage:
+    """A balanced query, and a skewed one whose state `list` grows, and that left a file."""
+    for name, sizes in (("even", (50, 50)), ("odd", (90, 10))):
+        storage = LocalStorage(tmp_path / "all" / name / "pyspark_ckpt")
+        metadata = msgspec.structs.replace(
+            snapshot, kind=CheckpointKind.CHECKPOINT, checkpoint_id=1, root="..", query_id=name,
+            query_name=name, operators=(operator(*sizes, parallelism=2),), source_logs=(),
+            offsets_entry="",
+        )  # fmt: skip
+        CompletedCheckpoints(storage).add(1, metadata)
+        log = RunLog(storage)
+        log.write(RunStarted(run_id="r", at_ms=1, query_id=name, query_name=name))
+        grown = 100 if name == "odd" else 0
+        records = tuple(record(n, list=1000 + grown * n, value=500 + n) for n in range(8))
+        log.write(RunNote(run_id="r", at_ms=2, checkpoints=records))
+    log.write(RunEnded(run_id="r", at_ms=3, error=ERROR, error_kind="ProcessorError"))
+    stray = tmp_path / "all" / "odd" / "pyspark_ckpt" / STRAY
+    stray.parent.mkdir()
+    stray.write_bytes(b"x" * 12345)
+    os.utime(stray, (1, 1))
+    return LocalStorage(tmp_path / "all")
+
+
+ERROR = """operator 'op', key ('<b>',): Shop raised ValueError: a refund of -500
+  File "/jobs/shop.py", line 16, in handleInputRows
+    raise ValueError(f"a refund of {row.v}")"""
+
+
+def row_of(page: str, name: str) -> str:
+    (row,) = [each for each in page.split("<tr>") if f'/">{name}</a>' in each]
+    return row
+
+
+def place(root: LocalStorage, name: str) -> QueryPlace:
+    found = find_places(root).query(key_of(root.url_of(f"{name}/pyspark_ckpt")))
+    assert found is not None
+    return found
+
+
+def summaries(root: LocalStorage) -> list[QuerySummary]:
+    return [summary_of(place(root, name), 9) for name in ("even", "odd")]
+
+
+def test_what_is_wrong_is_marked_and_leads_to_its_page(all_queries: LocalStorage) -> None:
+    client = make_app(all_queries).test_client()
+    page = client.get("/", base_url=LOCAL).text
+    even, odd = (row_of(page, name) for name in ("even", "odd"))
+    assert "marked" not in even
+    assert "1.00: subtask 1" in even
+    assert ">no</td>" in even
+    key = place(all_queries, "odd").key
+    marked = dict(re.findall(r"<a ([^>]*marked[^>]*)>([^<]*)</a>", odd))
+    texts = {re.findall('href="([^"]*)"', tag)[0]: text for tag, text in marked.items()}
+    assert texts == {
+        f"/q/{key}/chk/1/#operator-0": "1.80: subtask 0",
+        f"/q/{key}/state#growth": "op / list",
+        f"/q/{key}/files": "1",
+    }
+    assert "100 B/epoch" in odd
+    assert 'id="operator-0"' in client.get(f"/q/{key}/chk/1/", base_url=LOCAL).text
+    assert 'id="growth"' in client.get(f"/q/{key}/state", base_url=LOCAL).text
+
+
+def test_a_failure_shows_its_message_and_the_line(all_queries: LocalStorage) -> None:
+    page = make_app(all_queries).test_client().get("/", base_url=LOCAL).text
+    assert "a refund of -500" in page
+    assert "/jobs/shop.py" in page
+    assert "<b>&#39;" not in page
+    assert "(&#39;&lt;b&gt;&#39;,)" in page
+
+
+def test_a_file_that_nothing_needs_has_its_size_and_age(all_queries: LocalStorage) -> None:
+    client = make_app(all_queries).test_client()
+    odd, even = (
+        client.get(f"/q/{place(all_queries, name).key}/files", base_url=LOCAL).text
+        for name in ("odd", "even")
+    )
+    assert "<b>1 file that nothing needs, 12.1 KiB.</b>" in odd
+    assert re.search(rf"{STRAY}</code></td><td class=\"n\">12.1 KiB</td><td>[0-9.]+ days ago", odd)
+    assert "A stopped query keeps them" in odd
+    assert "<b>Nothing is leaking.</b>" in even
+    assert "unneeded" not in even
+
+
+def test_looks_have_bounds(all_queries: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    look = glances.Glances._look
+
+    def counted(self: glances.Glances, place: QueryPlace) -> glances.Look:
+        looked.append(place.path.rpartition("/")[2])
+        return look(self, place)
+
+    monkeypatch.setattr(glances.Glances, "_look", counted)
+    found = summaries(all_queries)
+    one = glances.Glances(has_data=True)
+    monkeypatch.setattr(glances, "PAGE_MS", -1)
+    assert all(each.look is None for each in one.of(found).values())
+    assert looked == [], "a page without time looks at nothing"
+    monkeypatch.setattr(glances, "PAGE_MS", 60_000)
+    one.of(found[:1])
+    one.of(found)
+    one.of(found)
+    assert looked == ["even", "odd"], "each is looked at once in half a minute"
+    one.of(found[:1])
+    one.of(found)
+    assert looked == ["even", "odd", "odd"], "what is not shown is forgotten"
+    monkeypatch.setattr(glances, "HOLDS_MS", -1)
+    one.of(found)
+    assert looked[3:] == ["even", "odd"], "the oldest look is renewed first"
+
+
+def test_files_beside_many_checkpoints_are_not_judged_on_the_first_page(
+    all_queries: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(glances, "CHECKPOINTS_READ", 0)
+    found = glances.Glances(has_data=True).of(summaries(all_queries))
+    assert [each.unneeded for each in found.values()] == [None, None]
+    page = make_app(all_queries).test_client().get("/", base_url=LOCAL).text
+    assert 'title="not looked at here: its page says more">?</a>' in row_of(page, "odd")
+
+
+def test_only_material_growth_counts_and_the_fastest_comes_first() -> None:
+    records = [record(n, slow=1000 + 20 * n, fast=10_000 + 1000 * n, same=5) for n in range(10)]
+    growth = growth_of(records)
+    assert [each.name for each in growth.trends] == ["op / fast", "op / slow", "op / same"]
+    assert growth.fastest is growth.trends[0]
+    assert [growth.is_material(each) for each in growth.trends] == [True, False, False]
+    assert growth.trends[0].ratio == pytest.approx(19 / 14)
+    few = Growth((Trend("op / new", ((0, 1), (1, 9))),))
+    assert (few.is_known, few.fastest, few.trends[0].ratio) == (False, None, None)
+
+
+def test_a_rollback_that_repeats_an_epoch_does_not_divide_by_nothing() -> None:
+    sizes = ((5, 1), (6, 2), (9, 3), (9, 50), (8, 4), (7, 5))
+    assert Trend("op / list", sizes).bytes_per_epoch == 47
+
+
+def test_the_worst_operator_of_a_checkpoint_counts(snapshot: CheckpointMetadata) -> None:
+    even = operator(50, 50, parallelism=2)
+    odd = msgspec.structs.replace(operator(90, 10, parallelism=2), operator_id=1)
+    metadata = msgspec.structs.replace(snapshot, operators=(even, odd))
+    worst = most_skewed(metadata)
+    assert worst is not None
+    assert (worst.operator.operator_id, worst.is_skewed) == (1, True)
+    assert most_skewed(msgspec.structs.replace(snapshot, operators=())) is None
+    assert 1 < SKEWED < 2, "two subtasks can be skewed by 2 at most"
