@@ -37,7 +37,7 @@ _OUTCOMES = {
     Outcome.EVOLVED: StateOutcome.MIGRATED,
     Outcome.MIGRATED: StateOutcome.MIGRATED,
     Outcome.NEW: StateOutcome.NEW,
-    Outcome.KEPT: StateOutcome.RESTORED,
+    Outcome.KEPT: StateOutcome.KEPT,
     Outcome.REFUSED: StateOutcome.REFUSED,
 }
 

@@ -34,6 +34,9 @@ class StateOutcome(Enum):
 
     RESTORED = "restored"
     MIGRATED = "migrated"
+    KEPT = "kept"
+    """It is restored, and the program does not declare it."""
+
     NEW = "new"
     DROPPED = "dropped"
     REFUSED = "refused"
@@ -56,7 +59,8 @@ class PlannedState:
     state : str
         The state's name; ``(operator)`` for the operator as a whole, ``(key)`` for its key.
     outcome : str
-        ``restored``, ``migrated``, ``dropped``, ``new`` or ``refused``.
+        ``restored``, ``migrated``, ``kept`` (restored, but not in the program), ``dropped``,
+        ``new`` or ``refused``.
     why : str
         What changes, or what to do.
 

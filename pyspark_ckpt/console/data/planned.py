@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
+from pyspark_ckpt.restore.planned import PlannedState, StateOutcome
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+
+_LOST = (StateOutcome.REFUSED.value, StateOutcome.DROPPED.value)
+_COUNTED = {
+    StateOutcome.REFUSED: "refused",
+    StateOutcome.DROPPED: "dropped",
+    StateOutcome.MIGRATED: "migrated",
+    StateOutcome.KEPT: "kept but not in the program",
+}
+_FIELD_DROPPED = "stored values drop it"
+"""What the report on a state's schema says of a field that the program no longer has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A row of a plan; `is_loss` says whether data would be lost, or the query cannot start."""
+
+    planned: PlannedState
+    is_loss: bool
+
+    @property
+    def outcome(self) -> str:
+        """The outcome, as a page says it."""
+        if self.planned.outcome == StateOutcome.KEPT.value:
+            return "kept, not in the program"
+        return self.planned.outcome
+
+
+def plan_rows(plan: RestorePlan) -> tuple[PlanRow, ...]:
+    """Return the rows of a plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    """
+    return tuple(
+        PlanRow(each, each.outcome in _LOST or _FIELD_DROPPED in each.why) for each in plan.states
+    )
+
+
+def plan_summary(rows: Sequence[PlanRow]) -> str:
+    """Return a plan in one line: how many rows have which outcome.
+
+    Parameters
+    ----------
+    rows
+        The rows of the plan.
+    """
+    outcomes = Counter(row.planned.outcome for row in rows)
+    parts = [f"{outcomes[each.value]} {text}" for each, text in _COUNTED.items()]
+    fields = sum(row.is_loss and row.planned.outcome not in _LOST for row in rows)
+    if fields:
+        parts.append(f"{fields} with fields that are dropped")
+    return ", ".join(parts)
 
 
 def plan_against(

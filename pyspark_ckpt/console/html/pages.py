@@ -11,6 +11,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.console.data.glances import Glance
 from pyspark_ckpt.console.data.kept_files import KeptFiles
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
+from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
 from pyspark_ckpt.console.data.queries import QuerySummary
 from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, SnapshotPage
 from pyspark_ckpt.console.data.states import StatePage
@@ -220,6 +221,7 @@ class PlanChoice:
 
 def plan_page(site: Site, place: QueryPlace, name: str, choice: PlanChoice) -> str:
     """Return the page of a restore plan."""
+    rows = () if choice.plan is None else plan_rows(choice.plan)
     return site.page(
         "plan.html",
         f"Restore plan of {name}",
@@ -229,6 +231,8 @@ def plan_page(site: Site, place: QueryPlace, name: str, choice: PlanChoice) -> s
         chosen=choice.chosen,
         drops=choice.drops,
         plan=choice.plan,
+        rows=rows,
+        summary=plan_summary(rows),
         problem=choice.problem,
     )
 

@@ -206,7 +206,8 @@ QUESTIONS = {
         (f"{_row('visits')} >> text=plan", "form button"),
         "#plan",
         lambda text, _: (
-            _outcomes(text) == {"count": "restored", "recent": "refused", "tally": "restored"}
+            _outcomes(text)
+            == {"count": "restored", "recent": "refused", "tally": "kept, not in the program"}
             and "it stays stored" in text
         ),
     ),

@@ -88,7 +88,7 @@ def test_every_state_has_its_row(source: RestoreSource) -> None:
         ("count", "same"): "restored",
         ("count", "wider"): "migrated",
         ("count", "brand new"): "new",
-        ("count", "left"): "restored",
+        ("count", "left"): "kept",
         ("added", "(operator)"): "new",
         ("old", "(operator)"): "dropped",
     }
@@ -97,6 +97,9 @@ def test_every_state_has_its_row(source: RestoreSource) -> None:
     text = str(made)
     for word in ("backend heap -> rocksdb", "can start", "widened", "brand new", source.path):
         assert word in text
+    for form in (text, made._repr_html_()):
+        assert "kept" in form
+        assert "deleteIfExists" in form
 
 
 def test_an_operator_left_behind_is_refused_unless_allowed(source: RestoreSource) -> None:
