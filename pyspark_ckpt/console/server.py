@@ -17,7 +17,8 @@ from pyspark_ckpt.console.data.glances import Glances
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import Places, QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
-from pyspark_ckpt.console.data.queries import summary_of
+from pyspark_ckpt.console.data.queries import QueryIdentity, identity_of, summary_of
+from pyspark_ckpt.console.data.slow_epochs import slowest_epoch
 from pyspark_ckpt.console.data.snapshots import checkpoint_page, savepoint_page
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
@@ -25,6 +26,7 @@ from pyspark_ckpt.console.html import pages
 from pyspark_ckpt.console.html.family import read_savepoints
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import checkpoint_name
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.history.run_record import RunStarted
@@ -33,6 +35,9 @@ from pyspark_ckpt.storage.open import Storage
 _THREADS = 4
 _FOUND_MS = 5000
 """For how long the places below the directory are known without a new search."""
+
+_IDENTITIES_READ = 200
+"""Queries whose ids are read, to link a query to the one that it was restored from."""
 
 _CHECKPOINTS_TO_CHOOSE = 20
 _QUERIES_TO_CHOOSE = 20
@@ -46,6 +51,7 @@ class _Directory:
         self._lock = threading.Lock()
         self._found: Places | None = None
         self._found_ms = 0
+        self._identities: dict[str, QueryIdentity | None] = {}
 
     def places(self) -> Places:
         with self._lock:
@@ -59,6 +65,29 @@ class _Directory:
         if found is None:
             abort(404, "there is no such query")
         return found
+
+    def identity(self, query_id: str) -> QueryIdentity | None:
+        """Return the query of an id; of each place, the id is read once."""
+        for place in self.places().queries[:_IDENTITIES_READ]:
+            if self._identities.get(place.key) is None:
+                self._identities[place.key] = identity_of(place)
+            found = self._identities[place.key]
+            if found is not None and found.query_id == query_id:
+                return found
+        return None
+
+    def links(self, origin: Origin | None) -> pages.OriginLinks:
+        """Return the pages of a query's origin, as far as they are below the directory."""
+        if origin is None:
+            return pages.OriginLinks()
+        query = self.identity(origin.query_id)
+        savepoint = next(
+            (each for each in self.places().savepoints if each.storage.url == origin.path), None
+        )
+        snapshot = None if savepoint is None else f"/s/{savepoint.key}/"
+        if query is not None and query.place.checkpoints.url == origin.path.rpartition("/")[0]:
+            snapshot = f"/q/{query.place.key}/chk/{origin.checkpoint_id}/"
+        return pages.OriginLinks(query, snapshot)
 
 
 def make_app(
@@ -116,7 +145,8 @@ def _add_overview(app: Flask, site: pages.Site, directory: _Directory, glances: 
         if place is None:
             abort(404, "there is no such savepoint")
         page = savepoint_page(read_metadata(place.storage))
-        return pages.savepoint_page_html(site, place, page)
+        query = directory.identity(page.metadata.query_id)
+        return pages.savepoint_page_html(site, place, page, query)
 
 
 def _add_query_pages(
@@ -126,7 +156,9 @@ def _add_query_pages(
     def query(key: str) -> str:
         place = directory.query(key)
         before = request.args.get("before", type=int)
-        return pages.query_page(site, summary_of(place, now_ms()), timeline_of(place, before))
+        summary, timeline = summary_of(place, now_ms()), timeline_of(place, before)
+        slowest = slowest_epoch(place, timeline)
+        return pages.query_page(site, summary, timeline, slowest, directory.links(summary.origin))
 
     @app.get("/q/<string:key>/newest")
     def newest(key: str) -> Response:

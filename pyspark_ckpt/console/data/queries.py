@@ -85,6 +85,29 @@ class QuerySummary:
         return max(self.committed_epoch - self.metadata.epoch, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryIdentity:
+    """The id and the name of a query at a place."""
+
+    place: QueryPlace
+    query_id: str
+    name: str
+
+
+def identity_of(place: QueryPlace) -> QueryIdentity | None:
+    """Return the id and name of a query from its newest start, ``None`` if none is recorded.
+
+    Parameters
+    ----------
+    place
+        The query.
+    """
+    for each in reversed(RecordedRuns(place.checkpoints).starts_and_ends(2)):
+        if isinstance(each, RunStarted):
+            return QueryIdentity(place, each.query_id, each.query_name or each.query_id)
+    return None
+
+
 def last_run(
     records: Sequence[RunStarted | RunEnded],
     note: RunNote | None,

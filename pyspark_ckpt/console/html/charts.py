@@ -5,7 +5,7 @@ All numbers are pixels of the chart. Texts come from files, and the template esc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark_ckpt.console.html.rendering import time_text
@@ -16,6 +16,12 @@ _ROW = 34
 _LEFT = 96
 _FOOT = 20
 _MIN_BAR = 1.5
+_MIN_MARK = 4.0
+"""The width of a failure in a time chart: it took no time, and shall be seen."""
+
+_CUT = 5
+FAILED = "aborted"
+"""The style of what failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,20 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A stacked bar: its parts by name, what it is called, and where its link leads."""
+    """A stacked bar: its parts by name, what it is called, and where its link leads.
+
+    A bar that `may_be_cut` does not make the others small: it is cut where the largest other ends.
+    """
 
     name: str
     parts: Mapping[str, float]
     href: str | None = None
+    may_be_cut: bool = False
+
+    @property
+    def total(self) -> float:
+        """The sum of its parts."""
+        return sum(self.parts.values())
 
 
 def style_of(number: int) -> str:
@@ -78,7 +93,9 @@ def style_of(number: int) -> str:
     return f"c{number % 11}"
 
 
-def stacked_bars(title: str, bars: Sequence[Bar], parts: Sequence[str], unit: str) -> Chart:
+def stacked_bars(
+    title: str, bars: Sequence[Bar], parts: Sequence[str], text: Callable[[float], str]
+) -> Chart:
     """Return a chart of stacked bars, one beside the other.
 
     Parameters
@@ -89,35 +106,42 @@ def stacked_bars(title: str, bars: Sequence[Bar], parts: Sequence[str], unit: st
         The bars, from left to right.
     parts
         The names of the parts, from bottom to top.
-    unit
-        Follows numbers in tooltips.
+    text
+        Makes the text of a number, with its unit.
     """
-    most = max((sum(bar.parts.values()) for bar in bars), default=0) or 1
+    scaled = [bar.total for bar in bars if not bar.may_be_cut] or [bar.total for bar in bars]
+    most = max(scaled, default=0) or 1
     step = (WIDTH - _LEFT) / max(len(bars), 1)
     boxes = []
     for place, bar in enumerate(bars):
+        x, width = round(_LEFT + place * step, 1), round(max(min(step, 40) - 1, 1), 1)
         y = float(HEIGHT)
         for number, name in enumerate(parts):
             value = bar.parts.get(name, 0)
-            height = HEIGHT * value / most
+            height = min(HEIGHT * value / most, y)
             if height <= 0:
                 continue
             y -= height
+            shown = f"{bar.name}: {name} {text(value)} of {text(bar.total)}"
             boxes.append(
-                Box(
-                    round(_LEFT + place * step, 1), round(y, 1),
-                    round(max(min(step, 40) - 1, 1), 1), round(height, 1), style_of(number),
-                    f"{bar.name}: {name} {value:,.0f} {unit} of {sum(bar.parts.values()):,.0f}",
-                    bar.href,
-                )
-            )  # fmt: skip
+                Box(x, round(y, 1), width, round(height, 1), style_of(number), shown, bar.href)
+            )
+        if bar.total > most:
+            shown = f"{bar.name}: cut, it has {text(bar.total)}"
+            boxes.append(Box(x, 0, width, _CUT, "cut", shown, bar.href))
     legend = {name: style_of(number) for number, name in enumerate(parts)}
-    labels = (Label(0, 12, f"{most:,.0f} {unit}"), Label(0, HEIGHT, "0"))
+    if any(box.style == "cut" for box in boxes):
+        legend["cut: longer than it is drawn"] = "cut"
+    labels = (Label(0, 12, text(most)), Label(0, HEIGHT, "0"))
     ends = _ends(bars[0].name, bars[-1].name, HEIGHT) if bars else ()
     return Chart(title, WIDTH, HEIGHT + _FOOT, tuple(boxes), (), labels + ends, legend)
 
 
-def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str) -> Chart:
+def line_chart(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    text: Callable[[float], str],
+) -> Chart:
     """Return a chart with a line per series of points.
 
     Parameters
@@ -126,8 +150,8 @@ def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], 
         What it shows.
     series
         Points by the name of their line.
-    unit
-        Follows the largest number.
+    text
+        Makes the text of a number, with its unit.
     """
     points = [point for line in series.values() for point in line]
     if not points:
@@ -143,7 +167,7 @@ def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], 
             for x, y in line
         )
         lines.append(Line(shown, style_of(number), name))
-    labels = (Label(0, 14, f"{most:,.0f} {unit}"), Label(0, HEIGHT + 4, "0"))
+    labels = (Label(0, 14, text(most)), Label(0, HEIGHT + 4, "0"))
     legend = {name: style_of(number) for number, name in enumerate(series)}
     return Chart(title, WIDTH, HEIGHT + 8, (), tuple(lines), labels, legend)
 
@@ -165,6 +189,11 @@ class Span:
     title: str
     href: str | None = None
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether it is a failure or an abort."""
+        return self.style == FAILED
+
 
 def time_chart(title: str, rows: Sequence[str], spans: Sequence[Span]) -> Chart:
     """Return a chart of what happened when, with a row per kind; what overlaps is above it.
@@ -183,18 +212,21 @@ def time_chart(title: str, rows: Sequence[str], spans: Sequence[Span]) -> Chart:
     first = min(span.began_ms for span in spans)
     last = max(span.began_ms + span.duration_ms for span in spans)
     scale = (WIDTH - _LEFT) / max(last - first, 1)
-    boxes = tuple(
-        Box(
-            round(_LEFT + (span.began_ms - first) * scale, 1), rows.index(span.row) * _ROW + 4,
-            round(max(span.duration_ms * scale, _MIN_BAR), 1), _ROW - 10, span.style,
-            span.title, span.href,
-        )
-        for span in spans
-    )  # fmt: skip
+    boxes = []
+    for span in spans:
+        least = _MIN_MARK if span.is_failure else _MIN_BAR
+        width = round(max(span.duration_ms * scale, least), 1)
+        x = min(_LEFT + (span.began_ms - first) * scale, WIDTH - width)
+        boxes.append(
+            Box(
+                round(x, 1), rows.index(span.row) * _ROW + 4, width, _ROW - 10, span.style,
+                span.title, span.href,
+            )
+        )  # fmt: skip
     labels = tuple(Label(0, number * _ROW + 20, name) for number, name in enumerate(rows))
     height = len(rows) * _ROW
     labels += _ends(time_text(first), time_text(last), height)
-    return Chart(title, WIDTH, height + _FOOT, boxes, (), labels)
+    return Chart(title, WIDTH, height + _FOOT, tuple(boxes), (), labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark_ckpt.clock import now_ms
@@ -12,7 +14,8 @@ from pyspark_ckpt.console.data.glances import Glance
 from pyspark_ckpt.console.data.kept_files import KeptFiles
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
 from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
-from pyspark_ckpt.console.data.queries import QuerySummary
+from pyspark_ckpt.console.data.queries import QueryIdentity, QuerySummary
+from pyspark_ckpt.console.data.slow_epochs import SlowEpoch, checkpoint_with, ways_back
 from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, SnapshotPage
 from pyspark_ckpt.console.data.states import StatePage
 from pyspark_ckpt.console.data.timeline import (
@@ -32,7 +35,7 @@ from pyspark_ckpt.console.html.query_charts import (
     phases_shown,
     sizes_chart,
 )
-from pyspark_ckpt.console.html.rendering import render
+from pyspark_ckpt.console.html.rendering import bytes_text, render
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -92,26 +95,61 @@ def _key_of_most(
     return max(glances, key=lambda key: number(glances[key]) or 0.0, default=None)
 
 
-def query_page(site: Site, summary: QuerySummary, timeline: Timeline) -> str:
+@dataclass(frozen=True, slots=True)
+class OriginLinks:
+    """The query that another one was restored from, and the page of the snapshot, if known."""
+
+    query: QueryIdentity | None = None
+    snapshot: str | None = None
+
+
+def query_page(
+    site: Site,
+    summary: QuerySummary,
+    timeline: Timeline,
+    slowest: SlowEpoch | None,
+    links: OriginLinks,
+) -> str:
     """Return the page of one query."""
-    slowest = sorted(timeline.epochs, key=lambda row: row.record.duration_ms, reverse=True)
+    by_time = sorted(timeline.epochs, key=lambda row: row.record.duration_ms, reverse=True)
+    ways = ways_back(timeline, slowest)
     return site.page(
         "query.html",
         summary.title,
         query=summary.place,
         tab="query",
         summary=summary,
+        links=links,
         timeline=timeline,
         phases=phases_shown(timeline),
         meanings=PHASE_MEANINGS,
         of_operators=OPERATOR_PHASES,
         apart=(*OPERATOR_PHASES, UNDIVIDED),
-        slowest=slowest[:SLOWEST_SHOWN],
+        slowest=slowest,
+        by_time=by_time[:SLOWEST_SHOWN],
+        checkpoint_with=partial(checkpoint_with, timeline.retained),
+        ways=ways,
+        rollback=_rollback(summary.place, ways[0].number if ways else summary.checkpoint_id),
         spans=events_chart(timeline, summary.place),
         epochs=epochs_chart(timeline),
         durations=durations_chart(timeline, summary.place),
         sizes=sizes_chart(timeline, summary.place),
     )
+
+
+def _rollback(place: QueryPlace, number: int | None) -> tuple[str, str] | None:
+    """Return how to go back to a checkpoint: in the query's location, and into a new one."""
+    if number is None:
+        return None
+    name = checkpoint_name(number)
+    location = "LOCATION" if place.location is None else shlex.quote(place.location.url)
+    directory = (
+        f" --checkpoints-directory {shlex.quote(place.checkpoints.url)}"
+        if place.location is None
+        else ""
+    )
+    restore = f"restoreFrom({place.checkpoints.url_of(name)!r})"
+    return f"pyspark-ckpt rollback {location} {name}{directory}", restore
 
 
 def checkpoint_page_html(site: Site, place: QueryPlace, number: int, page: SnapshotPage) -> str:
@@ -128,6 +166,7 @@ def checkpoint_page_html(site: Site, place: QueryPlace, number: int, page: Snaps
         tab="newest" if is_newest else "checkpoint",
         here=name,
         page=page,
+        of_query=None,
         meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
         path=place.checkpoints.url_of(name),
@@ -135,12 +174,15 @@ def checkpoint_page_html(site: Site, place: QueryPlace, number: int, page: Snaps
     )
 
 
-def savepoint_page_html(site: Site, place: SavepointPlace, page: SnapshotPage) -> str:
+def savepoint_page_html(
+    site: Site, place: SavepointPlace, page: SnapshotPage, query: QueryIdentity | None
+) -> str:
     """Return the page of one savepoint."""
     return site.page(
         "snapshot.html",
         f"Savepoint {place.storage.name}",
         page=page,
+        of_query=query,
         meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
         path=place.storage.url,
@@ -180,7 +222,7 @@ def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
 
 def _growth_chart(growth: Growth) -> Chart:
     series = {trend.name: trend.sizes for trend in growth.trends}
-    return line_chart("Size by state", series, "bytes")
+    return line_chart("Size by state", series, bytes_text)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, str]:

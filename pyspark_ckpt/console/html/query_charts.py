@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.console.data.timeline import PHASES, UNDIVIDED, Timeline
-from pyspark_ckpt.console.html.charts import Bar, Chart, Span, stacked_bars, time_chart
+from pyspark_ckpt.console.html.charts import FAILED, Bar, Chart, Span, stacked_bars, time_chart
+from pyspark_ckpt.console.html.rendering import bytes_text, count_text, milliseconds_text
 from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 
 EPOCHS_DRAWN = 120
@@ -14,10 +15,15 @@ _ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 def epochs_chart(timeline: Timeline) -> Chart:
     """Return the time of epochs by phase."""
     bars = [
-        Bar(f"epoch {row.record.epoch}", row.phases_ms, f"#epoch-{row.record.epoch}")
+        Bar(
+            f"epoch {row.record.epoch}{', start-up' if row.is_first else ''}",
+            row.phases_ms,
+            f"#epoch-{row.record.epoch}",
+            may_be_cut=row.is_first,
+        )
         for row in timeline.epochs[-EPOCHS_DRAWN:]
     ]
-    return stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), "ms")
+    return stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), milliseconds_text)
 
 
 def phases_shown(timeline: Timeline) -> tuple[str, ...]:
@@ -40,7 +46,9 @@ def durations_chart(timeline: Timeline, place: QueryPlace) -> Chart:
                 _checkpoint_href(timeline, place, each.checkpoint_id),
             )
         )
-    return stacked_bars("Time of checkpoints by phase", bars, [*names, "publish"], "ms")
+    return stacked_bars(
+        "Time of checkpoints by phase", bars, [*names, "publish"], milliseconds_text
+    )
 
 
 def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
@@ -55,7 +63,7 @@ def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
         "Size of checkpoints: full and incremental",
         bars,
         ("new", "in the checkpoint before"),
-        "bytes",
+        bytes_text,
     )
 
 
@@ -71,7 +79,8 @@ def events_chart(timeline: Timeline, place: QueryPlace) -> Chart:
     spans = [
         Span(
             "epochs", row.record.began_at_ms, row.record.duration_ms, "c0",
-            f"epoch {row.record.epoch}: {row.record.duration_ms} ms, {row.record.rows} rows",
+            f"epoch {row.record.epoch}: {milliseconds_text(row.record.duration_ms)}, "
+            f"{count_text(row.record.rows)} rows",
             f"#epoch-{row.record.epoch}",
         )
         for row in epochs
@@ -80,7 +89,8 @@ def events_chart(timeline: Timeline, place: QueryPlace) -> Chart:
     spans += [
         Span(
             "checkpoints", each.triggered_at_ms, each.duration_ms, "c2",
-            f"chk-{each.checkpoint_id} of epoch {each.epoch}: {each.duration_ms} ms",
+            f"chk-{each.checkpoint_id} of epoch {each.epoch}: "
+            f"{milliseconds_text(each.duration_ms)}",
             _checkpoint_href(timeline, place, each.checkpoint_id),
         )
         for each in timeline.recorded
@@ -94,12 +104,12 @@ def events_chart(timeline: Timeline, place: QueryPlace) -> Chart:
             spans.append(
                 Span(
                     "aborted" if is_aborted else "savepoints", entry.triggered_at_ms,
-                    entry.duration_ms or 0, "aborted" if is_aborted else "taken",
+                    entry.duration_ms or 0, FAILED if is_aborted else "taken",
                     f"{entry.kind} {entry.status}, epoch {entry.epoch}: {entry.reason or ''}",
                 )
             )  # fmt: skip
     spans += [
-        Span("failures", each.at_ms, 0, "aborted", f"{each.what}: {each.reason[:200]}", "#failures")
+        Span("failures", each.at_ms, 0, FAILED, f"{each.what}: {each.reason[:200]}", "#failures")
         for each in timeline.failures
         if each.is_of_run and each.at_ms is not None and each.at_ms >= first_ms
     ]
