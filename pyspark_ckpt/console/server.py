@@ -81,12 +81,12 @@ class _Directory:
         if origin is None:
             return pages.OriginLinks()
         query = self.identity(origin.query_id)
-        savepoint = next(
-            (each for each in self.places().savepoints if each.storage.url == origin.path), None
-        )
-        snapshot = None if savepoint is None else f"/s/{savepoint.key}/"
-        if query is not None and query.place.checkpoints.url == origin.path.rpartition("/")[0]:
-            snapshot = f"/q/{query.place.key}/chk/{origin.checkpoint_id}/"
+        saved = (each for each in self.places().savepoints if each.storage.url == origin.path)
+        snapshot = next((f"/s/{each.key}/" for each in saved), None)
+        if query is not None and origin.checkpoint_id is not None:
+            name = checkpoint_name(origin.checkpoint_id)
+            if origin.path == query.place.checkpoints.url_of(name):
+                snapshot = f"/q/{query.place.key}/chk/{origin.checkpoint_id}/"
         return pages.OriginLinks(query, snapshot)
 
 

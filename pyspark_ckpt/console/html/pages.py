@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,10 +77,8 @@ def queries_page(
         places=places,
         summaries=summaries,
         glances=glances,
-        most_skewed=_key_of_most(
-            glances, lambda each: None if each.skew is None else each.skew.skew
-        ),
-        fastest=_key_of_most(glances, lambda each: each.bytes_per_epoch),
+        most_skewed=max(glances, key=lambda key: _skew(glances[key]), default=None),
+        fastest=max(glances, key=lambda key: glances[key].bytes_per_epoch or 0.0, default=None),
         queries_by_id={each.query_id: each.place for each in summaries},
         savepoints=savepoints,
         family=family_chart(summaries, savepoints),
@@ -88,11 +86,10 @@ def queries_page(
     )
 
 
-def _key_of_most(
-    glances: Mapping[str, Glance], number: Callable[[Glance], float | None]
-) -> str | None:
-    """Return the key of the query with the largest number, ``None`` if no query has a number."""
-    return max(glances, key=lambda key: number(glances[key]) or 0.0, default=None)
+def _skew(glance: Glance) -> tuple[float, float]:
+    """Return the skew of a query, and the size of its largest subtask among equal ones."""
+    summary = None if glance.skew is None else glance.skew.summaries[0]
+    return (0.0, 0.0) if summary is None else (summary.skew, summary.maximum)
 
 
 @dataclass(frozen=True, slots=True)

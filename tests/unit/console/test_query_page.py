@@ -1,0 +1,119 @@
+"""The page of a query: links to where it came from, and the command to go back."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.console.data.places import key_of
+from pyspark_ckpt.console.server import make_app
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
+from pyspark_ckpt.formats.metadata_file import encode_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.formats.origin import ORIGIN_NAME
+from pyspark_ckpt.history.run_log import RunLog
+from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.unit.console.made_operator import operator
+
+LOCAL = "http://127.0.0.1:8270"
+DIRECTORY = "some where"
+SAVEPOINT = "savepoint-3f2a10-0123456789ab"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def root(tmp_path: Path, snapshot: CheckpointMetadata) -> LocalStorage:
+    """A query of three checkpoints, with a savepoint and two forks."""
+    found = LocalStorage(tmp_path / DIRECTORY)
+    metadata = msgspec.structs.replace(
+        snapshot, query_id="first", query_name=HOSTILE, source_logs=(), offsets_entry="",
+        operators=(operator(50, 50, parallelism=2),), root="..",
+    )  # fmt: skip
+    original = found.child("original/pyspark_ckpt")
+    store = CompletedCheckpoints(original)
+    for number in (1, 2, 3):
+        store.add(
+            number,
+            msgspec.structs.replace(
+                metadata, kind=CheckpointKind.CHECKPOINT, checkpoint_id=number, epoch=number
+            ),
+        )
+    _start(original, "first", HOSTILE)
+    found.write(f"{SAVEPOINT}/_metadata", [encode_metadata(metadata)])
+    of_savepoint = Origin(
+        path=found.url_of(SAVEPOINT), kind=CheckpointKind.SAVEPOINT, checkpoint_id=None,
+        query_id="first", epoch=3, operators=("op",),
+    )  # fmt: skip
+    of_checkpoint = msgspec.structs.replace(
+        of_savepoint, path=original.url_of("chk-2"), kind=CheckpointKind.CHECKPOINT, checkpoint_id=2
+    )
+    for name, origin in (("fork", of_savepoint), ("other", of_checkpoint)):
+        storage = found.child(f"{name}/pyspark_ckpt")
+        storage.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
+        _start(storage, name, name)
+    return found
+
+
+def _start(storage: LocalStorage, query_id: str, name: str) -> None:
+    RunLog(storage).write(RunStarted(run_id=query_id, at_ms=1, query_id=query_id, query_name=name))
+
+
+def page(root: LocalStorage, address: str) -> str:
+    answer = make_app(root).test_client().get(address, base_url=LOCAL)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def key(root: LocalStorage, name: str) -> str:
+    return key_of(root.url_of(f"{name}/pyspark_ckpt"))
+
+
+@pytest.mark.parametrize("fork", ["fork", "other"])
+def test_a_fork_links_to_its_snapshot_and_to_its_query_by_name(
+    root: LocalStorage, fork: str
+) -> None:
+    (origin,) = re.findall('<p id="origin">.*?</p>', page(root, f"/q/{key(root, fork)}/"))
+    first = key(root, "original")
+    snapshot = f"/s/{key_of(root.url_of(SAVEPOINT))}/"
+    expected = snapshot if fork == "fork" else f"/q/{first}/chk/2/"
+    assert re.findall('href="([^"]*)"', origin) == [expected, f"/q/{first}/"]
+    assert HOSTILE not in origin
+    assert html.escape(HOSTILE) in origin
+
+
+def test_a_savepoint_links_to_its_query_by_name(root: LocalStorage) -> None:
+    text = page(root, f"/s/{key_of(root.url_of(SAVEPOINT))}/")
+    assert f'of query <a href="/q/{key(root, "original")}/">{html.escape(HOSTILE)}</a>' in text
+
+
+def test_the_command_to_go_back_can_be_copied(root: LocalStorage) -> None:
+    text = page(root, f"/q/{key(root, 'original')}/")
+    (command,) = re.findall("<code>(pyspark-ckpt rollback [^<]*)</code>", text)
+    words = shlex.split(html.unescape(command))
+    assert words == ["pyspark-ckpt", "rollback", root.url_of("original"), "chk-3"]
+    (restore,) = re.findall(r"<code>(restoreFrom\([^<]*\))</code>", text)
+    assert html.unescape(restore) == f"restoreFrom({root.url_of('original/pyspark_ckpt/chk-3')!r})"
+
+
+def test_only_the_newest_checkpoint_is_called_newest(root: LocalStorage) -> None:
+    first = key(root, "original")
+    old, new = (page(root, f"/q/{first}/chk/{number}/") for number in (2, 3))
+    assert f"<h1>chk-2 of {html.escape(HOSTILE)} (newest: chk-3)</h1>" in old
+    assert f"<h1>chk-3 of {html.escape(HOSTILE)}</h1>" in new
+    here = re.compile(r'<a [^>]*class="here">([^<]*)</a>')
+    assert here.findall(old) == ["chk-2"]
+    assert here.findall(new) == ["Newest checkpoint"]
+
+
+def test_each_page_says_of_when_it_is(root: LocalStorage) -> None:
+    first = key(root, "original")
+    tabs = ("", "chk/2/", "state", "settings", "plan", "files")
+    for address in ("/", *(f"/q/{first}/{tab}" for tab in tabs)):
+        assert re.search(r"as of 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ", page(root, address)), address
