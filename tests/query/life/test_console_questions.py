@@ -182,10 +182,14 @@ QUESTIONS = {
         "#grew tr:has(td) >> nth=0",
         lambda text, _: text.split()[0] == "ada",
     ),
+    # The first page marks the query, so nobody has to open all of them.
     "which subtask is skewed": Question(
-        (f"{_row('clicks')} >> text=/^chk-/",),
-        ".skew",
-        lambda text, town: f"Skew 2.00: subtask {town.skewed_subtask}" in text,
+        ("#queries td.skewed a.worst",),
+        "main",
+        lambda text, town: (
+            " of clicks" in text.partition("\n")[0]
+            and f"Skew 2.00: subtask {town.skewed_subtask}" in text
+        ),
     ),
     "what failed last, and where in my code": Question(
         (),
@@ -223,9 +227,13 @@ QUESTIONS = {
         ),
     ),
     "is anything leaking on the store": Question(
-        (f"{_row('orders')} >> text=files",),
-        "body",
-        lambda text, town: town.leaked in text and bool(re.search(r"\b1\b", text)),
+        ("#queries td.leaks a.marked",),
+        "main",
+        lambda text, town: (
+            "Files of orders" in text
+            and "1 file that nothing needs, 3 B" in text
+            and town.leaked in text
+        ),
     ),
 }
 
