@@ -4,6 +4,8 @@ The other pages say the same in full, from the same functions. Here the cost has
 
 * a look at a query reads at most `NOTES_SHOWN` notes and :data:`CHECKPOINTS_READ` checkpoints,
 * it holds for :data:`HOLDS_MS`, because a query records its notes about as often,
+* it holds :data:`HOLDS_TIMES` as long as it took, so slow stores and many files are not looked at
+  all the time,
 * a page begins no further look after :data:`PAGE_MS`; the next page continues with the others.
 """
 
@@ -27,6 +29,7 @@ CHECKPOINTS_READ = 20
 """A query that retains more checkpoints than this has its files judged on its own page only."""
 
 HOLDS_MS = 30_000
+HOLDS_TIMES = 100
 PAGE_MS = 1000
 
 
@@ -36,6 +39,15 @@ class Look:
 
     growth: Growth
     kept: KeptFiles | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A look, when it began, and until when no other is needed."""
+
+    look: Look
+    at_ms: int
+    until_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class Glances:
     def __init__(self, *, has_data: bool) -> None:
         self._has_data = has_data
         self._lock = threading.Lock()
-        self._looks: dict[str, tuple[int, Look]] = {}
+        self._looks: dict[str, _Held] = {}
 
     def of(self, summaries: Sequence[QuerySummary]) -> Mapping[str, Glance]:
         """Return what the first page says of queries, by the keys of their places.
@@ -86,7 +98,7 @@ class Glances:
         """
         with self._lock:
             self._look_at([each.place for each in summaries])
-            looks = {key: look for key, (_, look) in self._looks.items()}
+            looks = {key: held.look for key, held in self._looks.items()}
         return {
             each.place.key: Glance(
                 None if each.metadata is None else most_skewed(each.metadata),
@@ -101,14 +113,20 @@ class Glances:
         began_ms = monotonic_ms()
         # Those that were never looked at come first, so that each page continues the one before.
         for place in sorted(places, key=self._looked_at_ms):
-            if place.key in self._looks and began_ms - self._looked_at_ms(place) < HOLDS_MS:
+            held = self._looks.get(place.key)
+            at_ms = monotonic_ms()
+            if held is not None and at_ms < held.until_ms:
                 continue
-            if monotonic_ms() - began_ms > PAGE_MS:
+            if at_ms - began_ms > PAGE_MS:
                 break
-            self._looks[place.key] = monotonic_ms(), self._look(place)
+            look = self._look(place)
+            took_ms = monotonic_ms() - at_ms
+            until_ms = at_ms + max(HOLDS_MS, HOLDS_TIMES * took_ms)
+            self._looks[place.key] = _Held(look, at_ms, until_ms)
 
     def _looked_at_ms(self, place: QueryPlace) -> int:
-        return self._looks[place.key][0] if place.key in self._looks else 0
+        held = self._looks.get(place.key)
+        return 0 if held is None else held.at_ms
 
     def _look(self, place: QueryPlace) -> Look:
         notes = RecordedRuns(place.checkpoints).notes(NOTES_SHOWN)

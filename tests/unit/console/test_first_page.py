@@ -20,10 +20,13 @@ from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import (
     CheckpointRecord,
+    EpochRecord,
+    OperatorEpoch,
     OperatorRecord,
     RunEnded,
     RunNote,
     RunStarted,
+    SlowKeyRecord,
     StateRecord,
 )
 from pyspark_ckpt.storage.open import LocalStorage
@@ -124,7 +127,7 @@ def test_a_file_that_nothing_needs_has_its_size_and_age(all_queries: LocalStorag
     )
     assert "<b>1 file that nothing needs, 12.1 KiB.</b>" in odd
     assert re.search(rf"{STRAY}</code></td><td class=\"n\">12.1 KiB</td><td>[0-9.]+ days ago", odd)
-    assert "A stopped query keeps them" in odd
+    assert "A stopped query keeps it" in odd
     assert "<b>Nothing is leaking.</b>" in even
     assert "unneeded" not in even
 
@@ -151,9 +154,54 @@ def test_looks_have_bounds(all_queries: LocalStorage, monkeypatch: pytest.Monkey
     one.of(found[:1])
     one.of(found)
     assert looked == ["even", "odd", "odd"], "what is not shown is forgotten"
-    monkeypatch.setattr(glances, "HOLDS_MS", -1)
+
+
+@pytest.mark.parametrize(("took_ms", "holds_ms"), [(1, 30_000), (2000, 200_000)])
+def test_a_look_that_took_long_holds_long(
+    all_queries: LocalStorage, monkeypatch: pytest.MonkeyPatch, took_ms: int, holds_ms: int
+) -> None:
+    now = [1_000]
+    looked: list[str] = []
+
+    def look(self: glances.Glances, place: QueryPlace) -> glances.Look:
+        looked.append(place.path.rpartition("/")[2])
+        now[0] += took_ms
+        return glances.Look(Growth(()), None)
+
+    monkeypatch.setattr(glances, "monotonic_ms", lambda: now[0])
+    monkeypatch.setattr(glances.Glances, "_look", look)
+    one, found = glances.Glances(has_data=True), summaries(all_queries)[:1]
     one.of(found)
-    assert looked[3:] == ["even", "odd"], "the oldest look is renewed first"
+    began_ms = now[0] - took_ms
+    now[0] = began_ms + holds_ms - 1
+    one.of(found)
+    assert looked == ["even"]
+    now[0] = began_ms + holds_ms
+    one.of(found)
+    assert looked == ["even", "even"]
+
+
+def test_the_next_page_looks_at_those_that_were_never_looked_at(
+    all_queries: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000]
+    looked: list[str] = []
+
+    def look(self: glances.Glances, place: QueryPlace) -> glances.Look:
+        looked.append(place.path.rpartition("/")[2])
+        now[0] += glances.PAGE_MS + 1
+        return glances.Look(Growth(()), None)
+
+    monkeypatch.setattr(glances, "monotonic_ms", lambda: now[0])
+    monkeypatch.setattr(glances, "HOLDS_TIMES", 0)
+    monkeypatch.setattr(glances, "HOLDS_MS", 0)
+    monkeypatch.setattr(glances.Glances, "_look", look)
+    one, found = glances.Glances(has_data=True), summaries(all_queries)
+    first = one.of(found)
+    assert [each.look is None for each in first.values()] == [False, True]
+    one.of(found)
+    one.of(found)
+    assert looked == ["even", "odd", "even"]
 
 
 def test_files_beside_many_checkpoints_are_not_judged_on_the_first_page(
@@ -191,3 +239,32 @@ def test_the_worst_operator_of_a_checkpoint_counts(snapshot: CheckpointMetadata)
     assert (worst.operator.operator_id, worst.is_skewed) == (1, True)
     assert most_skewed(msgspec.structs.replace(snapshot, operators=())) is None
     assert 1 < SKEWED < 2, "two subtasks can be skewed by 2 at most"
+
+
+def test_names_of_states_and_keys_are_escaped(all_queries: LocalStorage) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    keys = (SlowKeyRecord(key=hostile, subtask=0, ms=900, share=1.0),)
+    records = tuple(record(n, **{hostile: 1000 + 900 * n}) for n in range(8))
+    operators = (
+        OperatorRecord(uid=hostile, states=records[-1].operators[0].states, slow_keys=keys),
+    )
+    records = (*records[:-1], msgspec.structs.replace(records[-1], operators=operators))
+    epochs = tuple(
+        EpochRecord(
+            epoch=n, began_at_ms=n, duration_ms=1000, rows=1, phases_ms={"addBatch": 1000}
+        )
+        for n in (6, 7)
+    )  # fmt: skip
+    done = OperatorEpoch(
+        uid=hostile, epoch=7, began_ms=0, open_ms=0, read_ms=0, user_ms=1000, write_ms=0,
+        barrier_ms=0,
+    )  # fmt: skip
+    RunLog(place(all_queries, "even").checkpoints).write(
+        RunNote(run_id="r", at_ms=3, epochs=epochs, operator_epochs=(done,), checkpoints=records)
+    )
+    client = make_app(all_queries).test_client()
+    key = place(all_queries, "even").key
+    for address in ("/", f"/q/{key}/", f"/q/{key}/state"):
+        text = client.get(address, base_url=LOCAL).text
+        assert "<img" not in text, address
+        assert "&lt;img src=x onerror=alert(1)&gt;" in text, address
