@@ -8,7 +8,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test hand-over conformance conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
+.PHONY: help setup demo test test-all hand-over conformance conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -16,8 +16,11 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; ten minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
+
+test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; half an hour
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
 hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes
 	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal \

@@ -105,6 +105,9 @@ TIME_LIMIT_S = 300
 OWN_JVM_TIME_LIMIT_S = 540
 SOAK_TIME_LIMIT_S = 3600
 
+WIDE_NOTEBOOKS = {"02_fork_from_savepoint.ipynb", "03_state.ipynb"}
+"""They are left to `make test-all`, as tests with the marker `wide` are."""
+
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -115,9 +118,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ends. There the traceback of all threads is written after `faulthandler_timeout`, and the
     process ends.
     """
+    seen: set[str] = set()
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
+            if item.path.name in WIDE_NOTEBOOKS:
+                item.add_marker(pytest.mark.wide)
+        function = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("wide_variants") and function in seen:
+            item.add_marker(pytest.mark.wide)
+        seen.add(function)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_time_limit_s(item), method=TIME_LIMIT_METHOD))
     items.sort(key=lambda item: item.get_closest_marker("own_jvm") is None)

@@ -74,6 +74,7 @@ def run_as_it_stands(program: str, directory: Path) -> str:
     return finished.stdout
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_the_first_job_counts_in_every_run(tmp_path: Path) -> None:
     page = ROOT / "docs" / "start" / "first-job.md"
@@ -113,6 +114,7 @@ def test_the_readme_names_factors_that_the_results_have() -> None:
     assert (int(least), int(most)) == (round(min(factors)), round(max(factors)))
 
 
+@pytest.mark.wide_variants
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("page", pages_with_programs(), ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
@@ -126,6 +128,7 @@ def test_conf_files_are_valid_and_set_the_backend_they_are_named_after(name: str
     assert values["spark.ckpt.state.backend.type"] == name
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_the_main_job_runs_on_two_weeks_of_flights_and_ends_with_the_console(
     tmp_path: Path,

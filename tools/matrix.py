@@ -96,8 +96,8 @@ def _run_tests(python: Path, tests: tuple[str, ...]) -> dict[str, Any]:
         report = Path(directory) / "report.xml"
         command = [
             python, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider", "-o", "addopts=",
-            "--import-mode=importlib", "-m", "not soak and not reach", "--numprocesses", "2",
-            "--dist", "loadfile", f"--junitxml={report}",
+            "--import-mode=importlib", "-m", "not soak and not reach and not wide",
+            "--numprocesses", "2", "--dist", "loadfile", f"--junitxml={report}",
         ]  # fmt: skip
         variables = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         subprocess.run(  # noqa: S603

@@ -35,6 +35,7 @@ def test_there_are_eight_short_examples() -> None:
     assert max(path.read_text().count("\n") for path in EXAMPLES) < MOST_LINES
 
 
+@pytest.mark.wide_variants
 @each([path for path in EXAMPLES if path.stem != POSTGRES])
 def test_an_example_equals_plain_python(
     path: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -57,6 +58,7 @@ def test_the_example_of_postgresql_skips_the_repeated_epoch(
     assert output.splitlines()[-1].startswith("OK: ")
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 @each([ROOT / "examples" / "top_n.py"])
 def test_an_example_runs_as_a_program(path: Path, tmp_path: Path) -> None:

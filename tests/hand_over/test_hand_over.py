@@ -58,6 +58,7 @@ def check(results: list[Any], cases: list[tuple[dict[str, str], str]]) -> None:
         assert found["epochs"] >= 4, conf
 
 
+@pytest.mark.wide
 def test_settings_of_a_session(tmp_path: Path) -> None:
     check(run(tmp_path, [conf for conf, _ in SESSION], {}), SESSION)
 

@@ -57,6 +57,7 @@ class AgeingLists(Operations):
 SOAK = pytest.mark.soak
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("processor", "encoding"),
     [
@@ -108,6 +109,7 @@ LATER: list[list[tuple[Any, ...]]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("processor", "pandas"), [(Timers, False), (PandasTimers, True)])
 def test_event_time_timers_and_watermark(
     continued: Continue,
@@ -135,6 +137,7 @@ class WallTimers(Timers):
     EVENT_TIME = False
 
 
+@pytest.mark.wide
 def test_processing_time_timers(continued: Continue) -> None:
     """A due timer fires in the first epoch here, a later timer stays."""
     rows = continued(
@@ -187,6 +190,7 @@ VISITS = "user string, place struct<x: int, y: double>, n long, day date, at tim
 VISITS += "amount decimal(12,3)"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("encoding", ["unsaferow", pytest.param("avro", marks=SOAK)])
 def test_composite_keys_and_nested_types(continued: Continue, encoding: str) -> None:
     """Keys of several columns, one of them a struct, with nulls; nested values."""
@@ -238,6 +242,7 @@ class Grew(Grown):
     SCHEMA = "n long, text string"
 
 
+@pytest.mark.wide
 def test_a_schema_that_grew_in_spark(continued: Continue) -> None:
     """Entries of the first schema and of the second are imported, as Spark would read them."""
     program = continued(
@@ -285,6 +290,7 @@ def test_a_location_on_a_server(continued: Continue, place: str) -> None:
     importing.check_same(program.run_ours(savepoint), program.run_native())
 
 
+@pytest.mark.wide
 def test_a_source_of_python(continued: Continue, spark: SparkSession, tmp_path: Path) -> None:
     """The offsets of a source without a log continue; no row is read twice."""
     spark.dataSource.register(Numbers)

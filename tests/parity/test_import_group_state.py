@@ -79,6 +79,7 @@ WRONG = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("provider", [HDFS, pytest.param(ROCKSDB, marks=pytest.mark.soak)])
 def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
     feed = Feed(tmp_path / "in").add([("a", 1), ("b", 2)], [("a", 10), (None, 5)])

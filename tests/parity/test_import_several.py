@@ -144,6 +144,7 @@ FILES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("native_first", "our_first", "first"),
     [

@@ -60,6 +60,7 @@ class Keyed(StatefulProcessor):
         pass
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "keys",
     [
@@ -95,6 +96,7 @@ class KeyedPandas(Keyed):
                 yield pd.DataFrame({"row": [f"{text} {record}"], "n": n, "key": type(key).__name__})
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("keys", "nulls"),
     [
@@ -201,6 +203,7 @@ class ManyPandas(Many):
             yield from (pd.DataFrame(), found.head(3), found.head(0).astype({"i": "int64"}))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("processor", [Many, ManyPandas])
 def test_many_output_rows(both: Callable[..., Both], processor: type[Many]) -> None:
     """More rows than fit in a chunk come out for one key, whole and once."""

@@ -127,6 +127,7 @@ def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> 
     assert emitted(rows, "z") == ["row 0", "row 1", "row 2"]
 
 
+@pytest.mark.wide
 def test_processing_time_without_rows(both: Callable[..., Both]) -> None:
     """A timer fires though no more rows come."""
 
@@ -156,6 +157,7 @@ class Numbered(Timers):
         yield Row(k=key[0], what=f"timer {name}", calls=self.fired, timers=None, watermark=None)
 
 
+@pytest.mark.wide
 def test_order_across_keys(both: Callable[..., Both]) -> None:
     """Timers of all keys of a subtask fire in the order of their times."""
     times = {key: (i * 37 % 23 + 1, i * 29 % 23 + 24) for i, key in enumerate("abcdefgh")}
@@ -197,6 +199,7 @@ CHANGES: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@pytest.mark.wide
 def test_changing_timers_while_they_fire(both: Callable[..., Both]) -> None:
     """A handler that registers or deletes timers which are due in the same epoch."""
     program = both(
@@ -257,6 +260,7 @@ class NoTimers(Timers):
         return Row(k=key[0], what=what, calls=0, timers=str(known), watermark=watermark)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
 )

@@ -39,6 +39,7 @@ def postgres() -> Iterator[str]:
         yield address
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_kills_a_rollback_a_fork_and_a_replacement(tmp_path: Path, postgres: str) -> None:
     """A kill after all sinks, and one between two, in the first epoch of a rollback.

@@ -148,6 +148,7 @@ def offsets_of(checkpoint: Path) -> dict[str, int]:
     return {user: offsets[str(partition)] for partition, user in enumerate(USERS)}
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.reach)])
 def test_kill_restart_savepoint_fork_and_restore(

@@ -297,6 +297,7 @@ def test_the_pause_holds_back_periodic_checkpoints_only(job: Job) -> None:
     assert [row.epoch for row in completed(query)] == [0, 1, 2]
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("retention", "after_stop", "after_failure"),
     [

@@ -36,6 +36,7 @@ class Alarms(Count):
             self.handle.deleteTimer(10_000_000_000_000)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("provider", [None, ROCKSDB])
 def test_of_every_epoch_between_two_looks(job: Job, provider: str | None) -> None:
     """Keys, timers and late rows as a model has them, epoch by epoch, also of idle subtasks."""

@@ -66,6 +66,7 @@ def lose(location: Path, epochs: int) -> None:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("lost", [1, KEPT_PREDECESSORS])
 def test_a_query_continues_from_the_epoch_that_spark_still_has(
     spark: SparkSession, tmp_path: Path, location: Path, lost: int
@@ -83,6 +84,7 @@ def test_a_query_continues_from_the_epoch_that_spark_still_has(
     comparing.check(sink, run_model(again, model).told, counted)
 
 
+@pytest.mark.wide
 def test_a_checkpoint_that_is_newer_than_what_spark_has_restores(
     spark: SparkSession, tmp_path: Path, location: Path
 ) -> None:

@@ -82,6 +82,7 @@ class Calling(ckpt.CheckpointListener):
             self.came.set()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "call",
     ["stopWithSavepoint", "triggerSavepoint", "triggerCheckpoint", "stop", "awaitTermination"],
@@ -109,6 +110,7 @@ def test_a_listener_may_call_everything(job: Job, call: str, options: dict[str, 
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_a_session_that_ends_first_leaves_no_threads(tmp_path: Path) -> None:
     """Its queries' threads end, waiting callers get an error, and the next session works."""

@@ -41,6 +41,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
+@pytest.mark.wide_variants
 def test_functions_that_return_what_they_get_change_nothing(
     checkpoint: tuple[Job, str], tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> N
         assert view.get(2, 1) is None
 
 
+@pytest.mark.wide_variants
 def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint
 

@@ -70,6 +70,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("kind", ["CANONICAL", "NATIVE", "chk"])
 def test_an_edit_without_changes_changes_nothing(
     saved: Saved, tmp_path: Path, spark: SparkSession, kind: str

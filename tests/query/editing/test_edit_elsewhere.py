@@ -70,6 +70,7 @@ def check_edits(job: Job, directory: str, base: Path) -> None:
         assert snapshot.state("op", "count").get("k2") is not None
 
 
+@pytest.mark.wide
 def test_edits_on_s3(s3_job: Job, s3_url: str, tmp_path: Path) -> None:
     check_edits(s3_job, s3_url, tmp_path)
 

@@ -121,6 +121,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
+@pytest.mark.wide_variants
 def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     """What the other tests compare is not empty."""
     with ckpt.open_state(saved.sources["CANONICAL"]) as snapshot:
@@ -132,6 +133,7 @@ def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     assert "-6012" in emitted  # the timer of e, which was set before
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("kind", "is_written_anew"),
     [
@@ -160,6 +162,7 @@ def test_without_changes(saved: Saved, tmp_path: Path, kind: str, is_written_ane
     assert later(saved.job, edited.path, tmp_path) == saved.rows
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("kind", ["NATIVE", pytest.param("CANONICAL", marks=pytest.mark.soak)])
 def test_one_changed_entry(saved: Saved, tmp_path: Path, kind: str) -> None:
     """Only its key differs, in the state and in all later output, of both operators."""

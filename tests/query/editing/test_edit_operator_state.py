@@ -93,6 +93,7 @@ def later(saved: tuple[Job, str], savepoint: str, base: Path) -> list[Row]:
     return rows
 
 
+@pytest.mark.wide_variants
 def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     spark = job.spark
@@ -129,6 +130,7 @@ def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Pat
             assert json.loads(row.raw) == [["zero"], ["one", large.decode()]][subtask]
 
 
+@pytest.mark.wide_variants
 def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
 
@@ -157,6 +159,7 @@ def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path
     assert {row.every for row in rows} == {'["subtask 0"]', '["subtask 1"]'}
 
 
+@pytest.mark.wide_variants
 def test_what_does_not_fit_is_refused(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     frame = job.spark.createDataFrame

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
@@ -17,6 +18,7 @@ WITHOUT_SPARK = (
 """Their examples are in tests/unit/test_examples.py."""
 
 
+@pytest.mark.wide
 def test_each_example_continues_the_one_of_the_package(spark: SparkSession, tmp_path: Path) -> None:
     """An example may stop the query: the next one finds it started again."""
     names = run_examples(ckpt.__doc__, "pyspark_ckpt", {"spark": spark, "directory": tmp_path})

@@ -109,6 +109,7 @@ def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
     assert all(re.search(r"-[0-6]-[0-9a-f]{16}\.chg$", name) for name in names)
 
 
+@pytest.mark.wide
 def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     """An action on the DataFrame of an epoch that is over, and an RDD action of another thread."""
     job.feed.add(events_of(0), events_of(1))

@@ -102,6 +102,7 @@ def test_conf_in_the_middle_of_a_start(job: Job) -> None:
         two_operators(job).writeStream.format("noop").start()
 
 
+@pytest.mark.wide
 def test_another_thread_sees_nothing(job: Job) -> None:
     """Of starts, a restore at another parallelism, a rollback and a drain."""
     job = job.using({INLINE: "0b", RETAINED: 10})

@@ -104,6 +104,7 @@ def run_with_faults(job: Job, marks: Path, backend: str, files: int = 2) -> None
     assert len(list(marks.glob("*-*-0"))) >= 1, "no fault happened"
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("processor", "backend"),
     [

@@ -101,6 +101,7 @@ def over_a_batch(job: Job, processor: Failing, method: str) -> str:
     return str(raised.value)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("step", "method", "place"),
     [
@@ -123,6 +124,7 @@ def test_what_a_step_raises(job: Job, step: str, method: str, place: str) -> Non
     assert line_of(helper, "fails here") + "return 1 / n  # fails here" in text
 
 
+@pytest.mark.wide
 def test_a_value_that_does_not_fit_its_state(job: Job) -> None:
     text = over_a_batch(job, Failing("value"), "transformWithState")
     assert "StateValueError: operator 'op'" in text
@@ -197,6 +199,7 @@ def test_a_migration_that_raises(job: Job) -> None:
     assert line_of(helper, "fails here") in str(raised.value)
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_a_notebook_cell_in_the_log(tmp_path: Path) -> None:
     """The driver's log shows code that has no file; the driver is a process of its own."""

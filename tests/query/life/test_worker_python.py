@@ -45,6 +45,7 @@ def test_no_such_program(job: Job, workers_python: Path) -> None:
         job.run()
 
 
+@pytest.mark.wide
 def test_the_same_environment_by_another_name(job: Job, workers_python: Path) -> None:
     job.feed.add(events_of(0))
     workers_python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -53,6 +54,7 @@ def test_the_same_environment_by_another_name(job: Job, workers_python: Path) ->
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_an_executor_without_the_library_of_the_storage(
     job: Job, workers_python: Path, s3_url: str
 ) -> None:

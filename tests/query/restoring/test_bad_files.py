@@ -160,6 +160,7 @@ def failure(job: Job) -> str | None:
     return None
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("directory", "which", "damage"),
     [

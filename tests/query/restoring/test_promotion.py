@@ -6,8 +6,15 @@ The command line does it too: from another process, for a shadow in the driver.
 from __future__ import annotations
 
 import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,7 @@ from tests.query.harness import BACKEND, INLINE, INTERVAL, SAVEPOINT_DIR, Job, u
 from tests.query.leftovers import metadata_json
 from tests.query.life.test_commands import command
 from tests.query.session_conf import session_conf
+from tests.recovery.processes import kill_all
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 KEYS = [f"k{number}" for number in range(20)]
@@ -312,38 +320,86 @@ def planted(spark):
 """
 
 
-@pytest.mark.own_jvm
-@pytest.mark.soak
-def test_a_proof_by_another_process(job: Job) -> None:
-    sink = Sink("file", job)
+@contextmanager
+def proving(job: Job) -> Iterator[tuple[ckpt.CheckpointedQuery, list[str]]]:
+    """Run a query whose input arrives every second; yields what proves a candidate beside it."""
     program = job.base / "program.py"
     program.write_text(PROGRAM.format(source=str(job.feed.path)))
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
-        query = sink.start(job.df)
+        query = Sink("file", job).start(job.df)
         query.processAllAvailable()
         query.triggerCheckpoint()
-        adding = threading.Event()
+        ended = threading.Event()
 
         def add() -> None:
-            while not adding.wait(1):
+            while not ended.wait(1):
                 epoch_of(job)
 
         feeder = threading.Thread(target=add)
         feeder.start()
-        html = job.base / "report.html"
+        arguments = [str(job.location_path), f"{program}:build", f"{program}:planted"]
         try:
-            code, printed = command(
-                "prove", str(job.location_path), f"{program}:build", f"{program}:planted",
-                "--epochs", "1", "--html", str(html),
-            )  # fmt: skip
+            yield query, ["prove", *arguments, "--epochs", "1"]
         finally:
-            adding.set()
+            ended.set()
             feeder.join()
-        assert code == 1
-        assert printed["stopped"] == "1 epochs were compared"
-        places = {(each["place"], each["key"]["k"]) for each in printed["samples"]}
-        assert places == {("output", "k7"), ("op.n", "k7")}
-        assert "k7" in html.read_text()
         query.processAllAvailable()
         query.stop()
+
+
+def check_planted(code: int, printed: dict[str, Any]) -> None:
+    assert code == 1
+    assert printed["stopped"] == "1 epochs were compared"
+    places = {(each["place"], each["key"]["k"]) for each in printed["samples"]}
+    assert places == {("output", "k7"), ("op.n", "k7")}
+
+
+@pytest.mark.own_jvm
+@pytest.mark.soak
+def test_a_proof_by_another_process(job: Job) -> None:
+    html = job.base / "report.html"
+    with proving(job) as (_, prove):
+        check_planted(*command(*prove, "--html", str(html)))
+    assert "k7" in html.read_text()
+
+
+@pytest.mark.own_jvm
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_a_proof_that_is_killed(job: Job) -> None:
+    """It leaves nothing at the location, the query continues, and the next proof is whole."""
+    seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))
+    kills = int(os.environ.get("CKPT_TEST_KILLS") or 5)
+    print(f"CKPT_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    with proving(job) as (query, prove):
+        names = names_at(job)
+        while kills:
+            prover = subprocess.Popen(
+                [sys.executable, "-m", "pyspark_ckpt.cli", *prove, "--json"],
+                env={**os.environ, "PYTHONPATH": str(Path(ckpt.__file__).parents[1])},
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+            timer = threading.Timer(chance.uniform(2, 30), kill_all, (prover,))
+            timer.start()
+            printed, _ = prover.communicate()
+            timer.cancel()
+            if prover.returncode == -signal.SIGKILL:
+                kills -= 1
+            else:  # it was faster
+                check_planted(prover.returncode, json.loads(printed))
+            assert query.isActive
+            assert names_at(job) == names
+        check_planted(*command(*prove))
+    found = sorted((k, n) for k, n, _ in job.result())
+    epochs = len(job.feed.rows) // len(KEYS)
+    assert found == sorted((key, n + 1) for key in KEYS for n in range(epochs))
+
+
+def names_at(job: Job) -> set[str]:
+    """Return what is at the location beside epochs and checkpoints."""
+    places = (job.location_path, job.checkpoint_path)
+    found = (path.name for place in places for path in place.iterdir())
+    return {name for name in found if not name.startswith(("chk-", "."))}

@@ -143,13 +143,15 @@ def no_entries_move(*_: Any) -> Any:
     raise AssertionError("entries were moved one by one")
 
 
+@pytest.mark.wide
 def test_key_groups_are_taken_over_without_a_shuffle(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 subtasks become 4, then 8, of which some stay empty, then 3 on the other backend.
 
-    Every new subtask keeps the files of an old one; of 3, some add entries of others. Checkpoints and cleaning continue meanwhile,
-    and local copies are lost, so files that new subtasks share are read and kept again and again.
+    Every new subtask keeps the files of an old one; of 3, some add entries of others. Checkpoints
+    and cleaning continue meanwhile, and local copies are lost, so files that new subtasks share are
+    read and kept again and again.
     """
     made: list[list[Handle]] = []
     divided = rescale._divided

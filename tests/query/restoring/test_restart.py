@@ -23,6 +23,7 @@ from tests.query.harness import (
 from tests.query.model import OUTPUT, counted, events_of, expected, in_order, sequences
 
 
+@pytest.mark.wide_variants
 @pytest.mark.everywhere
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_stopped_between_epochs(job: Job, backend: str) -> None:

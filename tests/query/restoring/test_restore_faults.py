@@ -70,6 +70,7 @@ class Restores:
             comparing.check_rescaled(sink, told, counted, set(self.expected["dealt"]))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("faults", [3, pytest.param(ALL, marks=pytest.mark.soak)])
 def test_each_single_operation_of_a_restore_fails_in_turn(
     spark: SparkSession, tmp_path: Path, faults: int

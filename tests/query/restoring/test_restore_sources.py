@@ -71,6 +71,7 @@ class TopicReader(SimpleDataSourceStreamReader):
             yield from (tuple(row) for row in found)
 
 
+@pytest.mark.wide
 def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
     """No row is read twice or left out; epochs continue in a fork, and in a fork of the fork."""
     job.spark.dataSource.register(Topic)

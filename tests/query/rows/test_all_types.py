@@ -125,6 +125,7 @@ IN_MAKE_TEST = ("string", "decimal(38,18)", "interval day to second", "variant")
 """The others travel as one of these does, and are left to ``make soak``."""
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "ddl",
     [ddl if ddl in IN_MAKE_TEST else pytest.param(ddl, marks=pytest.mark.soak) for ddl in LEAVES],
@@ -185,6 +186,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "keys",
     [("st",), tuple(KEYS), *(pytest.param((n,), marks=pytest.mark.soak) for n in ("list", "span"))],
@@ -318,6 +320,7 @@ class Large(Count):
             yield Row(*self.kept.get())
 
 
+@pytest.mark.wide
 def test_large_nested_values(spark: SparkSession, tmp_path: Path) -> None:
     """Nested values beyond the parser's default limit of 20 million characters pass."""
     ddl = "s struct<text:string,raw:array<binary>>"

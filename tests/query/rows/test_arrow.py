@@ -205,6 +205,7 @@ class Yields(ckpt.ArrowProcessor):
         pass
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("make", "error"),
     [

@@ -52,6 +52,7 @@ def test_several_operators_need_names(job: Job, first: str | None, second: str |
         job.start()
 
 
+@pytest.mark.wide
 def test_the_message_of_a_second_operator_names_the_first_ones_state(job: Job) -> None:
     job.feed.add([("a", 1), ("b", 1)])
     path = newest_checkpoint(job.run())

@@ -65,6 +65,7 @@ def grouped(df: DataFrame, *keys: str | Column) -> list[Row]:
     return df.groupBy(*keys).count().collect()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "make_keys",
     [

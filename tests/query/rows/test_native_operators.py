@@ -129,6 +129,7 @@ def interrupted(job: Job, feeds: list[Feed], conf: dict[str, str]) -> tuple[str,
     return savepoint, checkpoint, job.result()
 
 
+@pytest.mark.wide
 def test_deduplicated_before(job: Job) -> None:
     """It restores from a savepoint and a checkpoint at its parallelism, restarts and rolls back."""
     job = job.but(plan=deduplicated)
@@ -197,6 +198,7 @@ def numbered_by_spark(rows: DataFrame) -> DataFrame:
 SESSIONS, PROCESSOR = "sessionWindowStateStoreSaveExec", "transformWithStateInPySparkExec"
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("plan", "names", "conf", "from_savepoint"),
     [

@@ -70,6 +70,7 @@ def emitted(job: Job) -> list[Any]:
     return in_order((*s, row[2]) for s, row in zip(seconds, job.result(), strict=True))
 
 
+@pytest.mark.wide
 def test_timers_and_late_rows(job: Job) -> None:
     """Both operators have the query's watermark of this epoch, which decides what is late."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)

@@ -126,6 +126,7 @@ def epochs_of(spark: SparkSession, base: Path, operator: Operator, plan: Plan) -
     return emitted
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "plan",
     [

@@ -120,6 +120,7 @@ def side_by_side(job: Job, uids: str) -> DataFrame:
     return reduce(DataFrame.union, branches)
 
 
+@pytest.mark.wide
 def test_side_by_side(job: Job) -> None:
     """Two operators over one input, each with its own state; none may be added or removed."""
     job = job.but(plan=lambda job: side_by_side(job, "kv"), output=SUM)

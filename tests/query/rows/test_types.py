@@ -87,6 +87,7 @@ def exact(df: DataFrame) -> DataFrame:
     return df.select(shown)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_and_state(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     """Each value, and null, is unchanged by rows, all kinds of state and a restart."""
@@ -125,6 +126,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("keys", [tuple(TYPES), ("text", "f")], ids=len)
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
     """Keys of any type, alone or together, are distinguished as Spark's groupBy does."""

@@ -294,6 +294,7 @@ def flights_captured(
     return flights, capture.save(tmp_path / "flights.capture"), job.read_result(spark, run)
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("weeks", [3, pytest.param(data.ALL_WEEKS, marks=pytest.mark.soak)])

@@ -229,6 +229,7 @@ def read_elsewhere(reader: Any, partition: InputPartition, *, killed: bool = Fal
     return users
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: str) -> None:
     """Tasks read a checkpoint that was subsumed meanwhile; one is killed, and runs again."""

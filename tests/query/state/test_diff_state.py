@@ -76,6 +76,7 @@ def checkpoints_of(job: Job, savepoints: Path) -> tuple[list[str], list[str], li
     return found
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rebased", [False, True])
 def test_two_versions_of_a_query(

@@ -73,6 +73,7 @@ def test_each_epoch(job: Job, backend: str) -> None:
         assert '"logOffset":7' in query.state("op", "count").get("k1").offsets[0]
 
 
+@pytest.mark.wide
 def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     """No read is older than what was committed before it, or differs from its epoch's state."""
     epochs = 12

@@ -112,6 +112,7 @@ def check_growth(
     assert grown < grown_by_all * share
 
 
+@pytest.mark.wide
 def test_an_epoch_beyond_the_limit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """500,000 rows, of which a small part fits into memory."""
     check_growth(job, monkeypatch, 500_000, "16mb", 0.7)

@@ -201,6 +201,7 @@ def test_refused_before_the_start(job: Job) -> None:
     assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tables_while_changes_are_pending(job: Job, tmp_path: Path, backend: str) -> None:
     """Each subtask is read as far as it is; old entries are read in the newest schema."""

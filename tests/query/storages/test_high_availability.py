@@ -45,6 +45,7 @@ def printed(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     return [row["checkpoint_id"] for row in rows if row["status"] == "completed"]
 
 
+@pytest.mark.wide_variants
 def test_a_query_and_its_readers_find_the_store(
     job: Job, store: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

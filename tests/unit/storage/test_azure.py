@@ -19,6 +19,8 @@ from tests.servers.azure import ACCOUNT, CONTAINER, connection_string
 from tests.servers.losing_server import Losses, losing_server
 from tests.servers.s3_front import Request
 
+pytestmark = pytest.mark.wide
+
 LARGE = 2 * PART_BYTES + 1
 CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
 ADLS = f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net"

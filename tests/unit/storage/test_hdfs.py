@@ -17,6 +17,8 @@ from pyspark_ckpt.storage.servers.hdfs import HdfsStorage
 from tests.servers.hdfs import Hdfs
 from tests.unit.without_library import check_advice
 
+pytestmark = pytest.mark.wide
+
 
 class LosingAnswers:
     """Passes requests to a client; the answer to a rename gets lost, and it is sent again."""

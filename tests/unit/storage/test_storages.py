@@ -28,12 +28,14 @@ class TestS3Storage(StorageContract):
         return f"{s3_url}/check points"
 
 
+@pytest.mark.wide
 class TestHdfsStorage(StorageContract):
     @pytest.fixture
     def url(self, hdfs_url: str) -> str:
         return f"{hdfs_url}/check points"
 
 
+@pytest.mark.wide
 class TestAzureStorage(StorageContract):
     @pytest.fixture
     def url(self, azure_url: str) -> str:

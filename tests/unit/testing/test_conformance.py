@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(
     find_spec("pyspark.sql.streaming.tws_tester") is None, reason="this PySpark has no TwsTester"
 )

@@ -112,6 +112,7 @@ def test_values_of_ten_megabytes_come_back_whole(epochs: SubtaskEpochs) -> None:
     assert epochs.begin().getValueState("v", BLOB).get() == (blob,)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("backend_type", [pytest.param("heap", marks=pytest.mark.soak), "rocksdb"])
 def test_memory_does_not_grow_with_what_is_written_applied_or_rebuilt(
     tmp_path: Path, backend_type: str
