@@ -87,11 +87,12 @@ class KeyRequest:
 
 @dataclass(frozen=True, slots=True)
 class StatePage:
-    """The states of a query."""
+    """The states of a query; `samples` are of the first of the `states` in the checkpoint."""
 
     name: str
     growth: Growth
     samples: tuple[StateSample, ...]
+    states: int
     grown: tuple[GrownKey, ...]
     slow: tuple[SlowKeyRow, ...]
     timers: tuple[tuple[str, TimerSample], ...]
@@ -118,6 +119,7 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
     starts = [each for each in runs.starts_and_ends(8) if isinstance(each, RunStarted)]
     problems: list[str] = []
     samples: list[StateSample] = []
+    states = 0
     timers: list[tuple[str, TimerSample]] = []
     entries = None
     with retained_checkpoints(place.checkpoints) as found:
@@ -136,6 +138,7 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
                     entries = _entries(newest, asked)
                 else:
                     before = None if older is None else opened.enter_context(_open(place, older))
+                    states = len(newest.states())
                     samples = _samples(newest, before)
                     timers = [(uid, timers_of(newest, uid)) for uid in newest.operators]
             except (OSError, CkptError) as exc:
@@ -144,6 +147,7 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
         name=(starts[-1].query_name or starts[-1].query_id) if starts else place.path,
         growth=growth_of(recorded),
         samples=tuple(samples),
+        states=states,
         grown=grown_keys(samples),
         slow=slow_keys_of(recorded),
         timers=tuple(each for each in timers if each[1].timers),

@@ -59,7 +59,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; `legend` has the colours of its parts by name."""
+    """A chart; `legend` has the colours of its parts by name, `meanings` what some parts are."""
 
     title: str
     width: int
@@ -68,6 +68,7 @@ class Chart:
     lines: tuple[Line, ...] = ()
     labels: tuple[Label, ...] = ()
     legend: Mapping[str, str] = field(default_factory=dict)
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

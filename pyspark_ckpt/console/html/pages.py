@@ -207,6 +207,7 @@ def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
         chart=_growth_chart(page.growth) if page.growth.trends else None,
         growth=page.growth,
         samples=page.samples,
+        states=page.states,
         grown=page.grown,
         slow=page.slow,
         timers=page.timers,

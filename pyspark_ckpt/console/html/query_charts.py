@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark_ckpt.console.data.places import QueryPlace
-from pyspark_ckpt.console.data.timeline import PHASES, UNDIVIDED, Timeline
+from pyspark_ckpt.console.data.timeline import PHASE_MEANINGS, PHASES, UNDIVIDED, Timeline
 from pyspark_ckpt.console.html.charts import FAILED, Bar, Chart, Span, stacked_bars, time_chart
 from pyspark_ckpt.console.html.rendering import bytes_text, count_text, milliseconds_text
 from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 
 EPOCHS_DRAWN = 120
+_CHECKPOINT_MEANINGS = {
+    "handles": "the driver reads the handles: each lists the files that hold a subtask's state",
+    "sources": "the driver reads Spark's offsets and the logs of the sources",
+    "verification": "the driver checks that all files are there",
+    "publish": "the driver writes _metadata, which makes the checkpoint complete",
+    "new": "files that the checkpoint before does not refer to",
+}
 _ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 
 
@@ -23,7 +32,8 @@ def epochs_chart(timeline: Timeline) -> Chart:
         )
         for row in timeline.epochs[-EPOCHS_DRAWN:]
     ]
-    return stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), milliseconds_text)
+    chart = stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), milliseconds_text)
+    return replace(chart, meanings=PHASE_MEANINGS)
 
 
 def phases_shown(timeline: Timeline) -> tuple[str, ...]:
@@ -46,9 +56,9 @@ def durations_chart(timeline: Timeline, place: QueryPlace) -> Chart:
                 _checkpoint_href(timeline, place, each.checkpoint_id),
             )
         )
-    return stacked_bars(
-        "Time of checkpoints by phase", bars, [*names, "publish"], milliseconds_text
-    )
+    title = "Time of checkpoints by phase"
+    chart = stacked_bars(title, bars, [*names, "publish"], milliseconds_text)
+    return replace(chart, meanings=_CHECKPOINT_MEANINGS)
 
 
 def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
@@ -59,12 +69,9 @@ def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
         parts = {"new": new, "in the checkpoint before": max(each.size_bytes - new, 0)}
         href = _checkpoint_href(timeline, place, each.checkpoint_id)
         bars.append(Bar(f"chk-{each.checkpoint_id}", parts, href))
-    return stacked_bars(
-        "Size of checkpoints: full and incremental",
-        bars,
-        ("new", "in the checkpoint before"),
-        bytes_text,
-    )
+    title = "Size of checkpoints: full and incremental"
+    chart = stacked_bars(title, bars, ("new", "in the checkpoint before"), bytes_text)
+    return replace(chart, meanings=_CHECKPOINT_MEANINGS)
 
 
 def _checkpoint_href(timeline: Timeline, place: QueryPlace, number: int) -> str | None:
