@@ -96,9 +96,13 @@ class Glances:
         summaries
             The queries. What is known of others is forgotten.
         """
-        with self._lock:
-            self._look_at([each.place for each in summaries])
-            looks = {key: held.look for key, held in self._looks.items()}
+        # A page does not wait for the looks of another one, which may be at a slow store.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._look_at([each.place for each in summaries])
+            finally:
+                self._lock.release()
+        looks = {key: held.look for key, held in dict(self._looks).items()}
         return {
             each.place.key: Glance(
                 None if each.metadata is None else most_skewed(each.metadata),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import msgspec
@@ -202,6 +203,30 @@ def test_the_next_page_looks_at_those_that_were_never_looked_at(
     one.of(found)
     one.of(found)
     assert looked == ["even", "odd", "even"]
+
+
+def test_a_page_does_not_wait_for_the_looks_of_another(
+    all_queries: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, may_end = threading.Event(), threading.Event()
+    look = glances.Glances._look
+
+    def slow(self: glances.Glances, place: QueryPlace) -> glances.Look:
+        looks.set()
+        assert may_end.wait(60)
+        return look(self, place)
+
+    monkeypatch.setattr(glances.Glances, "_look", slow)
+    one, found = glances.Glances(has_data=True), summaries(all_queries)
+    other = threading.Thread(target=one.of, args=(found,))
+    other.start()
+    try:
+        assert looks.wait(60)
+        assert all(each.look is None for each in one.of(found).values())
+    finally:
+        may_end.set()
+        other.join(60)
+    assert all(each.look is not None for each in one.of(found).values())
 
 
 def test_files_beside_many_checkpoints_are_not_judged_on_the_first_page(
