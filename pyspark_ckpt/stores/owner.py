@@ -82,7 +82,11 @@ def claim_directory(location: Storage, checkpoints: Storage, place: Storage | No
         owner = _owner(checkpoints, number)
         if owner is not None:
             _check(location, _token(location), owner, checkpoints, path)
-        token = _token(location) or _write_token(location)
+        token = _token(location)
+        if token is None:
+            token = _write_token(location)
+        else:
+            location.make_durable()  # its writer may have been killed before
         claimed = Owner(token=token, location=path, file=_file(location))
         if claimed == owner:
             checkpoints.make_durable(OWNERS)  # its writer may have been killed before

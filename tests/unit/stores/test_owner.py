@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
+from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -103,6 +105,34 @@ def test_a_crash_between_the_two_writes(original: LocalStorage, directory: Stora
     directory.delete(["owners/1"])
     assert owns(original, directory)
     assert original.read("_identity.json") == identity
+
+
+class Watched(LocalStorage):
+    """Notes what is made durable and written."""
+
+    def __init__(self, root: Path, events: list[str]) -> None:
+        super().__init__(root)
+        self.events = events
+
+    def make_durable(self, directory: str | None = None) -> None:
+        super().make_durable(directory)
+        self.events.append(f"durable {directory or self.root.name}")
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.events.append(f"write {relative}")
+        return super().write(relative, chunks)
+
+
+def test_a_token_that_is_found_is_durable_before_the_record_has_it(tmp_path: Path) -> None:
+    """Whoever wrote it may have been killed before its name was durable (simulated seed 10352)."""
+    events: list[str] = []
+    location = Watched(tmp_path / "loc", events)
+    directory = Watched(tmp_path / "checkpoints" / "query", events)
+    claim_directory(location, directory)
+    directory.delete(["owners/1"])
+    events.clear()
+    claim_directory(location, directory)
+    assert events == ["durable loc", "write owners/1"]
 
 
 def test_a_location_that_is_moved_takes_its_directory_along(
