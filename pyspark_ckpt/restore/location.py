@@ -16,6 +16,7 @@ from pyspark_ckpt.formats.layout import (
     IDENTITY_NAME,
     ROLLBACK_MARKER,
     SEEDING_MARKER,
+    written_path,
 )
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
@@ -420,7 +421,9 @@ class StartLocation:
         return None if self._is_half_seeded else self._log.committed_epoch()
 
     def _clear_for_seeding(self) -> None:
-        if self._is_half_seeded or set(self.storage.list()) <= {QUERY_ID_NAME, IDENTITY_NAME}:
+        # A start that was killed may have left a temporary file of one of them, or of the marker.
+        names = {written_path(name) for name in self.storage.list()}
+        if self._is_half_seeded or names <= {QUERY_ID_NAME, IDENTITY_NAME, SEEDING_MARKER}:
             clear_unfinished(self.storage, self._checkpoints_directory)
         else:
             raise RestoreError(

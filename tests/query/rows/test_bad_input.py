@@ -234,3 +234,17 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
     fork.run()
     assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
+
+
+def test_a_restore_that_was_killed_while_it_wrote_its_marker(saved: Saved, tmp_path: Path) -> None:
+    """A temporary file is all that is there (simulated seed 10137). Other files are refused."""
+    fork = saved.job.but(base=tmp_path)
+    fork.location_path.mkdir()
+    (fork.location_path / "._seeding.0123abcd.tmp").write_text("half of s")
+    (fork.location_path / "notes.txt").write_text("of somebody")
+    with refused(ckpt.RestoreError, fork.location_path, "not empty", unchanged=tmp_path):
+        fork.run(restore=saved.savepoint)
+    (fork.location_path / "notes.txt").unlink()
+    fork.run(restore=saved.savepoint)
+    assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
+    assert not list(fork.location_path.glob(".*.tmp"))
