@@ -98,8 +98,11 @@ class Predecessor(msgspec.Struct, frozen=True):
     pending: str | None = None
 
 
-KEPT_PREDECESSORS = 2
-"""How many earlier versions a handle records; see :func:`following`."""
+KEPT_PREDECESSORS = 5
+"""How many earlier versions a handle records; see :func:`following`.
+
+Version 0.1.0 records two. The simulation found an attempt that Spark did not commit, and whose
+executor began the next epoch from its own handle three times in a row."""
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -311,7 +314,10 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     def kept_since(self) -> int:
         """Return the first epoch whose files another attempt's handle may refer to."""
-        return self.predecessors[-1].epoch if self.predecessors else self.epoch
+        before = self.predecessors or ()
+        if len(before) < KEPT_PREDECESSORS:
+            return before[0].epoch if before else self.epoch
+        return before[1].epoch  # both attempts started from the version of `before[0]`
 
 
 def without_later_fields(handle: Handle) -> Handle:

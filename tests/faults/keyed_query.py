@@ -59,6 +59,9 @@ UIDS = ("count", "rare")
 KEYS = tuple("abcdefgh")
 MAX_PARALLELISM = 8
 RETAINED = 2
+MOST_APART = 5
+"""For so many epochs in a row two attempts may go on from handles of their own."""
+
 _TEXT = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
 _STATES = (StateDescriptor("last", "value", _TEXT),)
 _INLINE_BYTES = {"count": 0, "rare": 60}
@@ -148,8 +151,8 @@ class Subtask(MaterializedSubtask):
         """Run an epoch; with a `twin`, another executor runs it too and its handle is lost.
 
         The twin may find other things due. A process that is not `lasting` uploads at once. Both
-        start from handles that were made from the same one: the two attempts at an epoch have
-        not been apart for longer.
+        start from handles that have one of the last epochs in common: the two attempts at an epoch
+        have not been apart for longer than the library covers.
         """
         self.number = number - 1
         committed, here = self.handle, self.directory
@@ -158,7 +161,10 @@ class Subtask(MaterializedSubtask):
         loser_line: tuple[Handle, ...] = ()
         try:
             if twin:
-                is_near = self.loser_line and self.loser_line[-2:-1] == line[-2:-1]
+                is_near = self.loser_line and any(
+                    self.loser_line[-1 - apart : -apart] == line[-1 - apart : -apart]
+                    for apart in range(1, MOST_APART)
+                )
                 start = self.loser_line if is_near else line
                 self.handle = start[-1] if start else committed
                 self.directory = here.with_name(f"{here.name} elsewhere")

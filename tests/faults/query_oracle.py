@@ -23,8 +23,8 @@ from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.keyed_query import UIDS, KeyedQuery, Model, stored_key, subtask_of
 
-HANDLES_KEPT = 3
-"""What so many handles refer to may stay: a subtask's last one, and two that it comes from."""
+HANDLES_KEPT = 6
+"""What so many handles refer to may stay: a subtask's last one, and five that it comes from."""
 
 
 def restored(path: Path, backend: str | None = None) -> Model:
@@ -139,7 +139,7 @@ def without_owner(query: KeyedQuery) -> set[str]:
     """Return the files that must not exist after the cleaner has run.
 
     Checkpoints and the next epoch need files. Besides, for each subtask that the newest checkpoint
-    covers there may be what was written in the epoch of the handle before its last one and later,
+    covers there may be what was written in the epochs of its last five handles and later,
     what its last handles refer to, and the snapshots that are pending in them.
     """
     checkpoints = query.checkpoints()
@@ -150,7 +150,7 @@ def without_owner(query: KeyedQuery) -> set[str]:
     for subtask in query.subtasks.values():
         lines = [call.line for call in subtask.calls if call.epoch <= newest]
         line = lines[-1][-HANDLES_KEPT:] if lines else ()
-        since = line[-2:][0].epoch if line else newest + 1
+        since = line[-5:][0].epoch if line else newest + 1
         may.update(*(call.written for call in subtask.calls if call.epoch >= since))
         for handle in line:
             may |= set(files_in(handle))

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+_PREDECESSORS = 5
 _HEADER_BYTES = 8 + 4 + 8 + 32  # magic, version, length, digest
 _NAME = re.compile(r"\.?(?:base|segment)-(?:([0-9a-f]{12})-)?(\d+)-(\d+)-.*")
 
@@ -26,8 +27,8 @@ def metadata_json(checkpoint: str | Path) -> dict[str, Any]:
 def leftovers(checkpoints: Path) -> set[str]:
     """Return data files that no complete checkpoint refers to and no attempt may use again.
 
-    What may come back is what the attempts of a subtask's last two epochs wrote, what the two
-    versions before its newest one referred to, and a base snapshot that is on its way.
+    What may come back is what the attempts of a subtask's last epochs wrote, what the last versions
+    before its newest one referred to, and a base snapshot that is on its way.
     """
     found = [path.parent for path in checkpoints.glob("chk-*/_metadata")]
     newest = max(found, key=lambda path: int(path.name.removeprefix("chk-")))
@@ -58,7 +59,8 @@ def may_come_back_to(handle: dict[str, Any], name: str) -> bool:
     if match is None or int(match[2]) != handle["subtask"]:
         return False
     mark = hashlib.sha256(handle["uid"].encode()).hexdigest()[:12]
-    since = before[-1]["epoch"] if before else handle["epoch"]
+    first = int(len(before) == _PREDECESSORS)  # the oldest is where both attempts started
+    since = before[first]["epoch"] if before else handle["epoch"]
     return match[1] in (None, mark) and int(match[3]) >= since
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.simulation.breaks import BREAKS
 
-FAILED_ONCE = ["5", "60", "115", "424", "1046", "1097"]
+FAILED_ONCE = ["5", "60", "115", "424", "1046", "1097", "10137", "10352"]
 """Directories and notes whose names were not durable (115); the others were errors of the model."""
 
 

@@ -85,8 +85,8 @@ class Watched:
 
     def may_stay(self) -> set[str]:
         """Return the files that the last calls wrote or referred to."""
-        referred = [paths_in(handle) for handle in self.handles[-3:]]
-        return set().union(*referred, *self.calls[-3:])
+        referred = [paths_in(handle) for handle in self.handles[-6:]]
+        return set().union(*referred, *self.calls[-6:])
 
 
 def paths_in(thing: Any) -> set[str]:

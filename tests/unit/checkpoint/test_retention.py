@@ -25,7 +25,7 @@ from tests.unit.operator.materialized_subtask import ALWAYS, NEVER
 from tests.unit.operator.subtask_epochs import IN_MEMORY
 
 EPOCHS = 40
-CALLS_KEPT = 3
+CALLS_KEPT = 6
 """A file may stay for so many calls of its subtask although nothing refers to it."""
 
 EVERY_FEW = Materialization(interval_ms=10**15, min_changelog_bytes=10**15, max_segments=3)
