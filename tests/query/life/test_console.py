@@ -276,6 +276,7 @@ def test_a_bundle_says_offline_who_needs_the_files_and_what_is_leaking(
     assert "when the bundle was made" in page.text
 
 
+@pytest.mark.wide
 def test_the_commands_serve_a_directory_and_a_bundle(shown: Shown, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyspark_ckpt"]
     bundle = tmp_path / "queries.bundle"
