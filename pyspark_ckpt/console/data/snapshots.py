@@ -297,7 +297,10 @@ def _states(handles: Sequence[Handle]) -> list[StateDescriptor]:
 
 def _state(state: StateDescriptor) -> StateRow:
     ttl_ms = None if state.ttl is None else state.ttl.duration_ms
-    return StateRow(state.name, state.kind, schema_text(state.value_schema), ttl_ms)
+    schema = schema_text(state.value_schema)
+    if state.map_key_schema is not None:
+        schema = f"{schema_text(state.map_key_schema)} to {schema}"
+    return StateRow(state.name, state.kind, schema, ttl_ms)
 
 
 def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskRow:

@@ -126,7 +126,7 @@ def query_page(
         by_time=by_time[:SLOWEST_SHOWN],
         checkpoint_with=partial(checkpoint_with, timeline.retained),
         ways=ways,
-        rollback=_rollback(summary.place, ways[0].number if ways else summary.checkpoint_id),
+        rollback=_rollback(summary.place, summary.checkpoint_id),
         spans=events_chart(timeline, summary.place),
         epochs=epochs_chart(timeline),
         durations=durations_chart(timeline, summary.place),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
 from pyspark_ckpt.console.data.sampled_state import HeavyKey, Sample, _heaviest
 from pyspark_ckpt.console.data.snapshots import operator_table
 from pyspark_ckpt.console.data.states import StateSample, grown_keys
 from pyspark_ckpt.console.data.trends import Trend
-from pyspark_ckpt.formats.handle import EpochMetrics
+from pyspark_ckpt.formats.handle import EpochMetrics, StateDescriptor
 from tests.unit.console.made_operator import operator
 
 
@@ -36,6 +37,17 @@ def test_times_are_compared_within_one_epoch() -> None:
     assert table.idle == [3, 4]
     alone = operator_table(operator(50, parallelism=2), {}, has_before=False)
     assert alone.slowest is None
+
+
+def test_the_schema_of_a_map_has_its_key() -> None:
+    def schema(name: str, of: str) -> str:
+        return T.StructType().add(name, of).json()
+
+    state = StateDescriptor("countries", "map", schema("times", "long"), schema("code", "string"))
+    metadata = operator(50, parallelism=1)
+    handles = [msgspec.structs.replace(handle, states=(state,)) for handle in metadata.handles]
+    table = operator_table(msgspec.structs.replace(metadata, handles=handles), {}, has_before=False)
+    assert table.states[0].schema == "struct<code:string> to struct<times:bigint>"
 
 
 @pytest.mark.parametrize(
