@@ -26,6 +26,9 @@ base = shared.base
 DRAINED = base / "drained"
 """Exists if the query has timers, and is drained."""
 
+INITIAL = base / "initial"
+"""Exists if the query begins with an initial state."""
+
 
 class Killing:
     """Counts operations on files below a directory, from when it is armed, and kills at one."""
@@ -54,7 +57,7 @@ class Killing:
 
 
 def started() -> ckpt.CheckpointedQuery:
-    kind = "timers" if DRAINED.exists() else "rows"
+    kind = "initial" if INITIAL.exists() else "timers" if DRAINED.exists() else "rows"
     return shared.writer("one", kind).queryName(NAME).start()
 
 
@@ -75,6 +78,14 @@ def start(killing: Killing, number: int) -> None:
     shared.deliver(number, DELIVERED)
     killing.arm()
     shared.writer("one").queryName(NAME).start()
+
+
+def initial(killing: Killing, number: int) -> None:
+    """Until epoch 0 is committed, each start makes the initial state anew."""
+    INITIAL.touch()
+    shared.deliver(number, DELIVERED)
+    killing.arm()
+    started()
 
 
 def attach(killing: Killing, number: int) -> None:
