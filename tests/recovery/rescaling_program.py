@@ -42,11 +42,11 @@ def main(work: Path, backend: str, sink: str, kill_at: int) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
+    disk = Disk(work)  # it reads all files, so nothing may change meanwhile
+    disk.done = _Killing(kill_at)
     query = _start(spark, work, sink)
     while query.lastProgress is None:  # no epoch yet
         assert not query.awaitTermination(1)
-    disk = Disk(work)
-    disk.done = _Killing(kill_at)
     before = _parallelism(work)
     following = NUMBERS[(NUMBERS.index(before) + 1) % len(NUMBERS)]
     with disk.watched():

@@ -399,7 +399,7 @@ def test_a_proof_that_is_killed(job: Job) -> None:
 
 
 def names_at(job: Job) -> set[str]:
-    """Return what is at the location beside epochs and checkpoints."""
+    """Return what is at the location beside checkpoints and pins of readers, which expire."""
     places = (job.location_path, job.checkpoint_path)
     found = (path.name for place in places for path in place.iterdir())
-    return {name for name in found if not name.startswith(("chk-", "."))}
+    return {name for name in found if not name.startswith(("chk-", "_reader-", "."))}
