@@ -337,17 +337,10 @@ def _kept(
         ) from exc
     snapshot_id = new_snapshot_id()
     files = _stored_files(first, base, files_format, snapshot, names, snapshot_id, target)
-    return Handle(
-        query_id=first.query_id,
-        uid=first.uid,
-        subtask=first.subtask,
-        parallelism=first.parallelism,
-        max_parallelism=first.max_parallelism,
-        epoch=first.epoch,
-        key_schema=first.key_schema,
+    return msgspec.structs.replace(
+        first,
         states=states,
         base=BaseSnapshot(version, first.epoch, None, files, base.format, snapshot_id=snapshot_id),
-        time_mode=first.time_mode,
         # As at a barrier: Spark calls when its clock has passed the timeout.
         timeout_ms=earliest_ms - 1 if has_same_clock and earliest_ms is not None else None,
     )

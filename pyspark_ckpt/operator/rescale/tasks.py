@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -216,19 +217,7 @@ def write_subtask(
     timeout_ms = None
     if counted.earliest_timer_ms is not None and has_same_clock:
         timeout_ms = counted.earliest_timer_ms - 1
-    return Handle(
-        query_id=first.query_id,
-        uid=first.uid,
-        subtask=first.subtask,
-        parallelism=first.parallelism,
-        max_parallelism=first.max_parallelism,
-        epoch=first.epoch,
-        key_schema=first.key_schema,
-        states=states,
-        base=base,
-        time_mode=first.time_mode,
-        timeout_ms=timeout_ms,
-    )
+    return msgspec.structs.replace(first, states=states, base=base, timeout_ms=timeout_ms)
 
 
 def newest_of(handles: Iterable[Handle]) -> Handle:
