@@ -16,10 +16,10 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; ten minutes
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; a quarter of an hour
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
-test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; half an hour
+test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; forty minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
 hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes

@@ -18,6 +18,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "pictures" / "speed.png"
 PEER = "transformWithStateInPandas"
 BARS = (
+    (
+        "count of 100,000 keys, declared aggregates",
+        "w1_running_count",
+        "pyspark_ckpt combined before the shuffle, rocksdb",
+    ),
     ("count of 100,000 keys, batches of keys", "w1_running_count", "pyspark_ckpt batches, rocksdb"),
     ("count of 100,000 keys, rows", "w1_running_count", "pyspark_ckpt rows, rocksdb"),
     ("the same, a pandas processor unchanged", "w1_running_count", "pyspark_ckpt pandas, rocksdb"),
