@@ -11,7 +11,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.handle import KEPT_PREDECESSORS
 from tests.golden import comparing, program
 from tests.golden.make import write_input
 from tests.golden.model import GOLDEN_EPOCHS, LATER_EPOCHS, RULES, Model, rows_of
@@ -21,6 +20,9 @@ from tests.query.harness import BACKEND, OFTEN, drop_local_copies
 
 NEWEST_EPOCH = 4
 """It has no rows: those are in the epochs before it."""
+
+PREDECESSORS = 2
+"""The location is of version 0.1.0, whose handles record so many versions before their own."""
 
 OPTIONS = {**OFTEN, BACKEND: "rocksdb"}
 
@@ -67,7 +69,7 @@ def lose(location: Path, epochs: int) -> None:
 
 
 @pytest.mark.wide_variants
-@pytest.mark.parametrize("lost", [1, KEPT_PREDECESSORS])
+@pytest.mark.parametrize("lost", [1, PREDECESSORS])
 def test_a_query_continues_from_the_epoch_that_spark_still_has(
     spark: SparkSession, tmp_path: Path, location: Path, lost: int
 ) -> None:
