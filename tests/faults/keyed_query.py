@@ -60,7 +60,7 @@ KEYS = tuple("abcdefgh")
 MAX_PARALLELISM = 8
 RETAINED = 2
 MOST_APART = 5
-"""For so many epochs in a row two attempts may go on from handles of their own."""
+"""For so many epochs in a row two attempts may start from handles of their own."""
 
 _TEXT = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
 _STATES = (StateDescriptor("last", "value", _TEXT),)
