@@ -92,6 +92,10 @@ class CompletedCheckpoints(CompletedCheckpointStore):
     def claim(self) -> None:
         self._term = DriverTerm(self._storage)
         self._probe()
+        # A driver that was killed within `add` leaves a name that a power loss can take. From now
+        # on the checkpoint counts as one of those that are retained, and older ones are deleted.
+        for number in self._known_ids:
+            self._storage.make_durable(checkpoint_name(number))
 
     def check(self) -> None:
         if self._term is not None:

@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
@@ -76,3 +76,20 @@ def test_a_removal_cut_short_leaves_no_half_checkpoint(
             completed.remove(1)
     assert Path(completed.path(1)).is_dir()
     assert completed.ids() == []
+
+
+def test_what_another_driver_published_is_durable_once_the_store_is_claimed(
+    storage: LocalStorage, snapshot: CheckpointMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed before the name was, and older ones go now (simulated seed 32516)."""
+    CompletedCheckpoints(storage).add(7, snapshot)
+    synced = set()
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    CompletedCheckpoints(storage).claim()
+    assert storage.root / "chk-7" in synced
