@@ -108,6 +108,13 @@ MUTATIONS = (
         "tests/unit/stores",
     ),
     Mutation(
+        "names that a killed driver left",
+        "pyspark_ckpt/stores/directory.py",
+        "            self._storage.make_durable(checkpoint_name(number))",
+        "            pass",
+        "tests/unit/stores/test_directory.py",
+    ),
+    Mutation(
         "author of a checkpoint's id",
         "pyspark_ckpt/stores/directory.py",
         "        self._reserved.discard(checkpoint_id)\n        #",

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
+from pyspark_ckpt.formats.layout import IDENTITY_NAME, SEEDING_MARKER
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
@@ -186,17 +186,21 @@ def write_query_id(location: Storage) -> str:
 
 
 def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
-    """Remove what an interrupted seeding left behind; the marker is removed last."""
+    """Remove what an interrupted seeding left behind; the marker is removed last.
+
+    The token is removed after the query's id. With an id whose checkpoints have an owner, and no
+    token, the location could not start: it would look like a copy of itself.
+    """
     query_id = SparkLog(location).query_id()
     if checkpoints_directory is not None and query_id is not None:
         open_storage(checkpoints_directory).delete_directory(query_id)
-    for name in location.list():
-        if name == SEEDING_MARKER:
-            continue
+    names = [name for name in location.list() if name not in {SEEDING_MARKER, IDENTITY_NAME}]
+    for name in names:
         if location.size_bytes(name) is None:
             location.remove_directory(name)
         else:
             location.delete([name])
+    location.delete([IDENTITY_NAME])
     location.delete([SEEDING_MARKER])
 
 

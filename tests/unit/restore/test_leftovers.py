@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
+from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.restore.rollback import live_shadows, remove_leftovers_of_restarts
+from pyspark_ckpt.restore.seeding import begin_seeding, clear_unfinished
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 
 def test_shadows_of_killed_drivers_are_removed(tmp_path: Path) -> None:
@@ -19,3 +27,51 @@ def test_shadows_of_killed_drivers_are_removed(tmp_path: Path) -> None:
     finally:
         live_shadows.discard("_shadow-live")
     assert sorted(location.list()) == ["_before_rollback-1", "_shadow-live", "state"]
+
+
+class KilledError(Exception):
+    """The driver is killed."""
+
+
+class EndsAfter(LocalStorage):
+    """A location whose driver is killed after so many deletions."""
+
+    def __init__(self, root: Path, deletions: int) -> None:
+        super().__init__(root)
+        self._left = deletions
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        for relative in relatives:
+            self._count()
+            super().delete([relative])
+
+    def remove_directory(self, relative: str) -> None:
+        self._count()
+        super().remove_directory(relative)
+
+    def _count(self) -> None:
+        if self._left == 0:
+            raise KilledError
+        self._left -= 1
+
+
+@pytest.mark.parametrize("deletions", range(6))
+def test_a_restore_that_is_killed_while_it_clears_a_location_does_not_lock_it(
+    tmp_path: Path, deletions: int
+) -> None:
+    """In a bucket, the owner's record may still be there: a listing lacked it (seed 53851)."""
+    location = LocalStorage(tmp_path / "location")
+    query_id = begin_seeding(location)
+    location.write("state/0/1.delta", [b"x"])
+    location.write("offsets/0", [b"x"])
+    directory = LocalStorage(tmp_path / "checkpoints" / query_id)
+    claim_directory(location, directory)
+    with suppress(KilledError):
+        clear_unfinished(EndsAfter(location.root, deletions), None)
+    known = SparkLog(location).query_id()
+    if known is not None:
+        assert known == query_id
+        check_owner(location, directory)
+    assert location.exists(SEEDING_MARKER) or not location.list()
+    clear_unfinished(location, None)
+    assert location.list() == []
