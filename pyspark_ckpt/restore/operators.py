@@ -115,8 +115,14 @@ class _Findings:
     rows: list[PlannedState] = field(default_factory=list)
     errors: list[CkptError] = field(default_factory=list)
 
-    def add(self, state: str, outcome: StateOutcome, why: str) -> None:
-        self.rows.append(planned_state(self.uid, state, outcome, why))
+    def add(
+        self,
+        state: str,
+        outcome: StateOutcome,
+        why: str,
+        removed_fields: tuple[str, ...] = (),
+    ) -> None:
+        self.rows.append(planned_state(self.uid, state, outcome, why, removed_fields))
 
     def refuse(self, error: CkptError) -> None:
         self.add(WHOLE_OPERATOR, StateOutcome.REFUSED, str(error))
@@ -221,7 +227,7 @@ def _find_changes_of_states(
         return None
     for verdict in report.verdicts:
         why = verdict.refusal or "; ".join(verdict.changes) or UNCHANGED
-        found.add(verdict.state, _OUTCOMES[verdict.verdict], why)
+        found.add(verdict.state, _OUTCOMES[verdict.verdict], why, verdict.removed_fields)
     if report.refused:
         found.errors.append(_incompatible(where, report))
     elif _has_to_move(stored, wanted, migrations):

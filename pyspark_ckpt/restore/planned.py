@@ -63,6 +63,8 @@ class PlannedState:
         ``new`` or ``refused``.
     why : str
         What changes, or what to do.
+    removed_fields : tuple of str
+        The paths of the fields that the program no longer has, which stored values drop.
 
     Examples
     --------
@@ -75,11 +77,18 @@ class PlannedState:
     state: str
     outcome: str
     why: str
+    removed_fields: tuple[str, ...] = ()
 
 
-def planned_state(operator: str, state: str, outcome: StateOutcome, why: str) -> PlannedState:
+def planned_state(
+    operator: str,
+    state: str,
+    outcome: StateOutcome,
+    why: str,
+    removed_fields: tuple[str, ...] = (),
+) -> PlannedState:
     """Return a row of the plan."""
-    return PlannedState(operator, state, outcome.value, why)
+    return PlannedState(operator, state, outcome.value, why, removed_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,6 @@ _COUNTED = {
     StateOutcome.MIGRATED: "migrated",
     StateOutcome.KEPT: "kept but not in the program",
 }
-_FIELD_DROPPED = "stored values drop it"
-"""What the report on a state's schema says of a field that the program no longer has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def plan_rows(plan: RestorePlan) -> tuple[PlanRow, ...]:
         The plan.
     """
     return tuple(
-        PlanRow(each, each.outcome in _LOST or _FIELD_DROPPED in each.why) for each in plan.states
+        PlanRow(each, each.outcome in _LOST or bool(each.removed_fields)) for each in plan.states
     )
 
 

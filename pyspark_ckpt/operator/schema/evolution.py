@@ -87,10 +87,13 @@ class Evolution:
         All changes in words, each with the path of its field: ``a.element.b``.
     refused
         The changes that need a migration.
+    removed
+        The paths of the fields that stored values have and drop.
     """
 
     changes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -107,7 +110,9 @@ def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
     """
     comparison = _Comparison()
     comparison.types(stored, wanted, "")
-    return Evolution(tuple(comparison.changes), tuple(comparison.refused))
+    return Evolution(
+        tuple(comparison.changes), tuple(comparison.refused), tuple(comparison.removed)
+    )
 
 
 def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], Value] | None:
@@ -176,6 +181,7 @@ class _Comparison:
     def __init__(self) -> None:
         self.changes: list[str] = []
         self.refused: list[str] = []
+        self.removed: list[str] = []
 
     def types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
         if same_type(stored, wanted):
@@ -204,7 +210,9 @@ class _Comparison:
             return
         for field in stored.fields:
             if field.name not in wanted.names:
-                self._allow(f"field {_below(path, field.name)!r} removed, stored values drop it")
+                removed = _below(path, field.name)
+                self._allow(f"field {removed!r} removed, stored values drop it")
+                self.removed.append(removed)
         for field in wanted.fields:
             self._field(before.get(field.name), field, _below(path, field.name))
         if [n for n in stored.names if n in wanted.names] != [

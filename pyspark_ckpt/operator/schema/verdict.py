@@ -64,6 +64,8 @@ class StateVerdict:
         What changes, one short text each; empty if the state stays as it is or is refused.
     refusal
         Why the state is refused and what to do, ``None`` if it is not refused.
+    removed_fields
+        The paths of the fields that stored values drop, unless the state is refused.
     """
 
     state: str
@@ -72,6 +74,7 @@ class StateVerdict:
     verdict: Outcome
     changes: tuple[str, ...] = ()
     refusal: str | None = None
+    removed_fields: tuple[str, ...] = ()
 
     @property
     def what_to_do(self) -> str:
@@ -90,17 +93,19 @@ def judge_state(
     """
     used = used_migration(stored, wanted, migration)
     changes: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     refusal = _refusal(stored, wanted, used)
     if refusal is not None:
         outcome = Outcome.REFUSED
     elif changes := _changes(stored, wanted, used):
         outcome = Outcome.EVOLVED if used is None else Outcome.MIGRATED
+        removed = _values(stored, wanted, used).removed
     else:
         outcome = Outcome.RESTORED
         if migration is not None:
             changes = ("it is stored as asked for, its migration is not used",)
     return StateVerdict(
-        wanted.name, state_text(stored), state_text(wanted), outcome, changes, refusal
+        wanted.name, state_text(stored), state_text(wanted), outcome, changes, refusal, removed
     )
 
 

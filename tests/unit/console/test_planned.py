@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
-from pyspark_ckpt.operator.schema.evolution import compare
+from pyspark_ckpt.operator.schema.verdict import StateSchema, judge_state
 from pyspark_ckpt.restore.planned import StateOutcome, planned_state
 
-ONE = T.StructType().add("a", "long")
-TWO = T.StructType().add("a", "long").add("b", "long")
+ONE = StateSchema("s", "value", T.StructType().add("a", "long"))
+TWO = StateSchema("s", "value", T.StructType().add("a", "long").add("b", "long"))
 
 
-def made(*outcomes: tuple[StateOutcome, str]) -> Any:
+def made(*outcomes: tuple[Any, ...]) -> Any:
     states = [planned_state("op", f"s{n}", *each) for n, each in enumerate(outcomes)]
     return SimpleNamespace(states=tuple(states))
 
@@ -38,7 +38,10 @@ def test_what_is_not_restored_is_a_loss(outcome: StateOutcome) -> None:
 
 
 def test_a_removed_field_is_a_loss_and_an_added_one_is_not() -> None:
-    removed, added = ("; ".join(compare(*each).changes) for each in ((TWO, ONE), (ONE, TWO)))
-    rows = plan_rows(made((StateOutcome.MIGRATED, removed), (StateOutcome.MIGRATED, added)))
+    removed, added = (judge_state(*each) for each in ((TWO, ONE), (ONE, TWO)))
+    assert removed.removed_fields == ("b",)
+    rows = plan_rows(
+        made(*((StateOutcome.MIGRATED, "", each.removed_fields) for each in (removed, added)))
+    )
     assert [row.is_loss for row in rows] == [True, False]
     assert plan_summary(rows).endswith("1 with fields that are dropped")

@@ -46,9 +46,18 @@ STATES = (value("same"), value("wider"), value("left"))
 @pytest.fixture
 def source(storage: LocalStorage, snapshot: CheckpointMetadata, tmp_path: Path) -> RestoreSource:
     """Operators `count` and `old`; the second has no handles."""
+    return source_of(storage, snapshot, tmp_path, STATES)
+
+
+def source_of(
+    storage: LocalStorage,
+    snapshot: CheckpointMetadata,
+    tmp_path: Path,
+    states: tuple[StateDescriptor, ...],
+) -> RestoreSource:
     (operator,) = snapshot.operators
     handles = tuple(
-        msgspec.structs.replace(handle, key_schema=KEY, states=STATES)
+        msgspec.structs.replace(handle, key_schema=KEY, states=states)
         for handle in operator.handles
     )
     count = msgspec.structs.replace(operator, key_schema=KEY, handles=handles)
@@ -100,6 +109,16 @@ def test_every_state_has_its_row(source: RestoreSource) -> None:
     for form in (text, made._repr_html_()):
         assert "kept" in form
         assert "deleteIfExists" in form
+
+
+def test_fields_that_the_program_no_longer_has_are_named(
+    storage: LocalStorage, snapshot: CheckpointMetadata, tmp_path: Path
+) -> None:
+    pair = schema(n=T.IntegerType(), s=T.StringType())
+    source = source_of(storage, snapshot, tmp_path, (value("pair", pair), value("same")))
+    made = plan(source, operator("count", value("pair"), value("same")), allow=True)
+    removed = {row.state: row.removed_fields for row in made.states if row.operator == "count"}
+    assert removed == {"(operator)": (), "(key)": (), "pair": ("s",), "same": ()}
 
 
 def test_an_operator_left_behind_is_refused_unless_allowed(source: RestoreSource) -> None:

@@ -187,6 +187,7 @@ def test_a_struct_of_which_no_field_is_kept_is_refused(where: str) -> None:
 def test_changes_in_nested_structs_name_the_whole_path() -> None:
     stored = struct(a=T.ArrayType(struct(b=INT, c=INT, d=INT)))
     wanted = struct(a=T.ArrayType(struct(e=INT, c=INT, b=LONG)))
+    assert compare(stored, wanted).removed == ("a.element.d",)
     assert compare(stored, wanted).changes == (
         "field 'a.element.d' removed, stored values drop it",
         "field 'a.element.e' added, null in stored values",
