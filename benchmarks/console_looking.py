@@ -3,8 +3,11 @@
 ``python -m benchmarks.console_looking`` runs a running count on RocksDB, epoch after epoch without
 a pause. Groups of epochs make pairs: in one group nobody looks, in the other somebody opens a page
 every few seconds, opens the page of states, or Prometheus scrapes. Which one is first alternates.
-Pairs in which nobody looks in both groups show the noise. The console is a process of its own, as
-``pyspark-ckpt ui`` is, and each page and scrape must show what it should.
+Pairs in which nobody looks in both groups show the noise. The console is that of ``query.ui()``, a
+process like that of ``pyspark-ckpt ui``, and each page and scrape must show what it should.
+
+With ``--busy 2`` other programs keep the cores busy meanwhile. What the console then gets is the
+most that it can take from anybody.
 
 The figure is the CPU time that the query's processes (driver, JVM, workers) take for a row: the
 ratio within each pair, and the median of the ratios. Wall time depends on other programs too much.
@@ -22,13 +25,16 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
@@ -174,20 +180,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=12, help="of each kind")
     parser.add_argument("--epochs", type=int, default=10, help="of a group")
     parser.add_argument("--seconds", type=float, default=2.0, help="between two looks")
+    parser.add_argument("--busy", type=int, default=0, help="programs that keep cores busy")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results"))
     options = parser.parse_args(arguments)
     use_this_python()
-    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-bench-") as directory:
+    with (
+        _busy_programs(options.busy),
+        tempfile.TemporaryDirectory(prefix="pyspark_ckpt-bench-") as directory,
+    ):
         sessions = Sessions(Path(directory))
         try:
             report = _measure(sessions.new(), options, Path(directory))
         finally:
             sessions.stop()
-    path = options.results / _NAME
+    path = options.results / (f"{_NAME}_busy" if options.busy else _NAME)
     path.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     path.with_suffix(".md").write_text(_markdown(report))
     print(_markdown(report))
     return 0
+
+
+@contextmanager
+def _busy_programs(number: int) -> Iterator[None]:
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for each in programs:
+            each.terminate()
+            each.wait()
 
 
 def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -209,6 +230,7 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
             "rows per epoch": options.rows,
             "epochs of a group": options.epochs - _TURN,
             "seconds between looks": options.seconds,
+            "busy programs": options.busy,
         },
         "machine": describe_machine(spark),
         "contenders": {name: _figures(name, groups.done, options.rows) for name in CONTENDERS},
@@ -256,22 +278,28 @@ def _run(spark: SparkSession, directory: Path, groups: _Groups, looker: _Looker)
         .start()
     )
     scraped = query.metricsReporters["prometheus"]
-    command = [sys.executable, "-m", "pyspark_ckpt", "ui", str(directory / "all"), "--port", "0"]
-    console = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    console = query.ui()
     try:
-        assert console.stdout is not None
-        found = re.search(r"http://\S+/", console.stdout.readline())
-        assert found is not None
-        looker.looks.update(_looks(found[0], scraped))
-        groups.console = console.pid
+        looker.looks.update(_looks(console.url, scraped))
+        groups.console = _listener(console.url)
         thread = threading.Thread(target=looker.run)
         thread.start()
         query.awaitTermination()
         looker.end.set()
         thread.join()
     finally:
-        console.terminate()
-        console.wait()
+        console.close()
+
+
+def _listener(url: str) -> int:
+    """Return the id of the process that serves an address: a child of this one."""
+    port = urlsplit(url).port
+    (found,) = (
+        child.pid
+        for child in psutil.Process().children()
+        if any(each.laddr.port == port for each in child.net_connections())
+    )
+    return int(found)
 
 
 def _looks(console: str, metrics: str) -> dict[str, Callable[[], None]]:
@@ -302,6 +330,7 @@ def _check(page: str, shown: str) -> None:
 
 def _markdown(report: dict[str, Any]) -> str:
     settings = report["settings"]
+    busy = f"{settings['busy programs']} other programs kept cores busy."
     rows = ""
     for name, each in report["contenders"].items():
         ratios = report["ratios"][name]
@@ -318,7 +347,7 @@ def _markdown(report: dict[str, Any]) -> str:
         f"{settings['keys']:,} keys, {settings['rows per epoch']:,} rows an epoch, a look every "
         f"{settings['seconds between looks']:g} seconds. A pair is two groups of "
         f"{settings['epochs of a group']} epochs, one after the other; in one of them nobody "
-        "looks. The first row has pairs in which nobody looks at all: it is the noise.\n\n"
+        f"looks. The first row has pairs in which nobody looks at all: it is the noise. {busy}\n\n"
         "| who looks | looks | pairs | more CPU of the query per row, median | 95 % interval "
         "| CPU of the query per row | CPU of the console per look | of one core | rows/s "
         "| other programs' CPU |\n|---|---|---|---|---|---|---|---|---|---|\n"

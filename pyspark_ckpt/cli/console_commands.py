@@ -12,17 +12,14 @@ from typing import Any
 from pyspark_ckpt.cli.output import Result
 from pyspark_ckpt.console.data.bundle import is_bundle, unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places
-from pyspark_ckpt.console.opening import open_server
+from pyspark_ckpt.console.opening import NICENESS, open_server
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
-
-_NICENESS = 19
-"""A query on the same machine goes first. A process can only become nicer, so this is for good."""
 
 
 def ui(arguments: Namespace) -> Result:
     """Serve the console until it is interrupted, with the time that no other program wants."""
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     where: dict[str, Any] = {"host": arguments.host, "port": arguments.port}
     if not is_bundle(arguments.path):
         return _serve(open_server(open_storage(arguments.path), **where))

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_ckpt.errors import ConfigurationError
+import msgspec
+
+from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.storage.open import Storage
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8270
+NICENESS = 19
+"""A query on the same machine goes first. A process can only become nicer, so this is for good."""
+
+SERVING = "pyspark_ckpt.console.serving"
+"""The module that a console's own process runs."""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a console's process says first: its address, or why there is none."""
+
+    url: str | None = None
+    error: str = ""
+    is_port_taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """A console that is served in this process, until the process ends or it is closed.
+    """A console that is served until this process ends or it is closed.
 
     Parameters
     ----------
@@ -70,23 +87,43 @@ def open_server(
     return make_server(root, host=host, port=port, bundle=bundle)
 
 
-def open_console(root: Storage, *, host: str, port: int) -> Console:
-    """Serve a directory in a thread of this process; as :func:`open_server`."""
-    server, url = open_server(root, host=host, port=port)
-    is_closed = threading.Event()
+def open_console(directory: str, *, host: str, port: int) -> Console:
+    """Serve a directory in a process of its own, which ends with this one; as :func:`open_server`.
 
-    def serve() -> None:
-        try:
-            server.run()
-        except OSError:  # its sockets were closed while it waited for requests
-            if not is_closed.is_set():
-                raise
+    It is a process because a server in this one would take turns with the threads of a driver.
 
-    thread = threading.Thread(target=serve, name="pyspark_ckpt console", daemon=True)
-    thread.start()
+    Parameters
+    ----------
+    directory
+        The path or URL of the directory.
+    host, port
+        Where it listens; port 0 takes any free port.
+    """
+    process = subprocess.Popen(  # noqa: S603  # this Python, and a module of this library
+        [sys.executable, "-m", SERVING, directory, host, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # the interruption of a notebook's cell does not end it
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answer = process.stdout.readline()
+    process.stdout.close()
 
     def close() -> None:
-        is_closed.set()
-        server.close()
+        assert process.stdin is not None
+        process.stdin.close()  # it ends at the end of its input
+        process.wait()
 
-    return Console(url, close)
+    if not answer:
+        close()
+        raise CkptError(
+            f"the process that serves the console of {directory} ended with exit code "
+            f"{process.returncode}: its error is on this process's standard error"
+        )
+    begun = msgspec.json.decode(answer, type=Begun)
+    if begun.url is None:
+        close()
+        raise (OSError if begun.is_port_taken else ConfigurationError)(begun.error)
+    return Console(begun.url, close)

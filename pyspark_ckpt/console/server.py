@@ -239,11 +239,11 @@ def _snapshots(places: Places, place: QueryPlace) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for savepoint in places.savepoints:
         url = savepoint.storage.url
-        found[f"s-{savepoint.key}"] = savepoint.storage.name, url
+        found[f"s-{savepoint.key}"] = f"savepoint {savepoint.storage.name}", url
     with retained_checkpoints(place.checkpoints) as retained:
         for number in retained.newest(_CHECKPOINTS_TO_CHOOSE):
             name = checkpoint_name(number)
-            found[f"c-{number}"] = name, place.checkpoints.url_of(name)
+            found[f"c-{number}"] = f"{name} of this query", place.checkpoints.url_of(name)
     for other in [each for each in places.queries if each.key != place.key][:_QUERIES_TO_CHOOSE]:
         with retained_checkpoints(other.checkpoints) as retained:
             for number in retained.newest(1):

@@ -227,9 +227,10 @@ class ObservedQuery(StreamingQuery):
         return self._coordinator.metrics_reporters
 
     def ui(self, port: int = 0, host: str = LOOPBACK) -> Console:
-        """Serve the console's pages about this query in a thread of this process.
+        """Serve the console's pages about this query in a process of its own.
 
-        It needs the extra ``ui``, reads the query's directories and asks nothing of the query.
+        It needs the extra ``ui``, reads the query's directories and asks nothing of the query. The
+        process has the lowest priority, and ends with the driver.
 
         Parameters
         ----------
@@ -252,7 +253,7 @@ class ObservedQuery(StreamingQuery):
         --------
         >>> query.ui().close()
         """
-        return open_console(self._coordinator.directory, host=host, port=port)
+        return open_console(self._coordinator.directory.url, host=host, port=port)
 
     def state(self, operator: str, name: str) -> LiveState:
         """Return one state of the running query, to read it at the newest committed epoch.

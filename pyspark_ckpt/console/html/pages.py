@@ -167,7 +167,8 @@ def checkpoint_page_html(site: Site, place: QueryPlace, number: int, page: Snaps
         meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
         path=place.checkpoints.url_of(name),
-        sources=sources_text(page.metadata),
+        plan=f"/q/{place.key}/plan?from=c-{number}",
+        sources=source_positions(page.metadata),
     )
 
 
@@ -183,16 +184,24 @@ def savepoint_page_html(
         meanings=COLUMN_MEANINGS,
         columns=COLUMNS,
         path=place.storage.url,
-        sources=sources_text(page.metadata),
+        plan=None if query is None else f"/q/{query.place.key}/plan?from=s-{place.key}",
+        sources=source_positions(page.metadata),
     )
 
 
-def sources_text(metadata: CheckpointMetadata) -> str:
-    """Return how many sources a snapshot continues, and their names."""
-    lines = metadata.offsets_entry.split("\n")[2:]
-    names = metadata.source_names or ()
-    named = f" ({', '.join(names)})" if names else ""
-    return f"{len(set(metadata.source_ids)) or len(lines)}{named}"
+def source_positions(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
+    """Return the sources that a snapshot continues: the name of each, and the offset.
+
+    Parameters
+    ----------
+    metadata
+        What the snapshot stores.
+    """
+    lines = metadata.offsets_entry.split("\n")[2:]  # after the version and what is for all sources
+    numbers = metadata.source_ids or range(len(lines))
+    names = dict(enumerate(metadata.source_names or ()))
+    by_number = dict(zip(numbers, lines, strict=False))  # a source may be read at several places
+    return [(names.get(number, f"source {number}"), by_number[number]) for number in by_number]
 
 
 def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:

@@ -324,7 +324,7 @@ QUESTIONS = {
 
 
 def test_ten_questions_are_answered_in_two_steps_in_a_browser(shown: Shown) -> None:
-    console = open_console(shown.storage, host="127.0.0.1", port=0)
+    console = open_console(shown.storage.url, host="127.0.0.1", port=0)
     try:
         with chromium() as browser:
             page = browser.new_page(viewport={"width": 1200, "height": 760})
@@ -343,6 +343,13 @@ def test_ten_questions_are_answered_in_two_steps_in_a_browser(shown: Shown) -> N
                 if shown.screenshots is not None:
                     page.screenshot(path=shown.screenshots / f"console-{number}.png")
             assert "test_console.py" in _text(page, console.url, "#queries .failure code")
+            page.goto(console.url)
+            page.click("#savepoints a >> nth=0")
+            assert "source 0 at {" in page.locator("#sources").inner_text()
+            page.click("#plan-link")
+            assert "savepoint" in page.locator("h2").first.inner_text()
+            assert page.locator("#plan td").count() > 0
+            page.goto(console.url)
             page.click(f"{MAIN} >> text=state")
             page.locator("form input[name=key]").first.fill("ada")
             page.locator("form button").first.click()

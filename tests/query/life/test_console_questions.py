@@ -250,7 +250,7 @@ def test_the_key_that_takes_most_time_is_found_from_samples(town: Town) -> None:
 
 @pytest.mark.soak
 def test_ten_questions_are_answered_rightly_in_two_steps(town: Town) -> None:
-    console = open_console(LocalStorage(town.root), host="127.0.0.1", port=0)
+    console = open_console(str(town.root), host="127.0.0.1", port=0)
     screenshots = os.environ.get("CONSOLE_SCREENSHOTS")
     wrong = {}
     try:

@@ -1,38 +1,87 @@
-"""A console in a thread of this process."""
+"""A console in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import select
-import threading
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
+from pyspark_ckpt.console.opening import LOOPBACK, NICENESS, Console, open_console
+from pyspark_ckpt.errors import ConfigurationError
+
+HOLDER = """
+import sys
 from pyspark_ckpt.console.opening import LOOPBACK, open_console
-from pyspark_ckpt.storage.open import LocalStorage
+print(open_console(sys.argv[1], host=LOOPBACK, port=0).url, flush=True)
+sys.stdin.read()
+"""
 
 
-def test_a_console_that_is_closed_while_it_begins_to_wait_ends_quietly(
+def server_of(console: Console) -> int:
+    """Return the id of the process that listens at the port of a console."""
+    port = urlsplit(console.url).port
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(each.laddr.port == port for each in process.net_connections()):
+                return process.pid
+    raise AssertionError(f"nobody listens at {console.url}")
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_a_console_has_a_process_with_the_lowest_priority_until_it_is_closed(
+    tmp_path: Path,
+) -> None:
+    console = open_console(str(tmp_path), host=LOOPBACK, port=0)
+    process = server_of(console)
+    assert process != os.getpid()
+    assert os.getpriority(os.PRIO_PROCESS, process) == NICENESS
+    assert "no query" in page(console.url)
+    console.close()
+    assert not Path(f"/proc/{process}").exists()
+    console.close()
+
+
+def test_a_console_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    driver = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    console = Console(driver.stdout.readline().strip(), lambda: None)
+    assert "no query" in page(console.url)
+    server = os.pidfd_open(server_of(console))
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    ended, _, _ = select.select([server], [], [], 60)
+    assert ended
+
+
+def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        with pytest.raises(OSError, match="in use"):
+            open_console(str(tmp_path), host=LOOPBACK, port=taken.getsockname()[1])
+
+
+def test_a_missing_library_is_an_error_that_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sockets are gone when it asks the system which of them have something to read."""
-    real = select.select
-    begins, closed = threading.Event(), threading.Event()
-
-    def wait(*arguments: Any) -> Any:
-        begins.set()
-        assert closed.wait(60)
-        return real(*arguments)
-
-    errors: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", errors.append)
-    monkeypatch.setattr(select, "select", wait)
-    console = open_console(LocalStorage(tmp_path), host=LOOPBACK, port=0)
-    (thread,) = [each for each in threading.enumerate() if each.name == "pyspark_ckpt console"]
-    assert begins.wait(60)
-    console.close()
-    closed.set()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert errors == []
+    (tmp_path / "flask.py").write_text("raise ImportError('no flask')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"pyspark_ckpt\[ui\]"):
+        open_console(str(tmp_path), host=LOOPBACK, port=0)
