@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however pytest began
 
+from pyspark_ckpt.local_files.conf import local_files_conf
 from tests.servers.azure import CONTAINER, azure_server
 from tests.servers.etcd import etcd_server
 from tests.servers.hdfs import Hdfs, hdfs_server
@@ -57,10 +58,9 @@ if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
     # Thousands of synced files take no time there.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
-# Checksums beside Spark's own files take half of those processes. Programs of their own keep them.
-FEW_PROCESSES = {
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"
-}
+# The processes for permissions and links took a sixth of the time of tests with queries. Programs
+# of their own have Hadoop's classes, as most users do.
+NO_PROCESSES = local_files_conf()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -152,7 +152,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
         .config("spark.sql.session.timeZone", "UTC")
-        .config(map=NO_CODEGEN | FEW_PROCESSES)
+        .config(map=NO_CODEGEN | NO_PROCESSES)
         .config("spark.python.daemon.module", "preloaded_daemon")
         .config("spark.executorEnv.PYTHONPATH", str(WORKERS))
         .getOrCreate()

@@ -213,6 +213,13 @@ MUTATIONS = (
         "tests/unit/testing/test_replay.py",
     ),
     Mutation(
+        "token of a location that is cleared halfway",
+        "pyspark_ckpt/restore/seeding.py",
+        "if name not in {SEEDING_MARKER, IDENTITY_NAME}]",
+        "if name != SEEDING_MARKER]",
+        "tests/unit/restore/test_leftovers.py",
+    ),
+    Mutation(
         "types of schemas that PySpark would import",
         "pyspark_ckpt/formats/metadata_check.py",
         "    if has_user_type:",
