@@ -11,6 +11,7 @@
       taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
       owners/<number>                                       which checkpointLocation owns this
       drivers/<term>                                        one driver; the number only grows
+      drivers/ids-<number>                                  how far checkpoint ids have come
       stores/<number>                                       which store has the complete checkpoints
       chk-<id>/_author                                      which driver reserved the id
       chk-<id>/_metadata                                    makes the checkpoint complete
@@ -112,6 +113,11 @@ def checkpoint_id_of(name: str) -> int | None:
 def term_path(term: int) -> str:
     """Return the path of the file with which a driver claims its term."""
     return f"{_DRIVERS}/{term}"
+
+
+def id_mark_path(number: int) -> str:
+    """Return the path of a note on how far the ids of checkpoints have come."""
+    return f"{_DRIVERS}/ids-{number}"
 
 
 def owner_path(number: int) -> str:

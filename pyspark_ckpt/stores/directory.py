@@ -21,6 +21,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
+from pyspark_ckpt.stores.id_marks import IdMarks
 
 
 class DriverTerm:
@@ -72,10 +73,6 @@ class DriverTerm:
         return True
 
 
-PROBED_IDS = 8
-"""How many ids above the highest known id are looked for by name when a store is claimed."""
-
-
 class CompletedCheckpoints(CompletedCheckpointStore):
     """``chk-N`` directories below a checkpoints directory.
 
@@ -86,6 +83,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
     def __init__(self, storage: CoordinatorStorage) -> None:
         super().__init__(storage)
         self._term: DriverTerm | None = None
+        self._marks = IdMarks(storage)
         self._known_ids: set[int] = set()
         self._reserved: set[int] = set()
 
@@ -104,6 +102,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
     def reserve(self, checkpoint_id: int) -> None:
         term = self._claimed()
         term.check()
+        self._marks.cover(checkpoint_id)
         self._storage.write(_author_path(checkpoint_id), [term.author.encode()])
         self._known_ids.add(checkpoint_id)
         self._reserved.add(checkpoint_id)
@@ -167,13 +166,12 @@ class CompletedCheckpoints(CompletedCheckpointStore):
 
     def _probe(self) -> None:
         """Find ids by name that a listing may lack."""
-        number = max(self.used_ids(), default=0)
-        last = number + PROBED_IDS
-        while number < last:
-            number += 1
-            if self._storage.exists(_author_path(number)):
-                self._known_ids.add(number)
-                last = number + PROBED_IDS
+        highest = max(self.used_ids(), default=0)
+        marked = self._marks.read()
+        found = [n for n in marked if n > highest and self._storage.exists(_author_path(n))]
+        if marked and marked[0] > highest and not found:
+            found = [marked[0]]  # its author may be about to write it
+        self._known_ids.update(found)
 
 
 def _author_path(checkpoint_id: int) -> str:
