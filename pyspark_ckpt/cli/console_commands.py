@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -12,32 +11,31 @@ from typing import Any
 from pyspark_ckpt.cli.output import Result
 from pyspark_ckpt.console.data.bundle import is_bundle, unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places
-from pyspark_ckpt.console.opening import NICENESS, open_server
+from pyspark_ckpt.console.opening import Console, open_console
 from pyspark_ckpt.errors import CheckpointNotFoundError
-from pyspark_ckpt.storage.open import LocalStorage, open_storage
+from pyspark_ckpt.storage.open import open_storage
 
 
 def ui(arguments: Namespace) -> Result:
     """Serve the console until it is interrupted, with the time that no other program wants."""
-    os.nice(NICENESS)
     where: dict[str, Any] = {"host": arguments.host, "port": arguments.port}
     if not is_bundle(arguments.path):
-        return _serve(open_server(open_storage(arguments.path), **where))
+        return _serve(open_console(arguments.path, **where))
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt_bundle-") as unpacked:
         unpack_bundle(arguments.path, Path(unpacked))
-        root = LocalStorage(Path(unpacked))
-        return _serve(open_server(root, bundle=arguments.path, **where))
+        return _serve(open_console(unpacked, bundle=arguments.path, **where))
 
 
-def _serve(made: tuple[Any, str]) -> Result:
-    server, url = made
-    sys.stdout.write(f"the console is at {url} until you press Ctrl+C\n")
+def _serve(console: Console) -> Result:
+    sys.stdout.write(f"the console is at {console.url} until you press Ctrl+C\n")
     sys.stdout.flush()
     try:
-        server.run()
+        console.wait()
+    except KeyboardInterrupt:
+        pass
     finally:
-        server.close()
-    return Result({"url": url}, "")
+        console.close()
+    return Result({"url": console.url}, "")
 
 
 def bundle(arguments: Namespace) -> Result:

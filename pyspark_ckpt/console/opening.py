@@ -16,9 +16,6 @@ from pyspark_ckpt.storage.open import Storage
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8270
-NICENESS = 19
-"""A query on the same machine goes first. A process can only become nicer, so this is for good."""
-
 SERVING = "pyspark_ckpt.console.serving"
 """The module that a console's own process runs."""
 
@@ -41,6 +38,8 @@ class Console:
         The address to open in a browser.
     close : callable
         Ends it.
+    wait : callable
+        Returns once it has ended.
 
     Examples
     --------
@@ -52,6 +51,7 @@ class Console:
 
     url: str
     close: Callable[[], None]
+    wait: Callable[[], None]
 
     def _repr_html_(self) -> str:
         return f'<a href="{self.url}" target="_blank" rel="noopener">{self.url}</a>'
@@ -87,10 +87,11 @@ def open_server(
     return make_server(root, host=host, port=port, bundle=bundle)
 
 
-def open_console(directory: str, *, host: str, port: int) -> Console:
+def open_console(directory: str, *, host: str, port: int, bundle: str | None = None) -> Console:
     """Serve a directory in a process of its own, which ends with this one; as :func:`open_server`.
 
-    It is a process because a server in this one would take turns with the threads of a driver.
+    It is a process because a server in this one would take turns with the threads of a driver. It
+    has a session of its own, so that its low priority counts for it only, and for all of it.
 
     Parameters
     ----------
@@ -98,9 +99,11 @@ def open_console(directory: str, *, host: str, port: int) -> Console:
         The path or URL of the directory.
     host, port
         Where it listens; port 0 takes any free port.
+    bundle
+        The path of the bundle that was unpacked into the directory, if it was.
     """
     process = subprocess.Popen(  # noqa: S603  # this Python, and a module of this library
-        [sys.executable, "-m", SERVING, directory, host, str(port)],
+        [sys.executable, "-m", SERVING, directory, host, str(port), bundle or ""],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -126,4 +129,8 @@ def open_console(directory: str, *, host: str, port: int) -> Console:
     if begun.url is None:
         close()
         raise (OSError if begun.is_port_taken else ConfigurationError)(begun.error)
-    return Console(begun.url, close)
+
+    def wait() -> None:
+        process.wait()
+
+    return Console(begun.url, close, wait)

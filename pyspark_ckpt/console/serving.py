@@ -9,15 +9,21 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.console.opening import NICENESS, Begun, open_server
+from pyspark_ckpt.console.opening import Begun, open_server
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.open import open_storage
 
+NICENESS = 19
+_AUTOGROUP = Path("/proc/self/autogroup")
+"""Linux may share processors among sessions first; then a niceness counts within a session only."""
 
-def main(directory: str, host: str, port: str) -> int:
+
+def main(directory: str, host: str, port: str, bundle: str = "") -> int:
     """Serve a directory until the standard input ends; return the exit status.
 
     Parameters
@@ -26,20 +32,30 @@ def main(directory: str, host: str, port: str) -> int:
         The path or URL of the directory.
     host, port
         Where it listens; port 0 takes any free port.
+    bundle
+        The path of the bundle that was unpacked into the directory, if it was.
     """
+    root = open_storage(directory)
     try:
-        server, url = open_server(open_storage(directory), host=host, port=int(port))
+        server, url = open_server(root, host=host, port=int(port), bundle=bundle or None)
     except ConfigurationError as exc:
         _say(Begun(error=str(exc)))
         return 1
     except OSError as exc:
         _say(Begun(error=str(exc), is_port_taken=True))
         return 1
-    os.nice(NICENESS)  # not before the imports, which somebody waits for
+    _step_back()  # not before the imports, which somebody waits for
     threading.Thread(target=_end_with_input, daemon=True).start()
     _say(Begun(url=url))
     server.run()
     return 0
+
+
+def _step_back() -> None:
+    """Leave the processors to whoever wants them: a query on this machine goes first."""
+    os.nice(NICENESS)
+    with suppress(OSError):  # another kernel, or another Linux without it
+        _AUTOGROUP.write_text(str(NICENESS))
 
 
 def _say(begun: Begun) -> None:

@@ -142,7 +142,7 @@ print("ROWS", len(job.result()))
 """
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("with_jar", [True, False])
 def test_a_query_with_it_starts_no_process_for_its_files(tmp_path: Path, with_jar: bool) -> None:

@@ -245,6 +245,7 @@ class Loose(StatefulProcessor):
         pass
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("keys", "count"),
     [

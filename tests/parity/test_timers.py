@@ -281,6 +281,7 @@ def test_no_row_is_late(both: Callable[..., Both], time_mode: str) -> None:
     assert {row.timers for row in rows} == {str(time_mode != "None")}
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("engine", ["pyspark", "ckpt"])
 def test_no_timers_without_a_time_mode(both: Callable[..., Both], engine: str) -> None:
     """With timeMode None a timer is an error."""

@@ -14,7 +14,7 @@ from tests.reach.driver import AskedError, Driver, Input
 NAME = "spark.ckpt.execution.checkpointing"
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.own_jvm
 def test_it_runs_stops_goes_on_and_is_forked(
     spark_driver: Driver, place: Place, rows: Input, tmp_path: Path

@@ -183,6 +183,7 @@ def test_kill_restart_savepoint_fork_and_restore(
     check_output(spark, rescaled, topic, at_checkpoint)
 
 
+@pytest.mark.wide
 def test_a_savepoint_over_another_topic_is_refused(
     spark: SparkSession, tmp_path: Path, topic: Topic
 ) -> None:
@@ -242,6 +243,7 @@ def test_offsets_that_the_broker_does_not_have_are_an_error(topic: Topic) -> Non
         list(source.KafkaReader(options).read(beyond))
 
 
+@pytest.mark.wide
 def test_a_backlog_gets_more_subtasks(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     """The rule sees by the offsets how far the query is behind; the epochs are short enough."""
     topic.produce(400)

@@ -65,6 +65,7 @@ def two_drivers(work: Path) -> Iterator[tuple[Driver, Driver]]:
             driver.end()
 
 
+@pytest.mark.wide
 @pytest.mark.own_jvm
 @pytest.mark.timeout(600)
 def test_one_of_two_drivers_survives(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_broken_line_is_found_and_its_seed_is_replayed() -> None:
     assert "python -m tests.simulation.run" in run.stdout
 
 
+@pytest.mark.wide
 def test_processes_share_the_seeds_and_add_up_their_figures(tmp_path: Path) -> None:
     """What a seed may do is the same in a process of its own as beside others."""
     figures = []

@@ -130,6 +130,7 @@ def fail(error: BaseException) -> Callable[..., Any]:
     return step
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("part", "step"),
     [

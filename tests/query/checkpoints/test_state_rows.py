@@ -44,6 +44,7 @@ def session(spark: SparkSession, store: str) -> Iterator[SparkSession]:
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_driver_reads_what_a_job_reads(
     job: Job, session: SparkSession, store: str, timed: bool, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def test_the_active_session_stays(job: Job) -> None:
     assert after._jsparkSession.equals(active._jsparkSession)
 
 
+@pytest.mark.wide_variants
 def test_a_checkpoint_has_the_handles_of_its_epoch(
     job: Job, session: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_functions_that_return_what_they_get_change_nothing(
     )
 
 
+@pytest.mark.wide_variants
 def test_one_entry_is_changed_in_each_kind_of_state(
     checkpoint: tuple[Job, str], tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_one_entry_is_changed_in_each_kind_of_state(
     assert min(row[1] for row in rows if row[0] == "k1") == 501
 
 
+@pytest.mark.wide_variants
 def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     job, path = checkpoint
 
@@ -103,6 +105,7 @@ def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_pa
     assert later(job, edited.path, tmp_path) == expected_after([*swapped, *EVERYTHING[60:]], 60)
 
 
+@pytest.mark.wide_variants
 def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint
 
@@ -120,7 +123,7 @@ def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> N
         assert view.get(2, 1) is None
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint
 

@@ -80,6 +80,7 @@ def test_edits_on_hdfs(job: Job, hdfs_url: str, tmp_path: Path) -> None:
     check_edits(job, hdfs_url, tmp_path)
 
 
+@pytest.mark.wide
 def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
     history = events_of(0) + events_of(1)
     edit = Tables(history).put(ckpt.edit_state(query=s3_job.df()), s3_job.spark)

@@ -121,7 +121,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     """What the other tests compare is not empty."""
     with ckpt.open_state(saved.sources["CANONICAL"]) as snapshot:

@@ -159,7 +159,7 @@ def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path
     assert {row.every for row in rows} == {'["subtask 0"]', '["subtask 1"]'}
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 def test_what_does_not_fit_is_refused(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     frame = job.spark.createDataFrame

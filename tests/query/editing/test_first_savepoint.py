@@ -74,6 +74,7 @@ class Tables:
         return [(k, b, *t) for k, tally in self.tally.items() for b, t in tally.items()]
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_continues_as_if_it_had_seen_the_history(
     spark: SparkSession, tmp_path: Path, backend: str

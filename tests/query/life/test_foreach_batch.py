@@ -91,6 +91,7 @@ def run_in_pyspark(job: Job, sink: Callable[[DataFrame, int], None]) -> None:
         conf.set(PROVIDER, before)
 
 
+@pytest.mark.wide
 def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
     """The threads change in each epoch, from the first one on and after a restart."""
     job.feed.add(*map(events_of, range(5)))

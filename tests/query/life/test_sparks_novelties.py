@@ -30,6 +30,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Count, output="k string, n long")
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(VERSION < (4, 2), reason="Spark repartitions state since 4.2")
 def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
     """Neither parallelism starts there; the newest checkpoint restores at the new one."""

@@ -133,6 +133,7 @@ def test_a_value_that_does_not_fit_its_state(job: Job) -> None:
     assert line_of(Failing.handleInputRows, "fails here") + "self.total.update" in text
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("step", "method", "place", "called"),
     [
@@ -154,6 +155,7 @@ def test_a_value_that_does_not_fit_the_output(
     assert line_of(called, "def ") in text
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("simplified", ["true", "false"])
 def test_in_a_running_query(job: Job, simplified: str) -> None:
     """With and without Spark's simplified traceback, which leaves causes out."""

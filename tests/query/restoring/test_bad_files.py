@@ -94,6 +94,7 @@ def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damag
     assert not fork.location_path.exists()
 
 
+@pytest.mark.wide
 def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: Path) -> None:
     """No changed byte of _metadata is accepted, whatever it stands for."""
     fork = saved.job.but(base=tmp_path)

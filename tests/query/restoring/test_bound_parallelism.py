@@ -59,6 +59,7 @@ def run_in_vain(job: Job) -> None:
     until(are_over, "tasks of the failed query still run")
 
 
+@pytest.mark.wide
 def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
     """Offsets without a commit fix the parallelism; with the old number, nothing is lost.
 
@@ -80,6 +81,7 @@ def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
     assert job.result() == fresh.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_a_location_that_ran_at_another_number_than_its_offsets_say(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_far_too_many(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert str(many) in line
 
 
+@pytest.mark.wide
 def test_a_session_that_stores_state_as_avro(job: Job) -> None:
     """Users of transformWithState have it: start, restart, restore, checkpoints, rollback."""
     job.feed.add(events_of(0))

@@ -175,6 +175,7 @@ class Widened(Mended):
             yield Row(**row.asDict(), double=2 * row.n)
 
 
+@pytest.mark.wide
 def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
     """A column and a state of the candidate only: it takes over once they are named."""
     uid = job.uid

@@ -38,6 +38,7 @@ def test_stopped_between_epochs(job: Job, backend: str) -> None:
     assert sequences(job.result()) == counted(job.feed.rows)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("interval", ["100ms", "1h"])
 def test_stopped_in_the_middle(job: Job, interval: str) -> None:
     """A stop at any point of an epoch, with or without recent checkpoints, loses nothing."""
@@ -78,6 +79,7 @@ def test_a_strangers_file_beside_no_offsets_is_kept(job: Job) -> None:
     assert strange.exists()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("backend", "local_copy"),
     [

@@ -96,6 +96,7 @@ def subtasks_of(query: ckpt.CheckpointedQuery) -> set[int]:
     )["subtask"])  # fmt: skip
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_up_and_down(job: Job, backend: str) -> None:
     """Databases are divided on the way up; the query's object, id and epochs continue."""

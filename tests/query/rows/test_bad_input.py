@@ -82,6 +82,7 @@ def test_another_program(
             fork.run()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("change", [{"uid": "another"}, {"processor": CountAsInt}])
 def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) -> None:
     """A location does not continue with a changed program; with the right one it does."""

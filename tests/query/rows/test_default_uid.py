@@ -30,6 +30,7 @@ def two(first: str | None, second: str | None) -> Callable[[Job], DataFrame]:
     return plan
 
 
+@pytest.mark.wide
 def test_restarted_restored_and_named_later(job: Job) -> None:
     job.feed.add([("a", 1), ("b", 1)])
     job.run()

@@ -25,6 +25,7 @@ class OtherOrder(Count):
             yield Row(n=row.n, k=row.k)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("processor", "output"), [(Reveal, OUTPUT), (OtherOrder, "k string, n long")]
 )
@@ -190,6 +191,7 @@ class EmitsMisfits(Count):
         yield self.row
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("row", [Row(k="a", n="many"), Row("a", 1, 2)], ids=["type", "width"])
 def test_output_that_does_not_fit(job: Job, row: Row) -> None:
     """A row that does not fit the output is an error that names operator and column."""

@@ -79,6 +79,7 @@ def rows_of(frame: pd.DataFrame) -> list[Any]:
 FILES = [[("a", 1), ("b", 2), ("a", 3)], [("c", 4), ("a", 5)], [("b", 6)] * 3 + [("ö", 7)]]
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_query_is_replayed_bit_for_bit(job: Job, tmp_path: Path, backend: str) -> None:
     job = job.but(processor=Totals, output=TOTALS).using({BACKEND: backend})
@@ -165,6 +166,7 @@ class Tables(ckpt.ArrowProcessor):
         pass
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("method", "kind"), [("InPandas", Frames), ("InBatches", Batches), ("InArrow", Tables)]
 )

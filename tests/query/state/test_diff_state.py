@@ -175,6 +175,7 @@ def checkpoint_with_new_bases(job: Job, query: ckpt.CheckpointedQuery, events: l
     raise AssertionError("no new base snapshots")
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("removed", [False, True])
 def test_base_snapshots_with_files_in_common(
     job: Job, tmp_path: Path, removed: bool, monkeypatch: pytest.MonkeyPatch

@@ -181,6 +181,7 @@ class FailsOnce(Begun):
             raise RuntimeError("the first attempt")
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tasks_that_fail_in_epoch_0(job: Job, backend: str) -> None:
     job.feed.add([(key, 1) for key in KEYS])

@@ -25,6 +25,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["files", "rocksdb"])
 def test_an_epoch_that_fails_is_never_read(job: Job, provider: str) -> None:
     """What Spark's state store has of an epoch without a commit is not read, before or after."""
@@ -65,6 +66,7 @@ def test_an_epoch_that_fails_is_never_read(job: Job, provider: str) -> None:
             query.stop()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_after_a_rollback(job: Job, backend: str) -> None:
     """An epoch that ran again with other rows is read as it is now."""

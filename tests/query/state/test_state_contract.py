@@ -136,6 +136,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.wide_variants
 @settings(
     max_examples=3,
     deadline=None,

@@ -114,6 +114,7 @@ def checkpoints(directory: Path) -> None:
     runner.close()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_a_task_without_descriptors_blames_no_file_and_continues_later(
     tmp_path: Path, backend_type: str

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from pyspark_ckpt.console.opening import LOOPBACK, NICENESS, Console, open_console
+from pyspark_ckpt.console.opening import LOOPBACK, open_console
+from pyspark_ckpt.console.serving import NICENESS
 from pyspark_ckpt.errors import ConfigurationError
 
 HOLDER = """
@@ -27,14 +28,14 @@ sys.stdin.read()
 """
 
 
-def server_of(console: Console) -> int:
+def server_of(url: str) -> int:
     """Return the id of the process that listens at the port of a console."""
-    port = urlsplit(console.url).port
+    port = urlsplit(url).port
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if any(each.laddr.port == port for each in process.net_connections()):
                 return process.pid
-    raise AssertionError(f"nobody listens at {console.url}")
+    raise AssertionError(f"nobody listens at {url}")
 
 
 def page(url: str) -> str:
@@ -46,9 +47,11 @@ def test_a_console_has_a_process_with_the_lowest_priority_until_it_is_closed(
     tmp_path: Path,
 ) -> None:
     console = open_console(str(tmp_path), host=LOOPBACK, port=0)
-    process = server_of(console)
+    process = server_of(console.url)
     assert process != os.getpid()
     assert os.getpriority(os.PRIO_PROCESS, process) == NICENESS
+    group = Path(f"/proc/{process}/autogroup")  # it has a session of its own
+    assert not group.exists() or group.read_text().endswith(f" nice {NICENESS}\n")
     assert "no query" in page(console.url)
     console.close()
     assert not Path(f"/proc/{process}").exists()
@@ -63,9 +66,9 @@ def test_a_console_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
         text=True,
     )
     assert driver.stdout is not None
-    console = Console(driver.stdout.readline().strip(), lambda: None)
-    assert "no query" in page(console.url)
-    server = os.pidfd_open(server_of(console))
+    url = driver.stdout.readline().strip()
+    assert "no query" in page(url)
+    server = os.pidfd_open(server_of(url))
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     ended, _, _ = select.select([server], [], [], 60)

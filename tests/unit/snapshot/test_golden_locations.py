@@ -113,6 +113,7 @@ def test_keyed_states_and_timers_are_what_the_processor_saw(snapshot: ckpt.Snaps
     assert {key for table in tables.values() for key in table} == set(expected)
 
 
+@pytest.mark.wide_variants
 def test_one_key(snapshot: ckpt.Snapshot) -> None:
     for key, told in seen().items():
         rows: dict[str, Rows] = {"timers": []}

@@ -117,6 +117,7 @@ def checkpoints(store: CompletedCheckpointStore, storage: Storage) -> dict[int, 
     return {number: restored_epoch(store, storage, number) for number in store.ids()}
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(("stop_at", "occurrence"), FILES)
 def test_a_driver_that_was_stopped_is_fenced_when_it_continues(
     tmp_path: Path, stop_at: str, occurrence: int

@@ -126,6 +126,7 @@ def test_memory_does_not_grow_with_what_is_written_applied_or_rebuilt(
     assert max(grown.values()) < 230
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_large_values_are_never_all_in_memory(
     tmp_path: Path, storage: Storage, handle: Handle, backend_type: str

@@ -323,6 +323,7 @@ def large_puts(value: str) -> dict[str, str | None]:
     return {f"k{number:02}": value * 700_000 for number in range(40)}
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("eighths", [1, 6])
 def test_a_copy_that_was_being_brought_to_a_handle_is_completed_and_never_trusted(
     subtask: Subtask, eighths: int
@@ -358,6 +359,7 @@ def test_a_copy_that_was_being_brought_to_a_handle_is_completed_and_never_truste
         assert subtask.read(wanted) == expected
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("eighths", [1, 6])
 def test_a_copy_killed_while_it_is_rebuilt_is_completed(subtask: Subtask, eighths: int) -> None:
     subtask.inline = False

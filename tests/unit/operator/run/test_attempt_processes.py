@@ -167,6 +167,7 @@ def begin(running: Running) -> Iterator[Callable[..., Attempt]]:
         attempt.close()
 
 
+@pytest.mark.wide_variants
 def test_a_task_and_its_twin_on_another_executor_both_finish(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path, chance: random.Random
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_task_and_its_twin_on_another_executor_both_finish(
     assert running.left() == set()
 
 
+@pytest.mark.wide_variants
 def test_executors_that_stand_still_continue_after_they_are_given_up(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path
 ) -> None:

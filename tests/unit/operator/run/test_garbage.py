@@ -89,6 +89,7 @@ def test_cycles_stay_until_the_process_has_grown() -> None:
     assert process.alive == 1, "it counts from the last collection"
 
 
+@pytest.mark.wide
 def test_garbage_of_many_tasks_is_bounded() -> None:
     """Each task leaves a megabyte in a cycle; without collections that were 500 MB."""
     collection = SeldomCollection(lambda: 0.0, used_memory_bytes)

@@ -46,6 +46,7 @@ def tables(draw: st.DrawFn) -> tuple[T.StructType, list[tuple[Any, ...]]]:
     return struct(*(kind for kind, _ in columns)), draw(st.lists(values, min_size=1, max_size=4))
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("form", _FORMS)
 @settings(deadline=None, max_examples=300)
 @given(tables())
