@@ -119,6 +119,7 @@ def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
         "backfill_memory",
         "bootstrap",
         "console_looking",
+        "console_looking_busy",
         "console_pages",
         "import_state",
         "live_reads",
