@@ -21,7 +21,7 @@ SERVING = "pyspark_ckpt.console.serving"
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a console's process says first: its address, or why there is none."""
+    """The first line that a console's process writes: its address, or the error."""
 
     url: str | None = None
     error: str = ""

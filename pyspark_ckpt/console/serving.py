@@ -52,7 +52,7 @@ def main(directory: str, host: str, port: str, bundle: str = "") -> int:
 
 
 def _step_back() -> None:
-    """Leave the processors to whoever wants them: a query on this machine goes first."""
+    """Run only when no other program wants the processor, such as a query."""
     os.nice(NICENESS)
     with suppress(OSError):  # another kernel, or another Linux without it
         _AUTOGROUP.write_text(str(NICENESS))

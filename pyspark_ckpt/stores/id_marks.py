@@ -16,6 +16,9 @@ from pyspark_ckpt.storage.numbered_files import highest_number
 IDS_OF_MARK = 16
 """Ids that one mark stands for: a write for so many checkpoints, and so many reads at a start."""
 
+_DIGITS = 18
+"""Most digits of an id, as in the names of checkpoints' directories."""
+
 
 class IdMarks:
     """The marks of one checkpoints directory.
@@ -43,7 +46,7 @@ class IdMarks:
         return range(max(self._first, 1), self._first + IDS_OF_MARK)
 
     def cover(self, checkpoint_id: int) -> None:
-        """Write a mark if there is none for an id yet; durable on return.
+        """Write a mark if no mark stands for an id yet; durable on return.
 
         Parameters
         ----------
@@ -70,7 +73,3 @@ class IdMarks:
                 "chk-N into it"
             )
         self._number, self._first = number, int(text)
-
-
-_DIGITS = 18
-"""Of an id, as in the names of checkpoints' directories."""
