@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import random
 import re
 import secrets
@@ -25,10 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +32,11 @@ import fsspec
 
 from pyspark_ckpt import verify
 from tests import conftest  # noqa: F401  it sets what lets JVMs start soon
-from tests.faults.confined import MOUNT, NAMESPACE, ROOT, may_mount
+from tests.faults.confined import MOUNT, NAMESPACE, may_mount
 from tests.reach.front import Front
 from tests.servers.s3 import BUCKET, s3_server
 from tests.torture.faults import FAULTS, Scene, choose
+from tests.torture.figures import Figures, add_run, commit_of_code, shown, table_of
 from tests.torture.life import EndedError, Life
 from tests.torture.oracle import Input, committed_output
 from tests.torture.screen import Screen
@@ -51,23 +48,6 @@ LONGEST_WAIT_S = 0.8
 BACKLOG = 2
 FEED_EVERY_S = 0.1
 MOST_STARTS = 30
-
-
-@dataclass
-class Figures:
-    """What a torture was."""
-
-    seed: int
-    faults: Counter[str] = field(default_factory=Counter)
-    checkpoints: int = 0
-    files: int = 0
-    rows: int = 0
-    timers: int = 0
-    queries: int = 0
-    forks: int = 0
-    ended_by_themselves: int = 0
-    last_words: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
 
 
 class Torture:
@@ -292,14 +272,18 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=1000)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--minutes", type=float, default=math.inf, help="no fault after that")
-    parser.add_argument("--results", type=Path, help="a file for the figures")
+    parser.add_argument("--results", type=Path, help="a file to add the figures to")
     parser.add_argument("--no-disk", action="store_true", help="no disk of its own to fill")
+    parser.add_argument("--table", type=Path, help="only print a table of this file with figures")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table_of(json.loads(arguments.table.read_text())))
+        return
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
     if DISK not in os.environ and not arguments.no_disk and may_mount():
         sys.exit(_again_with_a_disk(seed, arguments))
     disk = Path(os.environ[DISK]) if DISK in os.environ else None
-    print(f"SEED={seed} COMMIT={_commit()}", flush=True)
+    print(f"SEED={seed} COMMIT={commit_of_code()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="torture-") as work:
         torture = Torture(
             Path(work), disk, arguments.kills, seed, arguments.minutes, arguments.results
@@ -315,7 +299,7 @@ def main() -> None:
             raise
         finally:
             _write(torture.figures, arguments.results)
-    print(json.dumps(_shown(figures)))
+    print(json.dumps(shown(figures)))
 
 
 def _again_with_a_disk(seed: int, arguments: argparse.Namespace) -> int:
@@ -329,29 +313,9 @@ def _again_with_a_disk(seed: int, arguments: argparse.Namespace) -> int:
     return subprocess.run([*command, *program], env=environment, check=False).returncode
 
 
-def _shown(figures: Figures) -> Mapping[str, Any]:
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "commit": _commit()}
-    kinds = {
-        kind: sum(n for fault, n in figures.faults.items() if fault.endswith(ending))
-        for kind, ending in (("kills", " killed"), ("pauses", " stands still"))
-    }
-    return {**vars(figures), "total": figures.faults.total(), **kinds, **machine}
-
-
 def _write(figures: Figures, results: Path | None) -> None:
     if results is not None:
-        results.write_text(json.dumps(_shown(figures), indent=1) + "\n")
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip()
+        add_run(shown(figures), results)
 
 
 if __name__ == "__main__":

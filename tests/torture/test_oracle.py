@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.torture.figures import Figures, add_run, table_of
 from tests.torture.oracle import KEYS, Input, WrongOutputError, time_ms
-from tests.torture.run import Figures
 from tests.torture.screen import Screen
 
 FILES = 12
@@ -111,3 +112,21 @@ def test_the_screen_shows_counts_and_events(capsys: pytest.CaptureFixture[str]) 
     assert "10 faults; query 3" in capsys.readouterr().out
     assert "driver killed" in captured.get()
     assert "SEED=7" in captured.get()
+
+
+def test_runs_add_up_in_one_file(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    counted = {"queries": 1, "forks": 0, "rows": 1500, "timers": 7, "seconds": 60.0}
+
+    def run(seed: int, **faults: int) -> dict[str, Any]:
+        kills = faults.get("driver killed", 0)
+        total = sum(faults.values())
+        figures = {"faults": faults, "total": total, "kills": kills, "pauses": 0, **counted}
+        return {"seed": seed, "commit": "abc1234", **figures}
+
+    add_run(run(1, **{"driver killed": 2}), results)
+    add_run(run(2, **{"driver killed": 1, "disk full": 1}), results)
+    add_run(run(2, **{"driver killed": 1, "disk full": 3}), results)
+    table = table_of(json.loads(results.read_text()))
+    assert "| all | | 6 | 3 | 0 | 2 | 0 | 3,000 | 14 | 2 |" in table
+    assert "disk full 3, driver killed 3" in table
