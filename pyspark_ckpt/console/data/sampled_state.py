@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_ckpt.console.data.pace import Pace
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.snapshot.snapshot import Snapshot
 from pyspark_ckpt.snapshot.views import StateView, TableView
@@ -37,17 +38,23 @@ class _TimeIsOverError(Exception):
 
 
 class _TimeLimit:
-    """Ends :data:`MOST_SECONDS` after it was made."""
+    """Ends :data:`MOST_SECONDS` after it was made; a check rests if other programs want to run."""
 
     def __init__(self) -> None:
         self._end_at = time.monotonic() + MOST_SECONDS
+        self._pace = Pace()
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() > self._end_at
 
+    def rest(self) -> None:
+        """Let other programs run if they want to."""
+        self._pace.rest()
+
     def check(self) -> None:
-        """Raise the error of this module if the time is over."""
+        """Rest if need be, and raise the error of this module if the time is over."""
+        self.rest()
         if self.is_over:
             raise _TimeIsOverError
 
@@ -258,7 +265,9 @@ def _heaviest(
         for row in rows.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in known:
-                is_asked = None not in key and not limit.is_over
+                has_grown = row["__bytes_count"] > 1  # one row is no growth, and a look is dear
+                limit.rest()
+                is_asked = has_grown and None not in key and not limit.is_over
                 known[key] = (
                     before.rows_of(*key).num_rows if before is not None and is_asked else None
                 )

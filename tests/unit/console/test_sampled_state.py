@@ -16,6 +16,7 @@ from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
+from pyspark_ckpt.snapshot.views import StateView
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, Key, MadeSavepoint
 
@@ -127,13 +128,13 @@ def test_keys_are_not_looked_up_in_the_older_snapshot_after_the_time(
     savepoint: MadeSavepoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     savepoint.epoch(
-        lambda handle: {"count": handle.getValueState("count", NUMBER)},
-        lambda states, _: states["count"].update((1,)),
+        lambda handle: {"visits": handle.getListState("visits", NUMBER)},
+        lambda states, _: states["visits"].put([(1,), (2,)]),
     )
     path = savepoint.save("s", canonical=True)
     with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
-        found = sample_of(newer, UID, "count", older).heaviest
-        assert [each.rows_before for each in found] == [1] * 5
+        found = sample_of(newer, UID, "visits", older).heaviest
+        assert [each.rows_before for each in found] == [2] * 5
         heaviest = sampled_state._heaviest
 
         def late(*arguments: Any) -> Any:
@@ -141,5 +142,19 @@ def test_keys_are_not_looked_up_in_the_older_snapshot_after_the_time(
             return heaviest(*arguments)
 
         monkeypatch.setattr(sampled_state, "_heaviest", late)
-        found = sample_of(newer, UID, "count", older).heaviest
+        found = sample_of(newer, UID, "visits", older).heaviest
         assert [each.rows_before for each in found] == [None] * 5
+
+
+def test_keys_of_one_row_are_not_looked_up_in_the_older_snapshot(
+    savepoint: MadeSavepoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    savepoint.epoch(
+        lambda handle: {"count": handle.getValueState("count", NUMBER)},
+        lambda states, _: states["count"].update((1,)),
+    )
+    path = savepoint.save("s", canonical=True)
+    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+        monkeypatch.delattr(StateView, "rows_of")
+        found = sample_of(newer, UID, "count", older).heaviest
+    assert [(each.rows, each.rows_before) for each in found] == [(1, None)] * 5
