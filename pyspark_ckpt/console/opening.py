@@ -39,7 +39,7 @@ class Console:
     close : callable
         Ends it.
     wait : callable
-        Returns once it has ended.
+        Returns once it was closed; raises :class:`CkptError` if its process ended by itself.
 
     Examples
     --------
@@ -119,18 +119,22 @@ def open_console(directory: str, *, host: str, port: int, bundle: str | None = N
         process.stdin.close()  # it ends at the end of its input
         process.wait()
 
-    if not answer:
-        close()
-        raise CkptError(
+    def ended_by_itself() -> CkptError:
+        return CkptError(
             f"the process that serves the console of {directory} ended with exit code "
             f"{process.returncode}: its error is on this process's standard error"
         )
+
+    if not answer:
+        close()
+        raise ended_by_itself()
     begun = msgspec.json.decode(answer, type=Begun)
     if begun.url is None:
         close()
         raise (OSError if begun.is_port_taken else ConfigurationError)(begun.error)
 
     def wait() -> None:
-        process.wait()
+        if process.wait() != 0:
+            raise ended_by_itself()
 
     return Console(begun.url, close, wait)

@@ -18,7 +18,7 @@ import pytest
 
 from pyspark_ckpt.console.opening import LOOPBACK, open_console
 from pyspark_ckpt.console.serving import NICENESS
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import CkptError, ConfigurationError
 
 HOLDER = """
 import sys
@@ -73,6 +73,20 @@ def test_a_console_ends_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     driver.wait()
     ended, _, _ = select.select([server], [], [], 60)
     assert ended
+
+
+def test_waiting_for_a_console_whose_process_dies_is_an_error(tmp_path: Path) -> None:
+    console = open_console(str(tmp_path), host=LOOPBACK, port=0)
+    os.kill(server_of(console.url), signal.SIGKILL)
+    with pytest.raises(CkptError, match="exit code -9"):
+        console.wait()
+    console.close()
+
+
+def test_waiting_for_a_console_ends_when_it_is_closed(tmp_path: Path) -> None:
+    console = open_console(str(tmp_path), host=LOOPBACK, port=0)
+    console.close()
+    console.wait()
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
