@@ -175,6 +175,7 @@ def test_a_query_with_it_starts_no_process_for_its_files(tmp_path: Path, with_ja
     assert list((tmp_path / "loc" / "offsets").glob(".*.crc"))
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(shutil.which("javac") is None, reason="the jar is built with a JDK")
 def test_the_jar_is_built_from_its_sources(tmp_path: Path) -> None:
     built = tmp_path / "built.jar"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.torture.figures import Figures, add_run, table_of
+from tests.torture.life import FATAL
 from tests.torture.oracle import KEYS, Input, WrongOutputError, time_ms
 from tests.torture.screen import Screen
 
@@ -130,3 +131,18 @@ def test_runs_add_up_in_one_file(tmp_path: Path) -> None:
     table = table_of(json.loads(results.read_text()))
     assert "| all | | 6 | 3 | 0 | 2 | 0 | 3,000 | 14 | 2 |" in table
     assert "disk full 3, driver killed 3" in table
+
+
+@pytest.mark.parametrize(
+    ("line", "is_fatal"),
+    [
+        ("AssertionError: key a has 2 after 0", True),
+        ("pyspark_ckpt.errors.CorruptFileError: handle-3 has another digest", True),
+        ("java.lang.AssertionError: assertion failed: BlockManager re-registration", False),
+        ("ERROR TaskSchedulerImpl: Lost executor 2", False),
+    ],
+)
+def test_an_error_that_no_fault_explains_ends_a_torture(
+    line: str, *, is_fatal: bool
+) -> None:
+    assert bool(FATAL.search(f"before\n{line}\nafter")) is is_fatal

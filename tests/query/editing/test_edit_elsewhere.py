@@ -91,6 +91,7 @@ def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
     assert s3_job.result() == expected_after(EVERYTHING, 40)
 
 
+@pytest.mark.wide
 def test_a_failed_edit_leaves_nothing_on_s3(s3_job: Job, s3_url: str) -> None:
     rows = s3_job.spark.createDataFrame([("a", 1, 1), ("a", 2, 2)], "k string, n long, total long")
     edit = ckpt.edit_state(query=s3_job.df()).put("op", "count", rows)

@@ -133,7 +133,7 @@ def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     assert "-6012" in emitted  # the timer of e, which was set before
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "is_written_anew"),
     [

@@ -109,6 +109,7 @@ def test_conf_files(tmp_path: Path) -> None:
         ckpt.read_conf_file(file)
 
 
+@pytest.mark.wide
 def test_directories(job: Job) -> None:
     """With .dir set the files go to <dir>/<query id>, and the query restarts from there."""
     elsewhere, savepoints = job.base / "checkpoints", job.base / "savepoints"

@@ -83,6 +83,7 @@ def copy(saved: Saved, tmp_path: Path) -> Path:
     return shutil.copytree(saved.savepoint, tmp_path / saved.savepoint.name)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("damage", [*DAMAGES, "wrong magic"])
 def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damage: str) -> None:
     """Scenario 7: a damaged _metadata refuses the restore, names the file, and touches nothing."""
@@ -107,6 +108,7 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
         path.write_bytes(whole)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("directory", "damage"),
     [
@@ -192,6 +194,7 @@ def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("lost", ["newest checkpoint", "all checkpoints", *in_soak(("directory",))])
 def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
     """A query never continues committed epochs with an empty state."""

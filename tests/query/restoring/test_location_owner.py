@@ -65,6 +65,7 @@ def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
         copy.run()
 
 
+@pytest.mark.wide
 def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
     """It has no identity: the copy that starts first owns the checkpoints, the other is refused."""
     job = elsewhere(job)

@@ -89,6 +89,7 @@ class FirstRow(StatefulProcessor):
         return iter([Row(key[0], n, f"{first and first.v}")])
 
 
+@pytest.mark.wide
 def test_input_that_is_not_consumed(job: Job) -> None:
     """The next key or epoch does not see rows that a processor leaves; each key has one call."""
     rows = [(k, v) for k in ("a", "lazy", "b", "c", "d") for v in range(4)]

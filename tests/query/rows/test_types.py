@@ -190,6 +190,7 @@ def python_types(
     return spark.read.parquet(str(base / "out")), run_in_pyspark(job)
 
 
+@pytest.mark.wide
 def test_python_types(python_types: tuple[DataFrame, DataFrame]) -> None:
     """Processors get the same Python objects as in PySpark."""
     ours, theirs = python_types

@@ -211,6 +211,7 @@ class Alarms(StatefulProcessor):
         pass
 
 
+@pytest.mark.wide
 def test_event_time_keys_that_are_computed_and_a_broadcast_stream(
     job: Job, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
     assert "value -1" in result.failures[0]
 
 
+@pytest.mark.wide
 def test_released_rows_are_replayed(job: Job, tmp_path: Path) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
     captured(job)

@@ -132,6 +132,7 @@ def test_partitions_together_are_the_table(path: str) -> None:
     assert sorted(users) == sorted(user for user, _ in KEYS)
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("options", "words"),
     [

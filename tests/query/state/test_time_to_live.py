@@ -110,6 +110,7 @@ def write(*seconds: int) -> list[list[Any]]:
     return [[("a", second, at(second)), ("b", second, at(second))] for second in seconds]
 
 
+@pytest.mark.wide
 def test_switched_on_restart(job: Job) -> None:
     """On, longer, shorter and off apply at once to stored entries, in both times."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)

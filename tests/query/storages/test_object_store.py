@@ -112,6 +112,7 @@ def state_files(storage: Storage, number: int) -> list[FileReference]:
     return [storage.write(f"shared/state-{each}", [b"x" * each]) for each in range(number)]
 
 
+@pytest.mark.wide
 def test_executors_check_many_files(
     job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,7 +165,7 @@ def taken_with_a_fault(storage: Storage, fault: str, index: int | None) -> tuple
 CHANGING = ("write", "delete", "delete_directory", "make_directory")
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_single_operation_of_an_object_store_fails_in_turn(fault: str) -> None:
     """Scenarios 1, 2 and 5: not done, done with the answer lost, or cut."""

@@ -226,7 +226,7 @@ def test_a_look_at_many_files_is_many_requests_at_once(
             check_files(S3Storage(BUCKET, prefix), files)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_a_server_that_is_killed_during_a_write_is_an_error(
     s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, size: int

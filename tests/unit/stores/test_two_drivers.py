@@ -189,6 +189,7 @@ def test_a_driver_that_was_stopped_changes_nothing_in_etcd(
     assert taken_over(storage, settings, first) == [1, 3, 4, 5]
 
 
+@pytest.mark.wide
 def test_a_driver_that_was_stopped_changes_nothing_in_kubernetes(
     tmp_path: Path, kubernetes: ConfigMaps
 ) -> None:

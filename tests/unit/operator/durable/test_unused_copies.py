@@ -89,6 +89,7 @@ def test_of_copies_that_are_too_much_the_longest_unused_go(copies: Copies) -> No
     assert fresh.is_dir()
 
 
+@pytest.mark.wide_variants
 @pytest.mark.parametrize("held", [1, 2])
 def test_a_copy_in_use_stays_however_old(copies: Copies, held: int) -> None:
     """Another process uses it; with two copies, it uses the private one."""
