@@ -160,6 +160,7 @@ def _write(path: Path, examples: int, seconds: dict[str, float]) -> None:
         "inputs_of_each_parser": examples,
         "inputs": examples * len(seconds),
         "seconds": round(sum(seconds.values()), 1),
+        "processor_seconds": round(time.process_time(), 1),
         "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
         "commit": commit.stdout.strip(),
         "seconds_of_parsers": seconds,
