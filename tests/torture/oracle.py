@@ -1,7 +1,10 @@
 """The input of the tortured query, and what must come of it: exact for each key.
 
-Shares nothing with the library and nothing with Spark. Rows of file f have the time 10 s times f,
-and the epoch of file f sees the time of file f - 1 as its watermark.
+Shares nothing with the library. Rows of file f have the time 10 s times f, and the epoch of file f
+sees the time of file f - 1 as its watermark. An epoch has one file. It has more if a driver is
+killed between Spark's log of the source and its log of offsets: the next driver then adds a file.
+So which files an epoch has is read from Spark's logs. The rows of a key in such an epoch may come
+in any order.
 """
 
 from __future__ import annotations
@@ -82,7 +85,13 @@ class Input:
         self.files.append(counts)
         return number
 
-    def check(self, output: Sequence[Mapping[str, Any]], *, is_whole: bool) -> Checked:
+    def check(
+        self,
+        output: Sequence[Mapping[str, Any]],
+        *,
+        is_whole: bool,
+        epochs: Mapping[int, range] | None = None,
+    ) -> Checked:
         """Check the output of a query from its first file on, which a fork's savepoint decides.
 
         Parameters
@@ -91,6 +100,8 @@ class Input:
             All rows that the query wrote.
         is_whole
             Whether the query has processed all files, with the epoch without rows after them.
+        epochs
+            The files of the epoch of each file that is not the only one of its epoch.
 
         Raises
         ------
@@ -101,10 +112,13 @@ class Input:
         timers = [row for row in output if row["kind"] == "timer"]
         for row in output:
             _demand(row["m"] == row["n"], "the second operator counted otherwise", row)
+        together = [(epochs or {}).get(f, range(f, f + 1)) for f in range(len(self.files))]
         first, last = self._span_of(rows)
+        _demand(first >= 0 and last < len(self.files), "rows of no file", (first, last))
+        first, last = together[first].start, together[last].stop - 1
         _demand(not is_whole or last == len(self.files) - 1, "files are missing", last)
-        self._check_rows(rows, first, last)
-        self._check_timers(timers, first, last, is_whole=is_whole)
+        self._check_rows(rows, first, together[: last + 1])
+        self._check_timers(timers, first, together[: last + 1], is_whole=is_whole)
         return Checked(first, last, len(rows), len(timers))
 
     def _span_of(self, rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
@@ -122,28 +136,41 @@ class Input:
             files.add(at)
         return min(files), max(files)
 
-    def _check_rows(self, rows: Sequence[Mapping[str, Any]], first: int, last: int) -> None:
+    def _check_rows(
+        self, rows: Sequence[Mapping[str, Any]], first: int, together: Sequence[range]
+    ) -> None:
         found = _by_key(rows)
         for key in KEYS:
-            n = total = 0
-            wanted = []
-            for file, counts in enumerate(self.files[: last + 1]):
-                young = self.files[max(0, file - 3) : file]
-                live = sum(each[key] for each in young)
-                for _ in range(counts[key]):
-                    n, total = n + 1, total + file
-                    if file >= first:
-                        wanted.append((n, total, live))
-            seen = sorted((row["n"], row["total"], row["live"]) for row in found.get(key, ()))
+            n = before = 0
+            wanted: list[tuple[int, int, int]] = []
+            spans: list[tuple[int, int]] = []
+            written: list[tuple[int, int]] = []  # the newest file of an epoch, and its entries
+            for files in sorted(set(together), key=lambda files: files.start):
+                each = [file for file in files for _ in range(self.files[file][key])]
+                live = sum(count for newest, count in written if newest >= files.start - 3)
+                if files.start >= first:
+                    wanted += [(n + at, file, live) for at, file in enumerate(each, 1)]
+                    spans.append((n + 1, n + len(each)))
+                else:
+                    before += sum(each)
+                n += len(each)
+                written.append((max(each, default=-1), len(each)))
+            seen = _with_files(found.get(key, ()), before, spans)
             _demand(seen == wanted, f"rows of {key}", _difference(seen, wanted))
 
     def _check_timers(
-        self, timers: Sequence[Mapping[str, Any]], first: int, last: int, *, is_whole: bool
+        self,
+        timers: Sequence[Mapping[str, Any]],
+        first: int,
+        together: Sequence[range],
+        *,
+        is_whole: bool,
     ) -> None:
         found = _by_key(timers)
+        last = len(together) - 1
         # The epoch without rows, in which the newest watermark fires, may not have come yet.
-        froms = [time_ms(first - 2), time_ms(first - 1)] if first else [0]
-        tos = [time_ms(last)] if is_whole else [time_ms(last - 1), time_ms(last)]
+        froms = [time_ms(together[first - 1].start - 1), time_ms(first - 1)] if first else [0]
+        tos = [time_ms(last)] if is_whole else [time_ms(together[last].start - 1), time_ms(last)]
         seen = {key: sorted((row["at"], row["n"]) for row in found.get(key, ())) for key in KEYS}
         for from_ms in froms:
             for to_ms in tos:
@@ -159,6 +186,22 @@ class Input:
             if counts[key]
         ]
         return [(at, n) for n, at in enumerate(set_for, 1) if from_ms < at <= to_ms]
+
+
+def _with_files(
+    rows: Sequence[Mapping[str, Any]], before: int, spans: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int]]:
+    """Return the number, the file and the young entries of each row; files ascend in an epoch."""
+    ordered = sorted((row["n"], row["total"], row["live"]) for row in rows)
+    totals = [before, *(total for _, total, _ in ordered)]
+    files = {
+        n: after - ahead
+        for (n, _, _), (ahead, after) in zip(ordered, pairwise(totals), strict=True)
+    }
+    for low, high in spans:
+        there = [n for n in range(low, high + 1) if n in files]
+        files |= dict(zip(there, sorted(files[n] for n in there), strict=True))
+    return [(n, files[n], live) for n, _, live in ordered]
 
 
 def _by_key(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -178,6 +221,22 @@ def _difference(seen: list[Any], wanted: list[Any]) -> str:
 def _demand(holds: bool, what: str, detail: Any) -> None:
     if not holds:
         raise WrongOutputError(f"{what}: {detail}")
+
+
+def epochs_with_files(location: Path) -> tuple[int, dict[int, range]]:
+    """Return the last file before those of a location, and the epoch of each file in its logs.
+
+    Parameters
+    ----------
+    location
+        The query's `checkpointLocation`, in which an entry of Spark's source log is a file.
+    """
+    log = location / "offsets"
+    entries = sorted(int(path.name) for path in log.glob("[0-9]*"))
+    ends = [json.loads((log / str(n)).read_text().split("\n")[2])["logOffset"] for n in entries]
+    before = -1 if entries[0] == 0 else ends.pop(0)
+    epochs = (range(low + 1, high + 1) for low, high in pairwise([before, *ends]))
+    return before, {file: files for files in epochs for file in files}
 
 
 def committed_output(directory: Path) -> list[dict[str, Any]]:

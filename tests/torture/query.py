@@ -1,7 +1,8 @@
 """The tortured query: two operators, with timers and with state that ages in event time.
 
 All rows of a file have the number of the file as their value, and its time. So what is emitted does
-not depend on the order of the rows of a file, which Spark may change when a task runs again.
+not depend on the order of the rows of a file, which Spark may change when a task runs again. With
+two files in an epoch, which a kill in Spark's planning can bring, the sums depend on it.
 """
 
 from __future__ import annotations

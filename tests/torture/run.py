@@ -38,7 +38,7 @@ from tests.servers.s3 import BUCKET, s3_server
 from tests.torture.faults import FAULTS, Scene, choose
 from tests.torture.figures import Figures, add_run, commit_of_code, shown, table_of
 from tests.torture.life import EndedError, Life
-from tests.torture.oracle import Input, committed_output
+from tests.torture.oracle import Input, committed_output, epochs_with_files
 from tests.torture.screen import Screen
 
 DISK = "CKPT_TORTURE_DISK"
@@ -69,6 +69,7 @@ class Torture:
         self.figures = Figures(seed)
         self.input = Input(work / "input", random.Random(seed))
         self._spec: dict[str, Any] = {}
+        self._epochs: dict[int, range] = {}
         self._screen = Screen(seed, kills)
         self._life: Life | None = None
         self._fed_at = 0.0
@@ -162,7 +163,10 @@ class Torture:
             self._kill_everything()
         self._finish()
         output = committed_output(Path(self._spec["output"]))
-        checked = self.input.check(output, is_whole=True)
+        before, epochs = epochs_with_files(Path(self._spec["location"]))
+        epochs |= {file: files for file, files in self._epochs.items() if file <= before}
+        self._epochs = epochs
+        checked = self.input.check(output, is_whole=True, epochs=epochs)
         self.figures.rows += checked.rows
         self.figures.timers += checked.timers
         self._screen.tell(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.torture.figures import Figures, add_run, table_of
 from tests.torture.life import FATAL
-from tests.torture.oracle import KEYS, Input, WrongOutputError, time_ms
+from tests.torture.oracle import KEYS, Input, WrongOutputError, epochs_with_files, time_ms
 from tests.torture.screen import Screen
 
 FILES = 12
@@ -94,6 +94,69 @@ def test_each_damage_is_found(given: Input, kind: str, damage: str) -> None:
             given.check(output, is_whole=True)
 
 
+def output_with_two_files_in_an_epoch(given: Input, both: range, order: list[int]) -> Output:
+    """Process the files, two of them in one epoch in an order of their own."""
+    n: dict[str, int] = defaultdict(int)
+    total: dict[str, int] = defaultdict(int)
+    output = [row for row in output_of(given, 0, -1, FILES - 1) if row["kind"] == "timer"]
+    epochs = [[f] for f in range(both.start)] + [order] + [[f] for f in range(both.stop, FILES)]
+    for key in KEYS:
+        entries: list[tuple[int, int]] = []  # the newest row of the key in its epoch, and how many
+        watermark = -1
+        for files in epochs:
+            rows = [f for f in files for _ in range(given.files[f][key])]
+            live = sum(n for at, n in entries if time_ms(at) + 25_000 > time_ms(watermark))
+            for file in rows:
+                n[key] += 1
+                total[key] += file
+                row = {"key": key, "kind": "row", "n": n[key], "m": n[key]}
+                output.append({**row, "total": total[key], "live": live, "at": 0})
+            entries.append((max(rows, default=-10), len(rows)))
+            watermark = max(files)
+    return output
+
+
+@pytest.mark.parametrize("order", [[4, 5], [5, 4]])
+def test_two_files_in_an_epoch_are_exact_in_either_order(given: Input, order: list[int]) -> None:
+    both = range(4, 6)
+    output = output_with_two_files_in_an_epoch(given, both, order)
+    epochs = {4: both, 5: both}
+    assert given.check(output, is_whole=True, epochs=epochs).last == FILES - 1
+    with pytest.raises(WrongOutputError):
+        given.check(output, is_whole=True)
+    rows = [number for number, row in enumerate(output) if row["kind"] == "row"]
+    for place in random.Random(3).sample(rows, 20):
+        for damaged in (
+            [*output[:place], *output[place + 1 :]],
+            [*output, output[place]],
+            [*output[:place], {**output[place], "live": 99}, *output[place + 1 :]],
+            [
+                *output[:place],
+                {**output[place], "total": output[place]["total"] + 7},
+                *output[place + 1 :],
+            ],
+        ):
+            with pytest.raises(WrongOutputError):
+                given.check(damaged, is_whole=True, epochs=epochs)
+
+
+def test_the_epochs_of_files_are_read_from_sparks_log(tmp_path: Path) -> None:
+    log = tmp_path / "offsets"
+    log.mkdir()
+
+    def note(epoch: int, end: int) -> None:
+        (log / str(epoch)).write_text(f'v1\n{{}}\n{{"logOffset":{end}}}')
+
+    note(0, 0)
+    note(1, 2)
+    note(2, 2)  # an epoch without rows
+    note(10, 3)
+    found = {0: range(1), 1: range(1, 3), 2: range(1, 3), 3: range(3, 4)}
+    assert epochs_with_files(tmp_path) == (-1, found)
+    (log / "0").unlink()  # a fork's location begins with its savepoint's epoch
+    assert epochs_with_files(tmp_path) == (2, {3: range(3, 4)})
+
+
 def test_files_that_are_missing_at_the_end_are_found(given: Input) -> None:
     output = output_of(given, 0, -1, FILES - 1)
     given.add()
@@ -142,7 +205,5 @@ def test_runs_add_up_in_one_file(tmp_path: Path) -> None:
         ("ERROR TaskSchedulerImpl: Lost executor 2", False),
     ],
 )
-def test_an_error_that_no_fault_explains_ends_a_torture(
-    line: str, *, is_fatal: bool
-) -> None:
+def test_an_error_that_no_fault_explains_ends_a_torture(line: str, *, is_fatal: bool) -> None:
     assert bool(FATAL.search(f"before\n{line}\nafter")) is is_fatal
