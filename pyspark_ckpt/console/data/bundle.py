@@ -246,6 +246,9 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
             members = file.infolist()
             if len(members) > MOST_FILES or sum(each.file_size for each in members) > MOST_BYTES:
                 raise _no_bundle(path, "it is too large")
+            size = Path(path).stat().st_size
+            if any(each.compress_size > size for each in members):  # a buffer is made for it
+                raise _no_bundle(path, "a file in it is larger than the bundle")
             index = _index(path, file.read(INDEX_NAME))
             for member in members:
                 if member.filename == INDEX_NAME:

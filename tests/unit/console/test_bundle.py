@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from pyspark_ckpt.console.data import bundle
 from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_bundle
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.data.queries import summary_of
+from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import (
     CheckpointRecord,
@@ -59,3 +62,23 @@ def test_who_made_a_query_is_kept_though_notes_are_left_out(
     unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
     (place,) = find_places(LocalStorage(tmp_path / "unpacked")).queries
     assert summary_of(place, 2).made_by == "ann"
+
+
+def test_a_file_that_says_it_has_gigabytes_of_a_small_bundle_gets_no_buffer(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x","queries":{},"savepoints":{}}')
+        file.writestr("0/_owner", b"x")
+    said = bytearray(path.read_bytes())
+    entry = said.rindex(b"PK\x01\x02")
+    said[entry + 20 : entry + 24] = (1 << 30).to_bytes(4, "little")  # the compressed size
+    path.write_bytes(said)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFileError, match="larger than the bundle"):
+            unpack_bundle(str(path), tmp_path / "unpacked")
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
