@@ -126,6 +126,8 @@ class PointedCheckpoints(CompletedCheckpointStore):
 
     def remove(self, checkpoint_id: int) -> None:
         self._pointers.delete(checkpoint_id)
+        # By name: a listing may lack them, and a fork would begin with what is left.
+        self._storage.delete([_pointed_path(checkpoint_id), metadata_path(checkpoint_id)])
         self._storage.delete_directory(checkpoint_name(checkpoint_id))
         self._reserved.discard(checkpoint_id)
 
