@@ -21,7 +21,7 @@ from pyspark_ckpt.checkpoint.rebuild_notice import RebuildNotice
 from pyspark_ckpt.checkpoint.spark_operator_state import keep_spark_operators
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import source_log_path
+from pyspark_ckpt.formats.layout import SHARED, source_log_path
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     EpochContents,
@@ -153,7 +153,7 @@ def gather(
         watermark_ms=log.watermark_ms(epoch),
         offsets_entry=offsets.text(),
         commits_entry=log.commits_entry(epoch),
-        source_logs=tuple(_keep_source_log(query, file) for file in logs),
+        source_logs=_keep_source_logs(query, logs),
         operators=operators,
         source_ids=sources.ids,
         phases_ms=phases.ended_ms,
@@ -207,14 +207,25 @@ class PhaseTimes:
         self._began_ms = now_ms
 
 
-def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> SourceLog:
+def _keep_source_logs(query: QueryFiles, files: Iterable[SourceLogFile]) -> tuple[SourceLog, ...]:
+    kept = [_keep_source_log(query, file) for file in files]
+    if not all(is_written for _, is_written in kept):
+        # Another thread may have named such a copy just now, or have failed to sync its name.
+        query.storage.make_durable(SHARED)
+    return tuple(log for log, _ in kept)
+
+
+def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> tuple[SourceLog, bool]:
+    """Return the copy of a source log, and whether it was written now."""
     content = query.spark_log.storage.read(file.path)
     sha256 = hashlib.sha256(content).hexdigest()
     # An earlier driver of the query may be about to clean up: it shares no copy with this one.
     own = hashlib.sha256(f"{query.run} {sha256}".encode()).hexdigest()
     path = source_log_path(file.source_index, file.log_name, own)
     reference = FileReference(path, len(content), sha256)
+    is_written = False
     if not query.storage.exists(path):
         with suppress(FileExistsError):  # of a checkpoint or savepoint at the same time
             query.storage.write(path, [content])
-    return SourceLog(file.source_index, file.log_name, reference)
+            is_written = True
+    return SourceLog(file.source_index, file.log_name, reference), is_written

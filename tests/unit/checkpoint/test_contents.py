@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from tests.faults.epochs import Epochs, files_of, restored_epoch
+from tests.faults.epochs import COUNT, RARE, Epochs, files_of, restored_epoch
 
 
 class Query:
@@ -108,3 +111,21 @@ def test_copies_that_were_lost_are_made_again(query: Query) -> None:
     taken = query.take()
     assert isinstance(taken, CompletedCheckpoint)
     assert restored_epoch(query.store, query.storage, 2) == 3
+
+
+def test_a_copy_that_another_thread_has_named_is_durable_once_the_epoch_is_gathered(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A savepoint's thread may have linked the name, and not have synced it yet."""
+    files = query.epochs.files(query.storage)
+    files = dataclasses.replace(files, operators=StatefulOperators((COUNT, RARE)))
+    named = query.epochs.snapshot(3, files).source_logs
+    shared, synced, fsync = query.storage.root / "shared", [], os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert query.epochs.snapshot(3, files).source_logs == named
+    assert synced == [shared]  # once for all copies
