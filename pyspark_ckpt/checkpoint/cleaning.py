@@ -203,7 +203,7 @@ class CheckpointFiles:
         if isinstance(metadata, CheckpointMetadata):
             # Later epochs build on the handles of this one; source logs only serve a restore.
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
-            self._needed_by_readers()
+            needed |= self._needed_by_readers()
             self._storage.delete(garbage_of(self._storage, metadata, needed))
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:

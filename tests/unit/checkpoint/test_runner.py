@@ -21,7 +21,9 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.snapshot.pin import ReaderPin
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -493,6 +495,23 @@ def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)
     assert taken.checkpoint_id == 4
+
+
+def test_what_a_reader_has_pinned_outlives_discarded_checkpoints(
+    query: Query, start: Callable[..., CheckpointRunner]
+) -> None:
+    runner = start()
+    query.commit()
+    taken = take(runner, query)
+    assert isinstance(taken, CompletedCheckpoint)
+    pin = ReaderPin(RestoreSource(taken.path))
+    (log,) = read_metadata(LocalStorage(Path(taken.path))).source_logs
+    runner.close()
+    runner.discard_all()
+    assert query.storage.exists(log.file.path)
+    pin.close()
+    runner.discard_all()
+    assert directories(query) == ["chk-1"]
 
 
 def test_a_listener_that_raises_or_triggers_harms_nothing(
