@@ -14,6 +14,7 @@ file exists. No clock is involved.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.formats.layout import AUTHOR_NAME, checkpoint_name, term_path
@@ -165,13 +166,25 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         return self._term
 
     def _probe(self) -> None:
-        """Find ids by name that a listing may lack."""
+        """Find ids by name that a listing may lack.
+
+        They are higher than the highest id in the listing. Ids of older marks may be retained too,
+        so the search goes back to that id, or to a mark of which no id is in use any more.
+        """
         highest = max(self.used_ids(), default=0)
         marked = self._marks.read()
-        found = [n for n in marked if n > highest and self._storage.exists(_author_path(n))]
+        found = self._in_use(marked, highest)
         if marked and marked[0] > highest and not found:
             found = [marked[0]]  # its author may be about to write it
         self._known_ids.update(found)
+        older, oldest = self._marks.older(), marked
+        while found and oldest and oldest[0] - 1 > highest:
+            oldest = next(older, range(0))
+            found = self._in_use(oldest, highest)
+            self._known_ids.update(found)
+
+    def _in_use(self, ids: Iterable[int], highest: int) -> list[int]:
+        return [n for n in ids if n > highest and self._storage.exists(_author_path(n))]
 
 
 def _author_path(checkpoint_id: int) -> str:

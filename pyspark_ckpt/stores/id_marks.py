@@ -8,6 +8,8 @@ id that it stands for, and it is never deleted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import id_mark_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
@@ -43,7 +45,18 @@ class IdMarks:
             If the mark was changed.
         """
         self._find(highest_number(self._storage, id_mark_path))
-        return range(max(self._first, 1), self._first + IDS_OF_MARK)
+        return _ids_since(self._first)
+
+    def older(self) -> Iterator[range]:
+        """Yield the ids of the marks before the one that was found, newest first.
+
+        Raises
+        ------
+        CorruptFileError
+            If a mark was changed.
+        """
+        for number in range(self._number - 1, 0, -1):
+            yield _ids_since(self._first_of(number))
 
     def cover(self, checkpoint_id: int) -> None:
         """Write a mark if no mark stands for an id yet; durable on return.
@@ -63,8 +76,10 @@ class IdMarks:
                 self._number, self._first = number, checkpoint_id
 
     def _find(self, number: int) -> None:
-        if number == 0:
-            return
+        if number > 0:
+            self._number, self._first = number, self._first_of(number)
+
+    def _first_of(self, number: int) -> int:
         path = id_mark_path(number)
         text = self._storage.read(path)
         if not (text.isdigit() and len(text) <= _DIGITS):
@@ -72,4 +87,8 @@ class IdMarks:
                 f"{self._storage.url_of(path)} holds no checkpoint id: write the id of the newest "
                 "chk-N into it"
             )
-        self._number, self._first = number, int(text)
+        return int(text)
+
+
+def _ids_since(first: int) -> range:
+    return range(max(first, 1), first + IDS_OF_MARK)

@@ -40,6 +40,42 @@ def test_no_id_is_used_twice_although_a_listing_lacks_all(
     assert last_id_at_next_start(storage.root) == last
 
 
+@pytest.mark.parametrize(
+    ("retained", "last"),
+    [(3, IDS_OF_MARK + 1), (3, IDS_OF_MARK), (40, 5 * IDS_OF_MARK + 3), (40, 20)],
+)
+def test_all_retained_checkpoints_are_found_although_a_listing_lacks_them(
+    storage: LocalStorage, snapshot: CheckpointMetadata, retained: int, last: int
+) -> None:
+    """They may have been made before the newest mark."""
+    store = CompletedCheckpoints(storage)
+    for number in range(1, last + 1):
+        store.add(number, snapshot)
+        store.remove(number - retained)
+    next_start = CompletedCheckpoints(Lagging(storage.root))
+    next_start.claim()
+    assert next_start.ids() == list(range(max(last - retained, 0) + 1, last + 1))
+
+
+def test_ids_below_the_listing_s_highest_are_not_looked_for(
+    storage: LocalStorage, snapshot: CheckpointMetadata
+) -> None:
+    """A start needs few requests, however many checkpoints there were."""
+    store = CompletedCheckpoints(storage)
+    for number in range(1, 4 * IDS_OF_MARK + 1):
+        store.add(number, snapshot)
+        store.remove(number - 3)
+    looked: list[str] = []
+
+    class Noted(LocalStorage):
+        def exists(self, relative: str) -> bool:
+            looked.append(relative)
+            return super().exists(relative)
+
+    CompletedCheckpoints(Noted(storage.root)).claim()
+    assert not [path for path in looked if path.startswith("chk-")]
+
+
 def test_an_id_that_was_marked_and_never_reserved_is_left_out(storage: LocalStorage) -> None:
     """Its driver may be about to reserve it."""
     IdMarks(storage).cover(40)
