@@ -5,6 +5,7 @@ A file is needed if
 * a retained checkpoint or a handle of the newest checkpoint refers to it,
 * it belongs to a base snapshot that such a handle names as pending,
 * an epoch after the newest checkpoint may have written it; the name of a file has its epoch,
+* a newer checkpoint of another driver, which may still be completed, may refer to it,
 * a reader of a snapshot has pinned it (:mod:`pyspark_ckpt.stores.reader_pins`).
 
 All other files that this library wrote are garbage, also leftovers of failed attempts. Files with
@@ -103,7 +104,8 @@ def _may_go(
 ) -> bool:
     file = state_file(name)
     if file is None:
-        # The coordinator writes them, and does not clean at the same time. The initial state of
+        # The coordinator writes them, and does not clean at the same time; those of another driver
+        # that may still complete a checkpoint are not looked for. The initial state of
         # epoch 0 is not needed once there is a checkpoint.
         return (
             is_source_log(name)
@@ -223,6 +225,11 @@ class CheckpointFiles:
         return pinned_files(self._storage, now) if found else set()
 
     def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
+        # Looked for before the complete checkpoints, because it may become one of them. Its id is
+        # not removed: its driver may report it as complete at this moment, and take over again.
+        # Once this driver completes a newer checkpoint, the id is removed, and then files are.
+        if any(number > completed[-1] for number in self.store.unfinished_by_others()):
+            return
         newest = self.read(completed[-1])
         needed: set[str] = set()
         # A listing may lack checkpoints that are known to be retained.

@@ -84,6 +84,13 @@ class CompletedCheckpointStore(ABC):
         """Return whether a checkpoint is complete."""
 
     @abstractmethod
+    def unfinished_by_others(self) -> list[int]:
+        """Return the ids that other drivers have reserved and may still complete.
+
+        Such a driver may have passed its last check, and be about to write ``_metadata``.
+        """
+
+    @abstractmethod
     def used_ids(self) -> list[int]:
         """Return the ids of all directories, complete or not, oldest first.
 

@@ -87,6 +87,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._marks = IdMarks(storage)
         self._known_ids: set[int] = set()
         self._reserved: set[int] = set()
+        self._own: set[int] = set()
 
     def claim(self) -> None:
         self._term = DriverTerm(self._storage)
@@ -107,6 +108,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.write(_author_path(checkpoint_id), [term.author.encode()])
         self._known_ids.add(checkpoint_id)
         self._reserved.add(checkpoint_id)
+        self._own.add(checkpoint_id)
         # A driver that claims later finds the id in use; this finds a driver that claimed before.
         term.check()
 
@@ -127,6 +129,9 @@ class CompletedCheckpoints(CompletedCheckpointStore):
             _author_path(checkpoint_id)
         )
 
+    def unfinished_by_others(self) -> list[int]:
+        return [n for n in self.used_ids() if n not in self._own and not self.is_complete(n)]
+
     def used_ids(self) -> list[int]:
         # A listing may lack names that an earlier listing had.
         self._known_ids |= self._listed_ids()
@@ -137,6 +142,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.delete([metadata_path(checkpoint_id)])
         self._storage.delete_directory(checkpoint_name(checkpoint_id))
         self._known_ids.discard(checkpoint_id)
+        self._own.discard(checkpoint_id)
 
     def remove_all(self) -> None:
         used = self.used_ids()

@@ -112,6 +112,9 @@ class PointedCheckpoints(CompletedCheckpointStore):
         with suppress(OSError):
             self._storage.write(_pointed_path(checkpoint_id), [b""])
 
+    def unfinished_by_others(self) -> list[int]:
+        return []  # the pointers of fenced drivers are refused
+
     def is_complete(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self._pointers.ids()
 

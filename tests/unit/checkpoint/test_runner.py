@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pyspark_ckpt.snapshot.pin import ReaderPin
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.faults.epochs import Epochs, restored_epoch
 
 QUERY = "0123456789"
 SUBTASKS = frozenset(Subtask("count", number) for number in range(4))
@@ -50,6 +52,32 @@ class FaultyStorage(LocalStorage):
         if is_metadata and self.after is not None:
             raise self.after
         return written
+
+
+class Paused(LocalStorage):
+    """A storage whose driver is paused before it writes one file."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        super().__init__(root)
+        self._path = path
+        self._is_there, self._goes_on = threading.Event(), threading.Event()
+
+    def begin(self, work: Callable[[], object]) -> Future[object]:
+        """Begin to do something in another thread; return when it is paused."""
+        pool = ThreadPoolExecutor(1)
+        future = pool.submit(work)
+        pool.shutdown(wait=False)
+        assert self._is_there.wait(60)
+        return future
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        if relative == self._path:
+            self._is_there.set()
+            assert self._goes_on.wait(60)
+        return super().write(relative, chunks)
 
 
 class Heard(CheckpointListener):
@@ -470,6 +498,59 @@ def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
     assert read_metadata(LocalStorage(Path(theirs.path))) == stored
     take(other, query)
     assert directories(query) == ["chk-2", "chk-3"]
+
+
+def test_no_file_goes_while_the_driver_before_may_still_publish_its_checkpoint(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: it was paused after its last check; the next driver's checkpoint fails."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    one = epochs.runner(paused, num_retained=1)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner(num_retained=1)
+    lost = epochs.handles[-1].segments[-1].file
+    assert lost is not None
+    content = storage.read(lost.path)
+    storage.delete([lost.path])  # cannot be read for a moment
+    with pytest.raises(CheckpointAbortedError, match=lost.path):
+        other.take(epochs.committed_epoch, periodic=False)
+    storage.write(lost.path, [content])
+    paused.go_on()
+    taken = taking.result(timeout=60)
+    assert isinstance(taken, CompletedCheckpoint)
+    store = CompletedCheckpoints(storage)
+    assert restored_epoch(store, storage, taken.checkpoint_id) == 1
+    epochs.commit()
+    following = other.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(following, CompletedCheckpoint)
+    assert store.ids() == [4]
+    assert restored_epoch(store, storage, 4) == 2
+
+
+def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_complete(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: its files are deleted then, and it stays refused when it takes over again."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    one = epochs.runner(paused, num_retained=3)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner()
+    other.take(epochs.committed_epoch, periodic=False)
+    paused.go_on()
+    with pytest.raises(CheckpointAbortedError, match="another driver"):
+        taking.result(timeout=60)
+    one.take_over()
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    store = CompletedCheckpoints(storage)
+    assert store.ids() == [1, 3, 4]
+    assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
 
 
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(

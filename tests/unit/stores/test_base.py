@@ -249,6 +249,30 @@ def test_what_was_given_up_by_another_driver_cannot_be_completed(
     assert other.used_ids() == [2]
 
 
+def test_what_another_driver_may_still_complete_is_known_until_it_cannot(
+    store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
+) -> None:
+    """Scenario 24: the first driver has passed its last check, and nothing of it was removed."""
+    store.add(1, snapshot)
+    store.reserve(2)
+    assert store.unfinished_by_others() == []  # it is its own
+    store.check_reserved(2)
+    other = new_driver()
+    other.claim()
+    unfinished = other.unfinished_by_others()
+    other.reserve(3)
+    assert other.unfinished_by_others() == unfinished
+    if unfinished:
+        assert unfinished == [2]
+        store.add(2, snapshot)
+        assert other.ids() == [1, 2]
+    else:
+        with pytest.raises(FencedError):
+            store.add(2, snapshot)
+        assert other.ids() == [1]
+    assert other.unfinished_by_others() == []
+
+
 def test_an_id_that_was_freed_is_not_given_out_again(
     store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
 ) -> None:
