@@ -78,7 +78,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
     """``chk-N`` directories below a checkpoints directory.
 
     The newest directory stays even if its checkpoint was aborted or discarded, because the next
-    start gets the highest id from it.
+    start gets the highest id from it. If it is another driver's, a new one takes its place.
     """
 
     def __init__(self, storage: CoordinatorStorage) -> None:
@@ -149,6 +149,11 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.delete([metadata_path(number) for number in used])
         for number in used[:-1]:
             self.remove(number)
+        if used and used[-1] not in self._own:
+            # Its driver may be about to write its `_metadata`: an id of this driver takes its place
+            # as the highest.
+            self.reserve(used[-1] + 1)
+            self.remove(used[-1])
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -553,6 +553,27 @@ def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_comple
     assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
 
 
+def test_discarding_refuses_what_the_driver_before_may_still_publish(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: it would be complete, without its files."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    one = epochs.runner(paused)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner()
+    other.close()
+    for _ in range(2):
+        other.discard_all()
+    paused.go_on()
+    with pytest.raises(CheckpointAbortedError, match="another driver"):
+        taking.result(timeout=60)
+    store = CompletedCheckpoints(storage)
+    assert (store.ids(), store.last_id()) == ([], 3)
+
+
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
