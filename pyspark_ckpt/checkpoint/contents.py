@@ -219,8 +219,7 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> tuple[SourceLog,
     """Return the copy of a source log, and whether it was written now."""
     content = query.spark_log.storage.read(file.path)
     sha256 = hashlib.sha256(content).hexdigest()
-    # An earlier driver of the query may be about to clean up: it shares no copy with this one.
-    own = hashlib.sha256(f"{query.run} {sha256}".encode()).hexdigest()
+    own = hashlib.sha256(f"{query.copy_names.mark} {sha256}".encode()).hexdigest()
     path = source_log_path(file.source_index, file.log_name, own)
     reference = FileReference(path, len(content), sha256)
     is_written = False

@@ -17,6 +17,21 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage
 
 
+class CopyNames:
+    """What distinguishes the names of one driver's copies from those of other drivers.
+
+    Another driver of the query may be about to delete copies that it found. It shares none with
+    this one. When this driver takes over again, it shares none with its time before either.
+    """
+
+    def __init__(self) -> None:
+        self.mark = secrets.token_hex(8)
+
+    def renew(self) -> None:
+        """Name the next copies as no copy before them."""
+        self.mark = secrets.token_hex(8)
+
+
 class SparkStateCopies:
     """Copies of the files of Spark's own state in a checkpoints directory, one per file.
 
@@ -30,15 +45,14 @@ class SparkStateCopies:
         The ``checkpointLocation``.
     checkpoints
         The checkpoints directory.
-    run
-        A name that no other start of the query has. An earlier driver of the query, which may be
-        about to clean up, shares no copy with this one.
+    names
+        Names of this driver's copies.
     """
 
-    def __init__(self, location: Storage, checkpoints: Storage, run: str) -> None:
+    def __init__(self, location: Storage, checkpoints: Storage, names: CopyNames) -> None:
         self._location = location
         self._checkpoints = checkpoints
-        self._run = run
+        self._names = names
         self._lock = threading.Lock()
         self._copied: dict[str, FileReference] = {}
 
@@ -52,7 +66,7 @@ class SparkStateCopies:
         """
         source = f"{STATE}/{operator_id}/{name}"
         try:
-            known = f"{self._run} {source} {self._location.fingerprint(source)}"
+            known = f"{self._names.mark} {source} {self._location.fingerprint(source)}"
             path = spark_operator_path(operator_id, hashlib.sha256(known.encode()).hexdigest())
             return SparkOperatorFile(name, self._copy(source, path))
         except FileNotFoundError as exc:
@@ -78,8 +92,8 @@ class QueryFiles:
 
     `source_ids` has for each of Spark's source offsets the source that it belongs to, and
     `given_names` has the names that the user gave the sources. `run` is a name that no other start
-    of the query has. `spark_state_copies` has the copies of the state of
-    Spark's own operators.
+    of the query has. `copy_names` distinguishes its copies of Spark's files.
+    `spark_state_copies` has the copies of the state of Spark's own operators.
     """
 
     checkpoint_location: str
@@ -92,10 +106,11 @@ class QueryFiles:
     source_ids: tuple[int, ...]
     given_names: tuple[str, ...] = ()
     run: str = field(default_factory=lambda: secrets.token_hex(8))
+    copy_names: CopyNames = field(default_factory=CopyNames)
     spark_state_copies: SparkStateCopies = field(init=False)
 
     def __post_init__(self) -> None:
-        copies = SparkStateCopies(self.spark_log.storage, self.storage, self.run)
+        copies = SparkStateCopies(self.spark_log.storage, self.storage, self.copy_names)
         object.__setattr__(self, "spark_state_copies", copies)
 
     def through(self, storage: Storage) -> QueryFiles:

@@ -41,7 +41,13 @@ def runner_of(
         for number in range(operator.parallelism)
     )
     return CheckpointRunner(
-        files.query_id, subtasks, storage, settings, gathering.gather, gathering.cancel
+        files.query_id,
+        subtasks,
+        storage,
+        settings,
+        gathering.gather,
+        gathering.cancel,
+        files.copy_names.renew,
     )
 
 

@@ -58,6 +58,8 @@ class CheckpointRunner:
         Gathers a committed epoch; called in the thread of the steps, may take its time.
     cancel
         Ends the gathering soon, if it can; called at the timeout.
+    renew_copies
+        Lets the gathering rely on no copy of a file that was made before; called at a take-over.
 
     Raises
     ------
@@ -73,12 +75,14 @@ class CheckpointRunner:
         settings: Settings,
         gather: Callable[[int], EpochContents],
         cancel: Callable[[], None] = lambda: None,
+        renew_copies: Callable[[], None] = lambda: None,
     ) -> None:
         self.exclusive = threading.Lock()
         self.hold = CleaningHold()
         self.listeners = Listeners()
         self.query_id = query_id
         self._cancel = cancel
+        self._renew_copies = renew_copies
         self._timeout_ms = settings.timeout_ms
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
         self._requests: dict[int, dict[str, int]] = {}
@@ -130,7 +134,10 @@ class CheckpointRunner:
             If it is not known to have worked.
         """
         with self.exclusive:
-            self._store.claim()
+            try:
+                self._store.claim()
+            finally:  # the other driver may be about to delete the copies that it found
+                self._renew_copies()
             last_id = self._store.last_id()
             with self._guard:
                 self._machine.note_used_id(last_id)

@@ -141,6 +141,7 @@ class Epochs:
             storage,
             Settings(**settings),
             lambda epoch: self.snapshot(epoch, files),
+            renew_copies=files.copy_names.renew,
         )
 
     def files(self, storage: Storage) -> QueryFiles:

@@ -195,6 +195,7 @@ class Application:
             retrying,
             world.settings,
             self._gather,
+            renew_copies=files.copy_names.renew,
         )
         world.newest[query_id] = self
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:

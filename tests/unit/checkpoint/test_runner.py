@@ -55,11 +55,11 @@ class FaultyStorage(LocalStorage):
 
 
 class Paused(LocalStorage):
-    """A storage whose driver is paused before it writes one file."""
+    """A storage whose driver is paused before it writes or deletes one file."""
 
-    def __init__(self, root: Path, path: str) -> None:
+    def __init__(self, root: Path, operation: str) -> None:
         super().__init__(root)
-        self._path = path
+        self._operation = operation
         self._is_there, self._goes_on = threading.Event(), threading.Event()
 
     def begin(self, work: Callable[[], object]) -> Future[object]:
@@ -74,10 +74,19 @@ class Paused(LocalStorage):
         self._goes_on.set()
 
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        if relative == self._path:
+        self._pause_at(f"write {relative}")
+        return super().write(relative, chunks)
+
+    def delete(self, relatives: Iterable[str]) -> None:
+        paths = tuple(relatives)
+        for path in paths:
+            self._pause_at(f"delete {path}")
+        super().delete(paths)
+
+    def _pause_at(self, operation: str) -> None:
+        if operation.startswith(self._operation):
             self._is_there.set()
             assert self._goes_on.wait(60)
-        return super().write(relative, chunks)
 
 
 class Heard(CheckpointListener):
@@ -504,7 +513,7 @@ def test_no_file_goes_while_the_driver_before_may_still_publish_its_checkpoint(
     storage: LocalStorage,
 ) -> None:
     """Scenario 24: it was paused after its last check; the next driver's checkpoint fails."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
     one = epochs.runner(paused, num_retained=1)
     epochs.commit()
     one.take(epochs.committed_epoch, periodic=False)
@@ -534,7 +543,7 @@ def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_comple
     storage: LocalStorage,
 ) -> None:
     """Scenario 24: its files are deleted then, and it stays refused when it takes over again."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
     one = epochs.runner(paused, num_retained=3)
     epochs.commit()
     one.take(epochs.committed_epoch, periodic=False)
@@ -553,11 +562,31 @@ def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_comple
     assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
 
 
+def test_a_driver_that_takes_over_again_relies_on_no_copy_that_another_may_delete(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: the other driver has found garbage, and is paused before it deletes it."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "delete shared/source-")
+    one = epochs.runner(num_retained=1)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    other = epochs.runner(paused, num_retained=1)
+    taking = paused.begin(lambda: other.take(epochs.committed_epoch, periodic=False))
+    one.take_over()
+    epochs.commit()
+    taken = one.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(taken, CompletedCheckpoint)
+    paused.go_on()
+    taking.result(timeout=60)
+    assert restored_epoch(CompletedCheckpoints(storage), storage, taken.checkpoint_id) == 2
+
+
 def test_discarding_refuses_what_the_driver_before_may_still_publish(
     storage: LocalStorage,
 ) -> None:
     """Scenario 24: it would be complete, without its files."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "chk-2/_metadata")
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
     one = epochs.runner(paused)
     epochs.commit()
     one.take(epochs.committed_epoch, periodic=False)

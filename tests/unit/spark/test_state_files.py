@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.checkpoint.query_files import SparkStateCopies
+from pyspark_ckpt.checkpoint.query_files import CopyNames, SparkStateCopies
 from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
 from pyspark_ckpt.spark.state_files import (
     copy_first_version,
@@ -177,7 +177,7 @@ def test_a_file_is_copied_once_until_spark_replaces_it(
 ) -> None:
     """It is also copied again after its copy was cleaned away; a missing file aborts."""
     checkpoints = LocalStorage(tmp_path / "copies")
-    copies = SparkStateCopies(location, checkpoints, "run")
+    copies = SparkStateCopies(location, checkpoints, CopyNames())
     path = put_file("state/0/0/1.delta", b"first")
     first = copies.keep(0, "0/1.delta")
     assert checkpoints.read(first.file.path) == b"first"
