@@ -7,6 +7,7 @@ and the one driver that may write; each of its steps is atomic.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
@@ -73,10 +74,15 @@ class PointedCheckpoints(CompletedCheckpointStore):
         self._pointers = pointers
         self._reserved: set[int] = set()
         self._is_claimed = False
+        # A checkpoint may hang while another thread claims the store again.
+        self._claiming = threading.Lock()
 
     def claim(self) -> None:
-        self._pointers.claim()
-        self._is_claimed = True
+        with self._claiming:
+            # Another driver may have had the store, and have deleted what they refer to.
+            self._reserved.clear()
+            self._pointers.claim()
+            self._is_claimed = True
 
     def check(self) -> None:
         if self._is_claimed:
@@ -93,16 +99,18 @@ class PointedCheckpoints(CompletedCheckpointStore):
         self._reserved.add(checkpoint_id)
 
     def check_reserved(self, checkpoint_id: int) -> None:
-        assert checkpoint_id in self._reserved
+        self._check_still_reserved(checkpoint_id)
         self._pointers.check()
 
     def add(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
         if checkpoint_id not in self._reserved:
             self.reserve(checkpoint_id)
         self._write_metadata(checkpoint_id, metadata)
-        self._reserved.discard(checkpoint_id)
         try:
-            self._pointers.put(checkpoint_id, self.path(checkpoint_id))
+            with self._claiming:
+                self._check_still_reserved(checkpoint_id)
+                self._reserved.discard(checkpoint_id)
+                self._pointers.put(checkpoint_id, self.path(checkpoint_id))
         except FencedError:
             # There is no pointer to it, and there will never be one.
             with suppress(OSError):
@@ -145,6 +153,13 @@ class PointedCheckpoints(CompletedCheckpointStore):
 
     def close(self) -> None:
         self._pointers.close()
+
+    def _check_still_reserved(self, checkpoint_id: int) -> None:
+        if checkpoint_id not in self._reserved:
+            raise FencedError(
+                f"{self.path(checkpoint_id)} was reserved before this driver took the checkpoints "
+                "back from another driver. Run a query once at a time: stop the other one"
+            )
 
 
 def _pointed_path(checkpoint_id: int) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, Fence
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
 from pyspark_ckpt.settings import HighAvailability, Settings
-from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.open import open_store
@@ -271,6 +273,47 @@ def test_what_another_driver_may_still_complete_is_known_until_it_cannot(
             store.add(2, snapshot)
         assert other.ids() == [1]
     assert other.unfinished_by_others() == []
+
+
+@pytest.mark.parametrize("kind", ["files", "pointers in memory"])
+def test_what_hung_while_another_driver_had_the_store_is_completed_only_if_nobody_removed_it(
+    kind: str, place: Storage, snapshot: CheckpointMetadata
+) -> None:
+    """Scenario 24: the write of ``_metadata`` hangs, and its driver takes the store back."""
+    shared = SharedPointers()
+    others: list[CompletedCheckpointStore] = []
+
+    def another() -> CompletedCheckpointStore:
+        if kind == "files":
+            return CompletedCheckpoints(place)
+        return PointedCheckpoints(place, MemoryPointers(shared))
+
+    class Hanging(LocalStorage):
+        def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+            if relative == "chk-2/_metadata":
+                others.append(another())
+                others[0].claim()
+                others[0].add(3, snapshot)
+                others[0].remove(2)
+                store.claim()
+            return super().write(relative, chunks)
+
+    hanging = Hanging(Path(place.url))
+    store: CompletedCheckpointStore = (
+        CompletedCheckpoints(hanging)
+        if kind == "files"
+        else PointedCheckpoints(hanging, MemoryPointers(shared))
+    )
+    store.claim()
+    store.add(1, snapshot)
+    store.reserve(2)
+    with pytest.raises(FencedError, match="another driver"):
+        store.add(2, snapshot)
+    assert store.ids() == others[0].ids() == [1, 3]
+    with pytest.raises(FencedError, match="another driver"):
+        store.check_reserved(2)
+    store.add(4, snapshot)
+    assert store.ids() == [1, 3, 4]
 
 
 def test_an_id_that_was_freed_is_not_given_out_again(
