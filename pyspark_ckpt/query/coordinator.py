@@ -70,6 +70,7 @@ from pyspark_ckpt.query.stopping_failure import (
     spark_ended,
     stop_failed,
 )
+from pyspark_ckpt.restarting.stopping import RestartStop
 from pyspark_ckpt.restore.rollback import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
@@ -128,7 +129,7 @@ class CheckpointCoordinator:
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
         self._spark_has_ended = False
-        self._is_restarting = False
+        self._restart = RestartStop(streaming_query)
         self._race = EpochRace(streaming_query, files.spark_log)
         self._watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
@@ -314,7 +315,7 @@ class CheckpointCoordinator:
                 "stateful operators for good, so it is not supported: stop the query without drain"
             )
 
-        if self._is_restarting:
+        if self._restart.is_under_way:
             raise query_has_ended(self._files.query_id)
         was_active = False
 
@@ -365,9 +366,9 @@ class CheckpointCoordinator:
             self._stopping.wait(self._settings.timeout_ms / 1000)
             if not self._query.isActive:
                 raise query_has_ended(self._files.query_id)
-            self._is_restarting = True
-            self._taker.take_back_if_fenced()
-            stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
+            with self._restart.stopping():
+                self._taker.take_back_if_fenced()
+                stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
             if (error := self.failure or library_error(self._query.exception())) is not None:
                 raise error
@@ -428,7 +429,7 @@ class CheckpointCoordinator:
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
-        is_kept = self._is_restarting or retention is Retention.RETAIN_ON_CANCELLATION
+        is_kept = self._restart.is_under_way or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
@@ -437,7 +438,7 @@ class CheckpointCoordinator:
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
         self._try("closing the checkpoints", self._runner.close)
-        if not self._is_restarting:
+        if not self._restart.is_under_way:
             self._try("refusing requests", self.requests.close)
         if not retains:
             self._discard()

@@ -12,6 +12,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
+from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore import rollback
 from tests.query.harness import (
@@ -207,6 +208,27 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         check_numbered(job, 2)
         assert subtasks_of(query) == {0, 1}
         query.stop()
+
+
+def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is out of reach at the check of the fence."""
+
+    def out_of_reach(_: CheckpointTaker) -> None:
+        msg = "connection reset"
+        raise OSError(msg)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        with monkeypatch.context() as patched:
+            patched.setattr(CheckpointTaker, "take_back_if_fenced", out_of_reach)
+            with pytest.raises(OSError, match="connection reset"):
+                query.rescale(3)
+        assert query.isActive
+        assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
 
 
 def test_a_location_that_is_half_exchanged_starts(
