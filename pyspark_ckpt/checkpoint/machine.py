@@ -103,7 +103,8 @@ class CheckpointMachine:
     last_id
         The highest id of any attempt so far, whether it was completed or not.
     completed
-        The epochs of the retained checkpoints by id, ``None`` for one that cannot be read.
+        The epochs of the retained checkpoints by id, ``None`` for one that cannot be read, or whose
+        epoch the query has lost.
     """
 
     def __init__(
@@ -149,6 +150,12 @@ class CheckpointMachine:
         """Return the highest id that is completed."""
         return max(self.ids(CheckpointState.COMPLETED), default=None)
 
+    def covers(self, epoch: int) -> bool:
+        """Return whether the newest completed checkpoint has a committed epoch, or a later one."""
+        newest = self.newest_completed()
+        newest_epoch = None if newest is None else self._checkpoints[newest].epoch
+        return newest_epoch is not None and epoch <= newest_epoch
+
     def retained_from(self) -> int:
         """Return the id below which checkpoints are not retained; 0 while there is room."""
         completed = self.ids(CheckpointState.COMPLETED)
@@ -190,9 +197,7 @@ class CheckpointMachine:
             self._last_triggered_ms = self._clock()
         if epoch is None:
             return Refusal.NO_COMMITTED_EPOCH
-        newest = self.newest_completed()
-        newest_epoch = None if newest is None else self._checkpoints[newest].epoch
-        if newest_epoch is not None and epoch <= newest_epoch:
+        if self.covers(epoch):
             return Refusal.NO_NEW_EPOCH
         self.last_id += 1
         self._checkpoints[self.last_id] = _Checkpoint(

@@ -1,16 +1,27 @@
-"""Makes the runner of a query's checkpoints, which gathers them with Spark."""
+"""Makes the runner of a query's checkpoints, which gathers them with Spark.
+
+An epoch's number alone does not say what is in the epoch. Spark does not sync its own files: after
+a power loss it runs epochs again, with other input. Therefore a checkpoint is compared with the
+offsets that the location has.
+"""
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.contents import Gathering, metadata_at_end
 from pyspark_ckpt.checkpoint.machine import Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.retrying import retried
 
 
 def runner_of(
@@ -48,7 +59,40 @@ def runner_of(
         gathering.gather,
         gathering.cancel,
         files.copy_names.renew,
+        lambda metadata: retried(lambda: is_present(files.spark_log, metadata)),
     )
+
+
+def is_present(log: SparkLog, metadata: CheckpointMetadata) -> bool:
+    """Return whether a location has committed a checkpoint's epoch, with the same input.
+
+    Parameters
+    ----------
+    log
+        Spark's files in the location.
+    metadata
+        The checkpoint's.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read.
+    """
+    names = metadata.source_names
+    sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
+    try:
+        if not log.is_committed(metadata.epoch):
+            return False
+        entry = log.offsets_entry(metadata.epoch).in_order(sources).text()
+        return _input(entry) == _input(metadata.offsets_entry)
+    except (CkptError, ValueError):
+        return False
+
+
+def _input(entry: str) -> tuple[object, list[str]]:
+    """Return an epoch's times and offsets; a restart in place changes the conf beside them."""
+    _, fields, *offsets = entry.split("\n")
+    return {**json.loads(fields), "conf": None}, offsets
 
 
 def last_metadata(
@@ -64,7 +108,7 @@ def last_metadata(
         If a part of the epoch is missing.
     """
     newest = runner.newest()
-    if newest is not None and newest.epoch == epoch:
+    if newest is not None and newest.epoch == epoch and runner.covers(epoch):
         metadata = runner.metadata_of(newest.checkpoint_id)
         if metadata is not None:
             return newest.path, metadata

@@ -60,6 +60,9 @@ class CheckpointRunner:
         Ends the gathering soon, if it can; called at the timeout.
     renew_copies
         Lets the gathering rely on no copy of a file that was made before; called at a take-over.
+    is_present
+        Returns whether a checkpoint's epoch is one that the query has committed. Spark loses its
+        newest epochs in a power loss, and runs others with their numbers.
 
     Raises
     ------
@@ -76,6 +79,7 @@ class CheckpointRunner:
         gather: Callable[[int], EpochContents],
         cancel: Callable[[], None] = lambda: None,
         renew_copies: Callable[[], None] = lambda: None,
+        is_present: Callable[[CheckpointMetadata], bool] = lambda _: True,
     ) -> None:
         self.exclusive = threading.Lock()
         self.hold = CleaningHold()
@@ -94,7 +98,7 @@ class CheckpointRunner:
             settings,
             monotonic_ms,
             self._store.last_id(),
-            {number: self._files.epoch_of(number) for number in self._store.ids()},
+            self._present_epochs(is_present),
         )
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
@@ -161,6 +165,11 @@ class CheckpointRunner:
         return CompletedCheckpoint.of(
             newest, self.path(newest), metadata, self._requests.get(newest)
         )
+
+    def covers(self, epoch: int) -> bool:
+        """Return whether the newest checkpoint has a committed epoch, or a later one."""
+        with self._guard:
+            return self._machine.covers(epoch)
 
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
@@ -290,6 +299,25 @@ class CheckpointRunner:
         with self.exclusive:
             self._files.discard_all()
             self._store.close()
+
+    def _present_epochs(
+        self, is_present: Callable[[CheckpointMetadata], bool]
+    ) -> dict[int, int | None]:
+        """Return the epochs of the complete checkpoints; the newest has none if it was lost."""
+        epochs = {number: self._files.epoch_of(number) for number in self._store.ids()}
+        newest = max(epochs, default=None)
+        metadata = None if newest is None else self.metadata_of(newest)
+        if newest is not None and metadata is not None and not is_present(metadata):
+            epochs[newest] = None
+            logger.warning(
+                "query %s: epoch %s of chk-%s is not the one that its checkpointLocation has, "
+                "perhaps because Spark's files were lost in a power loss: the next checkpoint is "
+                "of the present epochs",
+                self.query_id,
+                metadata.epoch,
+                newest,
+            )
+        return epochs
 
     def _trigger(
         self, committed_epoch: Callable[[], int | None], *, periodic: bool

@@ -491,8 +491,8 @@ class CheckpointCoordinator:
         return ended_without_epoch(self._files.query_id, failure)
 
     def _note_end_of_spark(self) -> None:
-        epoch, newest = self._files.spark_log.committed_epoch(), self._runner.newest()
-        if epoch is not None and (newest is None or newest.epoch < epoch):
+        epoch = self._files.spark_log.committed_epoch()
+        if epoch is not None and not self._runner.covers(epoch):
             self._watched.note(spark_ended(self._files.query_id, epoch))
 
     @property

@@ -166,6 +166,10 @@ class SparkLog:
             raise self._corrupt(path, "it is cut short")
         return OffsetsEntry(self._json(path, lines[1]), offsets, keys)
 
+    def is_committed(self, epoch: int) -> bool:
+        """Return whether an epoch is committed, and neither lost nor deleted by Spark."""
+        return all(self.storage.exists(f"{each}/{epoch}") for each in ("offsets", "commits"))
+
     def parallelism_before(self, epoch: int) -> int | None:
         """Return the parallelism of the epoch before, ``None`` if its offsets are gone."""
         before = max((n for n in _numbers(self.storage.list("offsets")) if n < epoch), default=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyspark_ckpt.checkpoint.contents import gather
 from pyspark_ckpt.checkpoint.handles import checked_handles
 from pyspark_ckpt.checkpoint.machine import Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.query_runner import is_present
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment, following
 from pyspark_ckpt.formats.layout import base_path, segment_path
@@ -142,6 +144,7 @@ class Epochs:
             Settings(**settings),
             lambda epoch: self.snapshot(epoch, files),
             renew_copies=files.copy_names.renew,
+            is_present=partial(is_present, files.spark_log),
         )
 
     def files(self, storage: Storage) -> QueryFiles:

@@ -22,6 +22,7 @@ from tests.query.harness import (
     INTERVAL,
     Job,
     completed,
+    drop_local_copies,
     until,
 )
 from tests.query.session_conf import session_conf
@@ -229,6 +230,41 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
                 query.rescale(3)
         assert query.isActive
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
+
+
+def test_a_rescale_at_an_epoch_that_ran_again_after_a_power_loss(job: Job) -> None:
+    """Its state is that of the epoch with more rows, not that of the epoch that was lost."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        epoch_of(job)
+        query.processAllAvailable()
+        lost = query.triggerCheckpoint()
+        query.stop()
+        _lose_epoch(job, 1)
+        assert drop_local_copies(job.spark)
+        epoch_of(job)
+        job.feed.files_per_epoch = 2
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        check_numbered(job, 3)
+        assert query.rescale(3).epoch == 1 == lost.epoch
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 4)
+        query.stop()
+
+
+def _lose_epoch(job: Job, epoch: int) -> None:
+    """Delete what Spark, which syncs no file, wrote in the newest epoch."""
+    location = job.location_path
+    paths = [location / "offsets" / f"{epoch}", location / "commits" / f"{epoch}"]
+    paths += [*location.glob(f"sources/*/{epoch}"), *location.glob(f"state/*/*/{epoch + 1}.delta")]
+    paths.append(job.base / job.out / "_spark_metadata" / f"{epoch}")
+    for path in paths:
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 def test_a_location_that_is_half_exchanged_starts(
