@@ -275,6 +275,11 @@ class _SentValues:
         self.encode = msgspec.msgpack.Encoder().encode
         self.decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
 
+    @property
+    def plain(self) -> _SentValues:
+        """The codec itself: sent values are plain."""
+        return self
+
     def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
         """Decode several rows."""
         return [None if data is None else self.decode(data) for data in stored]

@@ -174,16 +174,15 @@ class ValueState:
             self._state_id, positions_of(keys, self._value_columns.what)
         )
         stored = self._table.get_many(stored_keys)
-        if self._aging is None:
-            values = self._codec.decode_many(stored)
-        else:
-            values = [
-                None if data is None else self._read(key, data)
+        if self._aging is not None:
+            stored = [
+                None if data is None else self._shown(self._aging, key, data)
                 for key, data in zip(stored_keys, stored, strict=True)
             ]
         if isinstance(keys, pd.DataFrame):
-            return self._value_columns.frame(values, keys.index)
-        return self._value_columns.table(values)
+            return self._value_columns.frame(self._codec.decode_many(stored), keys.index)
+        # Python's times lack instants that Arrow has, and depend on the worker's time zone.
+        return self._value_columns.table(self._codec.plain.decode_many(stored))
 
     def updateMany(self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table) -> None:
         """Set the values of several keys from columns, a row per key in their order.
@@ -247,14 +246,12 @@ class ValueState:
         positions = positions_of(keys, self._value_columns.what)
         return self._table.stored_keys(self._state_id, positions)
 
-    def _read(self, key: bytes, data: bytes) -> Value | None:
-        if self._aging is None:
-            return self._codec.decode(data)
-        shown = self._aging.shown(data)
-        renewed = None if shown is None else self._aging.renewed(data)
+    def _shown(self, aging: Aging, key: bytes, data: bytes) -> bytes | None:
+        shown = aging.shown(data)
+        renewed = None if shown is None else aging.renewed(data)
         if renewed is not None:
             self._table.put(key, renewed)
-        return None if shown is None else self._codec.decode(shown)
+        return shown
 
     @property
     def _value_columns(self) -> ValueColumns:

@@ -16,7 +16,13 @@ from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, 
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, now_ms
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import MAX_VERSION, Codec, TupleCodec, VersionedCodec
+from pyspark_ckpt.operator.values.codec import (
+    MAX_VERSION,
+    Codec,
+    EarlierSchema,
+    TupleCodec,
+    VersionedCodec,
+)
 
 FREE = "free"
 """The stored kind of a place in the list of states that no entry refers to any more."""
@@ -144,22 +150,23 @@ def codec_of(state: StateDescriptor, what: str) -> Codec:
     newest = TupleCodec(schemas[-1], what)
     if len(schemas) == 1:
         return newest
-    earlier = [_reader(schemas[version:], what) for version in range(len(schemas) - 1)]
+    earlier = [
+        EarlierSchema(TupleCodec(schema, what), _conversion(schemas[version:]))
+        for version, schema in enumerate(schemas[:-1])
+    ]
     return VersionedCodec(newest, earlier, what)
 
 
-def _reader(schemas: list[T.StructType], what: str) -> Callable[[bytes], tuple[Any, ...]]:
-    """Return a function that reads an entry of the first schema and converts it to the last."""
-    decode = TupleCodec(schemas[0], what).decode
+def _conversion(schemas: list[T.StructType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that converts tuples of the first schema to the last."""
     steps = [step for step in map(converter, schemas[:-1], schemas[1:]) if step is not None]
 
-    def read(data: bytes) -> tuple[Any, ...]:
-        values = decode(data)
+    def convert(values: tuple[Any, ...]) -> tuple[Any, ...]:
         for step in steps:
             values = step(values)
         return values
 
-    return read
+    return convert
 
 
 def ttl_descriptor(

@@ -11,6 +11,8 @@ uint8 (``cc``) and the schema's place in the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
@@ -44,7 +46,8 @@ class TupleCodec:
     is_key
         Whether equal tuples must give equal bytes, as keys of a map must.
     style
-        The Python objects in decoded tuples; by default the objects of PySpark's state.
+        The Python objects in decoded tuples; by default the objects of PySpark's state. ``None``
+        for plain values, as they are stored: times are integers, structs are tuples.
 
     Raises
     ------
@@ -60,7 +63,7 @@ class TupleCodec:
         what: str,
         *,
         is_key: bool = False,
-        style: ValueStyle = STATE_STYLE,
+        style: ValueStyle | None = STATE_STYLE,
     ) -> None:
         self._schema = schema
         self._what = what
@@ -71,13 +74,18 @@ class TupleCodec:
         self._decoder = msgspec.msgpack.Decoder(tuple_type)
         self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=unwrapped)
-        self._write = fields_writer(MESSAGE_PACK, schema)
-        self._read = fields_reader(MESSAGE_PACK, schema, style)
+        self._write = None if style is None else fields_writer(MESSAGE_PACK, schema)
+        self._read = None if style is None else fields_reader(MESSAGE_PACK, schema, style)
         self._is_key = is_key
         self._canonical = canonical_fields(schema) if is_key else None
 
     prefix = b""
     """What encoded tuples begin with."""
+
+    @cached_property
+    def plain(self) -> TupleCodec:
+        """The codec of the same bytes that takes and returns plain values, without any loss."""
+        return TupleCodec(self._schema, self._what, is_key=self._is_key, style=None)
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple.
@@ -193,6 +201,10 @@ class Codec(Protocol):
     def prefix(self) -> bytes:
         """What encoded tuples begin with."""
 
+    @property
+    def plain(self) -> Codec:
+        """The codec of the same bytes that takes and returns plain values, without any loss."""
+
     def encode(self, values: Any) -> bytes:
         """Encode one tuple."""
 
@@ -203,6 +215,26 @@ class Codec(Protocol):
         """Decode several tuples, with ``None`` in place of those that are missing."""
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierSchema:
+    """How entries of an earlier schema are read.
+
+    Parameters
+    ----------
+    codec
+        The codec of the earlier schema.
+    convert
+        Makes tuples of the newest schema of those of the earlier one, in any style.
+    """
+
+    codec: Codec
+    convert: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        """Decode an entry to a tuple of the newest schema."""
+        return self.convert(self.codec.decode(data))
+
+
 class VersionedCodec:
     """Writes the newest schema and reads every schema of a state's history.
 
@@ -211,18 +243,23 @@ class VersionedCodec:
     newest
         The codec of the schema that the processor asks for.
     earlier
-        For each earlier schema, oldest first, a function from its bytes to a tuple of the newest.
+        How the entries of each earlier schema are read, oldest first.
     what
         The state, for errors.
     """
 
-    def __init__(
-        self, newest: Codec, earlier: Sequence[Callable[[bytes], tuple[Any, ...]]], what: str
-    ) -> None:
+    def __init__(self, newest: Codec, earlier: Sequence[EarlierSchema], what: str) -> None:
         self._newest = newest
-        self._readers = [*earlier, newest.decode]
+        self._earlier = earlier
+        self._readers = [*(schema.decode for schema in earlier), newest.decode]
         self.prefix = bytes([VERSION_MARK, len(earlier)]) if earlier else b""
         self._what = what
+
+    @cached_property
+    def plain(self) -> VersionedCodec:
+        """The codec of the same bytes that takes and returns plain values, without any loss."""
+        earlier = [EarlierSchema(one.codec.plain, one.convert) for one in self._earlier]
+        return VersionedCodec(self._newest.plain, earlier, self._what)
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple in the newest schema."""

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.values.arrow_forms import cast, values_column, whole
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.operator.values.arrow_forms import cast, whole
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
 
 _NULLABLE: dict[type[T.DataType], str] = {
@@ -58,13 +58,13 @@ class ValueColumns:
         )
 
     def table(self, values: Sequence[tuple[Any, ...] | None]) -> pa.Table:
-        """Return tuples as columns of an Arrow table; ``None`` becomes a row of nulls."""
+        """Return tuples in plain form as columns in Arrow; ``None`` becomes a row of nulls."""
         missing = (None,) * len(self._schema.fields)
         columns = zip(*[missing if value is None else value for value in values], strict=True)
         empty: list[Sequence[Any]] = [()] * len(self._schema.fields)
         return pa.Table.from_arrays(
             [
-                values_column(field.dataType, column)
+                arrow_array(field.dataType, column)
                 for field, column in zip(
                     self._schema.fields, columns if values else empty, strict=True
                 )

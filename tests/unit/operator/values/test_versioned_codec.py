@@ -6,7 +6,13 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.operator.values.codec import MAX_VERSION, TupleCodec, VersionedCodec, version_of
+from pyspark_ckpt.operator.values.codec import (
+    MAX_VERSION,
+    EarlierSchema,
+    TupleCodec,
+    VersionedCodec,
+    version_of,
+)
 from tests.unit.operator.subtask_epochs import NUMBER
 
 PLAIN = TupleCodec(NUMBER, "state 's'")
@@ -21,14 +27,14 @@ def test_the_first_schema_has_no_prefix() -> None:
 
 @pytest.mark.parametrize("versions", [1, 2, MAX_VERSION])
 def test_entries_of_every_schema_are_read_by_its_own_reader(versions: int) -> None:
-    def reader(version: int):
-        return lambda data: (version, data)
+    def reader(version: int) -> EarlierSchema:
+        return EarlierSchema(PLAIN, lambda values: (version, *values))
 
     codec = VersionedCodec(PLAIN, [reader(version) for version in range(versions)], "state 's'")
     bare = PLAIN.encode((1,))
-    assert codec.decode(bare) == (0, bare)
+    assert codec.decode(bare) == (0, 1)
     for version in range(1, versions):
-        assert codec.decode(bytes([0xCC, version]) + bare) == (version, bare)
+        assert codec.decode(bytes([0xCC, version]) + bare) == (version, 1)
     newest = codec.encode((7,))
     assert version_of(newest) == versions
     assert codec.decode(newest) == (7,)
@@ -42,6 +48,6 @@ def test_no_tuple_looks_like_one_of_a_later_schema(fields: int) -> None:
 
 
 def test_a_schema_that_the_handle_does_not_know_is_corrupt() -> None:
-    codec = VersionedCodec(PLAIN, [PLAIN.decode], "operator 'u', state 's'")
+    codec = VersionedCodec(PLAIN, [EarlierSchema(PLAIN, tuple)], "operator 'u', state 's'")
     with pytest.raises(CorruptFileError, match=r"'u', state 's'.*schema 2.*knows 2"):
         codec.decode(b"\xcc\x02" + PLAIN.encode((1,)))

@@ -1,0 +1,81 @@
+"""Stored instants are the same in every time zone of the worker, and in its repeated hour."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
+
+pytestmark = pytest.mark.usefixtures("local_time_zone")
+
+
+def in_utc(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.timezone.utc)
+
+
+INSTANTS = [
+    in_utc("2023-11-05 06:30:00.000001"),  # both are 01:30 or 01:45 in New York
+    in_utc("2023-11-05 05:45:00"),
+    in_utc("9999-12-31 23:59:59.999999"),
+    in_utc("0001-01-01 00:00:00"),
+    None,
+]
+ONE_INSTANT = T.StructType([T.StructField("at", T.TimestampType())])
+SCHEMA = T.StructType([
+    T.StructField("at", T.TimestampType()),
+    T.StructField("day", T.DateType()),
+    T.StructField("all", T.ArrayType(T.TimestampType())),
+    T.StructField("by", T.MapType(T.TimestampType(), T.TimestampType())),
+    T.StructField("both", ONE_INSTANT),
+])  # fmt: skip
+DAYS = [datetime.date.max, datetime.date.min, None, None, datetime.date(2023, 11, 5)]
+
+
+def of_rows(*columns: list[Any], schema: T.StructType = SCHEMA) -> pa.Table:
+    fields = zip(columns, schema.fields, strict=True)
+    arrays = [pa.array(column, arrow_type(field.dataType)) for column, field in fields]
+    return pa.table(arrays, names=schema.names)
+
+
+WRITTEN = of_rows(
+    INSTANTS,
+    DAYS,
+    [INSTANTS, None, [], [None], INSTANTS[:1]],
+    [[(at, at) for at in INSTANTS[:4]], None, [], [(INSTANTS[0], None)], []],
+    [{"at": at} for at in INSTANTS],
+)
+
+
+@pytest.mark.parametrize("ttl", [None, 10_000])
+def test_tables_of_a_state_are_what_was_written(
+    subtask_epochs: SubtaskEpochs, ttl: int | None
+) -> None:
+    subtask_epochs.set_time(1000)
+    keys = pa.table({"key_position": range(len(KEYS))})
+    read = WRITTEN
+    for _ in range(3):
+        state = subtask_epochs.begin().getValueState("v", SCHEMA, ttl)
+        subtask_epochs.leave_key()
+        state.updateMany(keys, read)
+        read = state.getMany(keys)
+        assert read.equals(WRITTEN)
+        subtask_epochs.end()
+
+
+def test_a_table_has_the_instants_of_an_earlier_schema(subtask_epochs: SubtaskEpochs) -> None:
+    keys = pa.table({"key_position": range(len(KEYS))})
+    state = subtask_epochs.begin().getValueState("v", ONE_INSTANT)
+    subtask_epochs.leave_key()
+    state.updateMany(keys, of_rows(INSTANTS, schema=ONE_INSTANT))
+    subtask_epochs.end()
+    wider = T.StructType([T.StructField("n", T.LongType()), *ONE_INSTANT.fields])
+    state = subtask_epochs.begin().getValueState("v", wider)
+    subtask_epochs.leave_key()
+    assert state.getMany(keys).equals(of_rows([None] * 5, INSTANTS, schema=wider))
+    subtask_epochs.drop()
