@@ -118,8 +118,8 @@ def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
 def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], Value] | None:
     """Return a function that converts tuples of the stored schema to the wanted schema.
 
-    It takes and returns tuples as :meth:`TupleCodec.decode` does; changed nested structs become
-    Rows.
+    It takes and returns tuples as :meth:`TupleCodec.decode` does, in any style; changed nested
+    structs become Rows.
 
     Returns
     -------

@@ -48,10 +48,11 @@ class StateRewrite:
     ) -> None:
         self._where = where
         self._entries = kind_of(source).entries
-        self._old = codec_of(source, where)
-        self._new = codec_of(target, where)
+        self._old, self._new = codec_of(source, where), codec_of(target, where)
         stored, wanted = struct_type(source.value_schema), struct_type(target.value_schema)
         value = None if migration is None else migration.value
+        if value is None:  # what no user sees stays as it is stored
+            self._old, self._new = self._old.plain, self._new.plain
         self._value = converter(stored, wanted) if value is None else _on_rows(value, stored)
         if source.map_key_schema is not None and target.map_key_schema is not None:
             stored_key = struct_type(source.map_key_schema)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.state.list import encode_chunk
+from pyspark_ckpt.operator.state.rewrite import StateRewrite
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
 
 pytestmark = pytest.mark.usefixtures("local_time_zone")
+
+encode = msgspec.msgpack.Encoder().encode
 
 
 def in_utc(text: str) -> datetime.datetime:
@@ -79,3 +85,32 @@ def test_a_table_has_the_instants_of_an_earlier_schema(subtask_epochs: SubtaskEp
     subtask_epochs.leave_key()
     assert state.getMany(keys).equals(of_rows([None] * 5, INSTANTS, schema=wider))
     subtask_epochs.drop()
+
+
+def micros(at: datetime.datetime | None) -> int | None:
+    since = in_utc("1970-01-01")
+    return None if at is None else (at - since) // datetime.timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize("kind", ["value", "list", "map"])
+def test_a_rewrite_without_a_function_keeps_what_is_stored(kind: str) -> None:
+    number, wide_number = T.StructField("n", T.IntegerType()), T.StructField("n", T.DoubleType())
+    inner, wide_inner = (
+        T.StructField("in", T.StructType([one, *SCHEMA.fields])) for one in (number, wide_number)
+    )
+    value = T.StructType([*SCHEMA.fields, inner])
+    wider = T.StructType([wide_number, *SCHEMA.fields[1:], SCHEMA.fields[0], wide_inner])
+    moments = [micros(at) for at in INSTANTS]
+    plain = (moments[0], 5, moments, {moments[1]: moments[2]}, (moments[1],))
+    key = ONE_INSTANT.json() if kind == "map" else None
+    source, target = (
+        StateDescriptor(name="s", kind=kind, value_schema=schema.json(), map_key_schema=key)
+        for schema in (value, wider)
+    )
+    data, rest = encode((*plain, (1, *plain))), encode((moments[0],))
+    wanted = encode((None, *plain[1:], plain[0], (1.0, *plain)))
+    if kind == "list":
+        data, wanted = encode_chunk([data, data]), encode_chunk([wanted, wanted])
+    rewrite = StateRewrite(source, target, None, "state 's'")
+    found = rewrite(b"" if kind == "value" else rest, data)
+    assert found == (b"" if kind == "value" else rest, wanted)
