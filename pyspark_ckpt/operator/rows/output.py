@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.time import EMITTED_EVENT_TIME
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
-from pyspark_ckpt.operator.values.leaves import TEXTS
+from pyspark_ckpt.operator.values.leaves import TEXTS, microseconds_of
 from pyspark_ckpt.operator.values.sent_columns import in_arrow
 from pyspark_ckpt.operator.values.wire_form import wire_type
 
@@ -342,4 +342,6 @@ def _sent(data_type: T.DataType, value: Any) -> Any:
         return None
     if isinstance(data_type, T.TimestampNTZType):
         return value.isoformat(" ")
+    if isinstance(data_type, T.TimestampType):
+        return microseconds_of(value)
     return data_type.toInternal(value)

@@ -26,6 +26,7 @@ from pyspark_ckpt.operator.values.leaves import (
     PLAIN_TYPES,
     TIME_OF_DAY,
     decimal_writer,
+    microseconds_of,
     narrowed,
     number,
     unwrapped,
@@ -77,7 +78,7 @@ class JsonForm(WireForm):
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
         if isinstance(data_type, T.TimestampType):
-            return data_type.toInternal
+            return microseconds_of
         if isinstance(data_type, T.VariantType):
             return self._put_variant
         return _WRITERS.get(type(data_type))

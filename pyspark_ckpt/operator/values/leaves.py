@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_float
+from datetime import datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Annotated, Any
@@ -20,6 +21,9 @@ TEXTS = (T.StringType, T.CharType, T.VarcharType)
 """Char and varchar are strings as in Spark's rows; Spark checks their length in tables only."""
 TIME_OF_DAY: tuple[type[T.DataType], ...] = (T.TimeType,) if hasattr(T, "TimeType") else ()
 """The type of a time without a date; PySpark 4.1 added it."""
+
+_INSTANT = T.TimestampType()
+_SECOND = 1_000_000
 
 
 def bounded(bits: int) -> Any:
@@ -75,6 +79,22 @@ def _scaled(context: Context, unit: Decimal, data_type: T.DecimalType, value: An
     except InvalidOperation as exc:
         raise ValueError(f"{value} does not fit {data_type.simpleString()}") from exc
     return scaled or scaled.copy_abs()  # Spark knows no -0
+
+
+def microseconds_of(time: Any) -> int:
+    """Return an instant as microseconds since 1970; a time without a zone is of the local one.
+
+    PySpark's ``toInternal`` asks ``mktime``, which guesses the first or the second of two equal
+    local times; here the time's ``fold`` says it, as PySpark sets it where it reads an instant.
+    """
+    if time.tzinfo is None:
+        try:  # pandas has a timestamp() of its own, which takes the time for one in UTC
+            seconds = round(datetime.timestamp(time) - time.microsecond / _SECOND)
+            microseconds: int = seconds * _SECOND + time.microsecond
+            return microseconds
+        except (ValueError, OverflowError):
+            pass  # Python cannot look a day beyond the first and the last year
+    return int(_INSTANT.toInternal(time))
 
 
 def variant_parts(value: Any) -> tuple[bytes, bytes]:

@@ -18,6 +18,7 @@ from pyspark_ckpt.operator.values.leaves import (
     TIME_OF_DAY,
     bounded,
     decimal_writer,
+    microseconds_of,
     narrowed,
     variant_parts,
 )
@@ -116,6 +117,8 @@ class MessagePackForm(WireForm):
             return narrowed
         if isinstance(data_type, T.VariantType):
             return variant_parts
+        if isinstance(data_type, T.TimestampType):
+            return microseconds_of
         return data_type.toInternal if isinstance(data_type, _AS_SPARK) else None
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:

@@ -11,10 +11,11 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.list import encode_chunk
 from pyspark_ckpt.operator.state.rewrite import StateRewrite
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from tests.unit.operator.subtask_epochs import KEYS, SubtaskEpochs
+from tests.unit.operator.subtask_epochs import KEYS, NUMBER, SubtaskEpochs
 
 pytestmark = pytest.mark.usefixtures("local_time_zone")
 
@@ -114,3 +115,39 @@ def test_a_rewrite_without_a_function_keeps_what_is_stored(kind: str) -> None:
     rewrite = StateRewrite(source, target, None, "state 's'")
     found = rewrite(b"" if kind == "value" else rest, data)
     assert found == (b"" if kind == "value" else rest, wanted)
+
+
+def test_what_a_users_function_returns_as_it_was_stays_as_it_is_stored() -> None:
+    same = Migration(key=tuple, value=lambda row: (row[1], row[0], row[2]))
+    value = T.StructType([*ONE_INSTANT.fields, *NUMBER.fields, SCHEMA["all"]])
+    turned = T.StructType([*NUMBER.fields, *ONE_INSTANT.fields, SCHEMA["all"]])
+    source, target = (
+        StateDescriptor(
+            name="s",
+            kind="map",
+            value_schema=schema.json(),
+            map_key_schema=ONE_INSTANT.json(),
+        )
+        for schema in (value, turned)
+    )
+    rewrite = StateRewrite(source, target, same, "state 's'")
+    at, other = (micros(at) for at in INSTANTS[:2])
+    for one in (at, other, at):
+        found = rewrite(encode((one,)), encode((one, 1, [other, at])))
+        assert found == (encode((one,)), encode((1, one, [other, at])))
+
+
+def test_a_value_that_is_written_as_it_was_read_does_not_change(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    keys = pa.table({"key_position": range(2)})
+    written = of_rows([INSTANTS[0], INSTANTS[1]], schema=ONE_INSTANT)
+    state = subtask_epochs.begin().getValueState("v", ONE_INSTANT)
+    state.updateMany(keys, written)
+    for position in (0, 1, 0):
+        subtask_epochs.to_key(position)
+        state.update(state.get())
+    frame = keys.to_pandas()
+    state.updateMany(frame, state.getMany(frame))
+    assert state.getMany(keys).equals(written)
+    subtask_epochs.drop()
