@@ -224,7 +224,8 @@ class ArrowPart:
 
     def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
         """Return the newest event time of the part, ``None`` without one."""
-        return self._columns.newest_sent_time_ms(self._keyed.sent)
+        sent = self._keyed.sent
+        return self._columns.newest_times_ms(sent, [0, len(sent)])[0]
 
 
 class ArrowInput:

@@ -104,6 +104,11 @@ class BatchPart(PandasPart):
         output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
         return output
 
+    def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
+        """Return the newest event time of the part, ``None`` without one."""
+        sent = self._keyed.sent
+        return self._columns.newest_times_ms(sent, [0, len(sent)])[0]
+
     def rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
         """Return all rows of the part; the position has no effect."""
         return self._frame

@@ -216,7 +216,11 @@ class PandasPart:
 
     def newest_event_time_ms(self, position: int) -> int | None:
         """Return the newest event time of a key's rows, ``None`` without one."""
-        return self._columns.newest_event_time_ms(self.rows(position))
+        return self._newest_times_ms[position]
+
+    @cached_property
+    def _newest_times_ms(self) -> list[int | None]:
+        return self._columns.newest_times_ms(self._keyed.sent, self._bounds)
 
     def sent_rows(self, position: int) -> Any:
         """Return the rows of a key as they were sent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ class RowsPart:
         self._bounds = keyed.bounds
         self._columns, self._sent = columns, keyed.sent
         self._rows = columns.row_slices(keyed.sent)
-        self._event_time = columns.event_time_index
 
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
@@ -49,13 +48,11 @@ class RowsPart:
 
     def newest_event_time_ms(self, position: int) -> int | None:
         """Return the newest event time of a key's rows, ``None`` without one."""
-        index = self._event_time
-        if index is None:
-            return None
-        times: list[datetime] = [
-            row[index] for row in self.rows(position) if row[index] is not None
-        ]
-        return int(max(times).timestamp() * 1000) if times else None
+        return self._newest_times_ms[position]
+
+    @cached_property
+    def _newest_times_ms(self) -> list[int | None]:
+        return self._columns.newest_times_ms(self._sent, self._bounds)
 
     def sent_rows(self, position: int) -> Any:
         """Return the rows of a key as they were sent."""

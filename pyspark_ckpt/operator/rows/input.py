@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -46,7 +45,12 @@ from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
 from pyspark_ckpt.operator.values.pandas import pandas_column
-from pyspark_ckpt.operator.values.sent_columns import numbers_of, values_of, with_nulls
+from pyspark_ckpt.operator.values.sent_columns import (
+    newest_ms,
+    numbers_of,
+    values_of,
+    with_nulls,
+)
 from pyspark_ckpt.operator.values.transport import (
     NullMasks,
     all_received,
@@ -277,23 +281,16 @@ class InputColumns:
         """Return the keys of sent rows as columns, as :meth:`arrow_rows` has them."""
         return self._arrow_table(sent, self.key_names, self._key_indexes)
 
-    def newest_sent_time_ms(self, sent: pa.RecordBatch) -> int | None:
-        """Return the newest event time of sent rows, ``None`` without one."""
-        if self.event_time_index is None:
-            return None
-        nulls = self._masks.flags(sent).get(self.event_time_index)
-        newest = pc.max(with_nulls(sent.column(f"c{self.event_time_index}"), nulls)).as_py()
-        return None if newest is None else int(newest // 1000)
+    def newest_times_ms(self, sent: pa.RecordBatch, bounds: Sequence[int]) -> list[int | None]:
+        """Return the newest event time of the rows from each bound to the next, ``None`` without.
 
-    def newest_event_time_ms(self, rows: pd.DataFrame) -> int | None:
-        """Return the newest event time in a frame of :meth:`pandas_frame`."""
+        It is taken from what was sent, so that it does not depend on how a processor sees times.
+        """
         if self.event_time_index is None:
-            return None
-        newest = rows[self.schema.names[self.event_time_index]].max()
-        if newest is pd.NaT:
-            return None
-        zoned = newest.tz_localize(self.time_zone, ambiguous=False, nonexistent="shift_forward")
-        return int(zoned.timestamp() * 1000)
+            return [None] * (len(bounds) - 1)
+        times = numbers_of(sent.column(f"c{self.event_time_index}"))
+        nulls = self._masks.flags(sent).get(self.event_time_index)
+        return newest_ms(times, nulls, bounds)
 
     def key_codes(self, sent: pa.RecordBatch) -> Codes:
         """Return a number for each row: equal for equal keys, and without gaps."""

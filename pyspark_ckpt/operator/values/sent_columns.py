@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS
 
 Numbers = np.ndarray[Any, Any]
+_NO_TIME = -(1 << 63)
 
 
 def numbers_of(column: pa.Array) -> Numbers:
@@ -50,3 +52,21 @@ def with_nulls(column: pa.Array, nulls: Numbers | None) -> pa.Array:
     if nulls is None:
         return column
     return pc.if_else(pa.array(nulls), pa.scalar(None, column.type), column)
+
+
+def newest_ms(
+    microseconds: Numbers, nulls: Numbers | None, bounds: Sequence[int]
+) -> list[int | None]:
+    """Return the newest time, in milliseconds, of the rows from each bound to the next.
+
+    It is ``None`` if all of them are null. None of the ranges is empty, unless there is no row.
+    """
+    if not len(microseconds):
+        return [None] * (len(bounds) - 1)
+    if nulls is not None:
+        microseconds = np.where(nulls, _NO_TIME, microseconds)
+    newest = np.maximum.reduceat(microseconds, bounds[:-1])
+    times: list[int | None] = (newest // 1000).tolist()
+    for place in np.flatnonzero(newest == _NO_TIME).tolist():
+        times[place] = None
+    return times
