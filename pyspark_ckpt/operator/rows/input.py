@@ -8,7 +8,6 @@ takes it apart on the executor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import repeat
@@ -26,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
+    canonical_sent,
     check_key,
     codes_of_numbers,
     codes_of_objects,
@@ -43,6 +43,7 @@ from pyspark_ckpt.operator.time import (
 from pyspark_ckpt.operator.values.arrow_forms import shown_column
 from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
+from pyspark_ckpt.operator.values.message_pack import canonical_of
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
 from pyspark_ckpt.operator.values.pandas import pandas_column
 from pyspark_ckpt.operator.values.sent_columns import (
@@ -64,8 +65,6 @@ TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
 
 NO_DERIVED_KEYS: Mapping[str, str] = MappingProxyType({})
-
-_NAN = float("nan")
 
 _ENCODED_AS_COLUMNS = (
     T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
@@ -264,6 +263,7 @@ class InputColumns:
 
     def pandas_keys(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
+        sent = self._with_canonical_keys(sent)
         nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
@@ -279,6 +279,7 @@ class InputColumns:
 
     def arrow_keys(self, sent: pa.RecordBatch) -> pa.Table:
         """Return the keys of sent rows as columns, as :meth:`arrow_rows` has them."""
+        sent = self._with_canonical_keys(sent)
         return self._arrow_table(sent, self.key_names, self._key_indexes)
 
     def newest_times_ms(self, sent: pa.RecordBatch, bounds: Sequence[int]) -> list[int | None]:
@@ -380,17 +381,19 @@ class InputColumns:
     def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
         if index in self._json_keys:
             return list(map(self._json_keys[index].canonical, sent))
-        if isinstance(self.schema.fields[index].dataType, T.FloatType | T.DoubleType):
-            return [_canonical_key(value) for value in sent]
-        return sent
+        canonical = canonical_of(self.schema.fields[index].dataType)
+        if canonical is None:
+            return sent
+        return [None if value is None else canonical(value) for value in sent]
+
+    def _with_canonical_keys(self, sent: pa.RecordBatch) -> pa.RecordBatch:
+        """Return sent rows whose keys do not show which of several equal ones came first."""
+        columns = dict(zip(sent.schema.names, sent.columns, strict=True))
+        for index in self._key_indexes:
+            data_type, json_key = self.schema.fields[index].dataType, self._json_keys.get(index)
+            columns[f"c{index}"] = canonical_sent(columns[f"c{index}"], data_type, json_key)
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=sent.schema)
 
 
 def _quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
-
-
-def _canonical_key(value: float | None) -> float | None:
-    # One NaN object, so that dictionaries find it; -0.0 and 0.0 are the same key.
-    if value is None:
-        return None
-    return _NAN if math.isnan(value) else value + 0.0

@@ -20,6 +20,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.codec import holds
+from pyspark_ckpt.operator.values.json import JsonKey
+from pyspark_ckpt.operator.values.message_pack import canonical_floats
 
 Codes = np.ndarray[Any, Any]
 
@@ -124,6 +126,26 @@ def canonical_column(column: Column, data_type: T.DataType) -> Column:
         return F.when(column.isNotNull(), F.struct(*fields))
     # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
     return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
+
+
+def canonical_sent(column: pa.Array, data_type: T.DataType, json_key: JsonKey | None) -> pa.Array:
+    """Return a key column as it travels with the same value for all that are one key.
+
+    Parameters
+    ----------
+    column
+        The column.
+    data_type
+        Its type in the user's stream.
+    json_key
+        What reads its values if it travels as JSON text.
+    """
+    if not holds(data_type, _FLOATS):
+        return column
+    if json_key is None:
+        return pa.array(canonical_floats(column.to_numpy(zero_copy_only=False)))
+    texts = map(json_key.canonical_text, column.to_pylist())
+    return pa.array(texts, column.type, size=len(column))
 
 
 def _named_by_position(data_type: T.StructType) -> T.StructType:

@@ -217,6 +217,10 @@ class JsonKey:
     def __reduce__(self) -> tuple[Any, ...]:
         return JsonKey, self._arguments
 
+    def canonical_text(self, text: str) -> Any:
+        """Return the travelling value that all equal keys have, for one of theirs."""
+        return json_writer(self._arguments[0].dataType)(self.shown(self.canonical(text)))
+
     def _canonical(self, text: str) -> bytes:
         return self._compiled().encode((self._read(text),))
 

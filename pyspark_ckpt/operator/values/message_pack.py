@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.leaves import (
@@ -179,7 +180,13 @@ def canonical_fields(schema: T.StructType) -> Converter | None:
     return fields_converter(converters) if any(converters) else None
 
 
+def canonical_floats(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return :func:`canonical_of` for an array of floats."""
+    return np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(numbers.dtype, copy=False)
+
+
 def _canonical_float(value: float) -> float:
+    # One NaN object, so that dictionaries find it.
     return _NAN if math.isnan(value) else value + 0.0
 
 

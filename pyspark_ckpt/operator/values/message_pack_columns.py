@@ -19,6 +19,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.codec import TupleCodec, holds
 from pyspark_ckpt.operator.values.leaves import TEXTS
+from pyspark_ckpt.operator.values.message_pack import canonical_floats
 from pyspark_ckpt.operator.values.transport import travels_as_json
 
 Bytes = np.ndarray[Any, Any]
@@ -158,8 +159,8 @@ def _integers(column: pa.Array) -> pa.BinaryArray:
 def _floats(column: pa.Array, *, is_key: bool) -> pa.BinaryArray:
     nulls = _flags(column)
     numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    if is_key:  # -0.0 is 0.0, and all NaNs are one
-        numbers = np.where(np.isnan(numbers), np.nan, numbers + 0.0)
+    if is_key:
+        numbers = canonical_floats(numbers)
     matrix = np.empty((len(numbers), _MOST_BYTES), np.uint8)
     matrix[:, 0] = 0xCB
     matrix[:, 1:] = big_endian(numbers)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
 from pyspark_ckpt.operator.values.codec import holds
 from tests.unit.operator.rows.test_spilled_frames import shuffled
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct
@@ -39,3 +45,45 @@ def test_floats_that_are_one_key() -> None:
     assert encoded == [
         msgspec.msgpack.encode(key) for key in columns.sent_keys(shuffled(schema, rows, 0, 0, 0, 0))
     ]
+
+
+_MINUS_NAN = -np.float64(math.nan)
+"""A NaN with other bits than Python's."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrap"),
+    [
+        (T.DoubleType(), lambda value: value),
+        (T.FloatType(), lambda value: value),
+        (T.ArrayType(T.DoubleType()), lambda value: None if value is None else [value, None]),
+        (
+            T.StructType([T.StructField("x", T.FloatType()), T.StructField("d", T.DateType())]),
+            lambda value: None if value is None else {"x": value, "d": datetime.date(2024, 7, 1)},
+        ),
+    ],
+    ids=["double", "float", "array", "struct"],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_processor_gets_one_form_of_equal_keys_in_all_modes(
+    kind: T.DataType, wrap: Callable[[Any], Any], order: int
+) -> None:
+    schema = T.StructType([T.StructField("k", kind), T.StructField("v", T.LongType())])
+    columns = InputColumns(schema, ["k", "v"])
+    values = [-0.0, 0.0, _MINUS_NAN, math.nan, 1.5, None][::order]
+    sent = shuffled(schema, [(wrap(value), 7) for value in values], *[0] * len(values))
+    keyed = keyed_rows(columns, [sent])
+    in_rows = [key[0] for key in user_keys(columns, keyed)]
+    assert len(in_rows) == 4
+    in_arrow = columns.arrow_keys(keyed.first).column("k")
+    assert repr(in_arrow.to_pylist()) == repr(in_rows)
+    frame = columns.pandas_keys(keyed.first)
+    assert str(frame["v"].dtype) == "int64"
+    in_pandas = pa.array(frame["k"], in_arrow.type, from_pandas=False)
+    if isinstance(kind, T.FloatType | T.DoubleType):  # pandas has NaN for null
+        in_arrow = in_arrow.fill_null(math.nan)
+        bits = in_arrow.to_numpy().view(f"i{in_arrow.type.byte_width}")
+        assert len(set(bits.tolist())) == 3
+    assert repr(in_pandas.to_pylist()) == repr(in_arrow.to_pylist())
+    rows = columns.arrow_rows(keyed.sent).column("k")
+    assert "-0.0" in repr(rows.to_pylist()), "rows stay as they are"
