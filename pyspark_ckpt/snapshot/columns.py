@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
 from pyspark_ckpt.operator.values.transport import travels_as_json
-from pyspark_ckpt.operator.values.wire_form import fields_writer, wire_type
+from pyspark_ckpt.operator.values.wire_form import wire_type
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
 
 TIME = pa.timestamp("ms", "UTC")
@@ -186,8 +186,7 @@ class StateValues:
         self._newest = len(state.earlier_schemas)
         self.schema = struct_type(state.value_schema)
         self.tuples = Tuples(self.schema, what)
-        self._codec = codec_of(state, what)
-        self._write = fields_writer(MESSAGE_PACK, self.schema)
+        self._codec = codec_of(state, what).plain
 
     def aged(self, column: BinaryColumn) -> Aged:
         """Take the times off entries."""
@@ -225,10 +224,9 @@ class StateValues:
     def _converted(self, data: bytes) -> tuple[Any, ...]:
         """Return an entry of an earlier schema."""
         try:
-            values = self._codec.decode(data)
+            return self._codec.decode(data)
         except StateValueError as exc:
             raise not_decoded(self._what, exc) from exc
-        return values if self._write is None else tuple(self._write(values))
 
     def hidden(self, aged: Aged, now_ms: int | None) -> Numbers | None:
         """Return which entries a processor would not see at a time; ``None`` if it sees all."""

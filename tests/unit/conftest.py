@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -110,3 +111,17 @@ def snapshot(storage: Storage, handle: Handle) -> CheckpointMetadata:
         offsets_entry='v1\n{"batchWatermarkMs":3,"batchTimestampMs":2}\n-',
         commits_entry="v1\n{}", source_logs=(log,), operators=(operator,),
     )  # fmt: skip
+
+
+@pytest.fixture(params=["America/New_York", "Asia/Tokyo"])
+def local_time_zone(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The time zone of this process: one that repeats an hour, one ahead of UTC at year 10000."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = request.param
+    time.tzset()
+    yield request.param
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()

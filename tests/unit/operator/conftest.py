@@ -5,9 +5,7 @@ Writes spill to RocksDB whatever the backend is, so the other two combinations s
 
 from __future__ import annotations
 
-import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,17 +34,3 @@ def subtask_epochs(request: pytest.FixtureRequest) -> Iterator[SubtaskEpochs]:
             epochs = SubtaskEpochs(backend, limit_bytes, spill)
             yield epochs
             epochs.close()
-
-
-@pytest.fixture(params=["America/New_York", "Asia/Tokyo"])
-def local_time_zone(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The time zone of this process: one that repeats an hour, one ahead of UTC at year 10000."""
-    before = os.environ.get("TZ")
-    os.environ["TZ"] = request.param
-    time.tzset()
-    yield request.param
-    if before is None:
-        del os.environ["TZ"]
-    else:
-        os.environ["TZ"] = before
-    time.tzset()
