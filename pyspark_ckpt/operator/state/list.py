@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 
@@ -235,7 +235,12 @@ class ListState:
         return [chunk for chunk in few if chunk is not None]
 
     def _scanned(self, prefix: bytes, end: bytes | None = None) -> Iterator[bytes]:
-        for key, data in self._table.scan(prefix, end):
+        entries = self._table.scan(prefix, end)
+        # The first entry is read now, because a scan yields the entries as they are at its start.
+        return self._stored(prefix, chain(list(islice(entries, 1)), entries))
+
+    def _stored(self, prefix: bytes, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+        for key, data in entries:
             shown = data if self._aging is None else self._shown(prefix, key, data)
             if key != prefix and shown is not None:
                 yield shown
@@ -249,9 +254,13 @@ class ListState:
         assert self._aging is not None
         shown = self._aging.shown(data)
         renewed = None if shown is None else self._aging.renewed(data)
-        if renewed is not None:
+        if renewed is not None and self._is_still(key, data):
             self._table.write_below(prefix, key, renewed)
         return shown
+
+    def _is_still(self, key: bytes, data: bytes) -> bool:
+        """Return whether an entry is as a scan found it: the list may have changed meanwhile."""
+        return not self._table.is_written(key) or self._table.get(key) == data
 
     def _append(self, encoded: list[bytes]) -> None:
         if not encoded:

@@ -362,6 +362,40 @@ def test_an_iterator_shows_the_list_as_it_was_when_it_was_first_asked(epochs: Ep
     assert [n for (n,) in epochs.list.get()] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("spilled", [False, True], ids=["in memory", "spilled"])
+def test_an_iterator_shows_the_list_as_it_was_at_the_call(
+    epochs: Epochs, later: Callable[[], object], *, spilled: bool
+) -> None:
+    for number in range(3):
+        epochs.list.appendValue((number,))
+        later()
+    if spilled:
+        epochs.subtask.writes.spill()
+    epochs.list.appendValue((3,))
+    values = epochs.list.get()
+    epochs.list.appendValue((4,))
+    epochs.subtask.writes.spill()
+    epochs.list.appendValue((5,))
+    assert list(values) == [(0,), (1,), (2,), (3,)]
+    later()
+    assert [n for (n,) in epochs.list.get()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_reading_on_in_a_cleared_list_writes_nothing(epochs: Epochs) -> None:
+    for number in range(6):
+        epochs.list.appendValue((number,))
+        epochs.end()
+    epochs.subtask.set_time(2_000_000)  # now a read renews what it shows
+    epochs.begin()
+    values = epochs.list.get()
+    epochs.list.clear()
+    assert list(values) == [(number,) for number in range(6)]
+    assert not epochs.list.exists()
+    epochs.end()
+    assert list(epochs.list.get()) == []
+    assert list(epochs.backend.scan()) == []
+
+
 def test_an_iterator_shows_the_map_as_it_was_when_it_was_first_asked(epochs: Epochs) -> None:
     for name in "abc":
         epochs.map.updateValue((name,), (1,))
