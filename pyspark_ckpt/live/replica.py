@@ -34,6 +34,9 @@ _FOLD_SEGMENTS = 500
 _STEP_ENTRIES = 1000
 """A read waits for the backend for about the time that it takes to write so many entries."""
 
+FOLDING = "pyspark_ckpt live state"
+"""The name of the threads that put segments into the backend."""
+
 R = TypeVar("R")
 
 
@@ -138,7 +141,7 @@ class Replica:
         if self._backend is None:
             self._build(handle)
         elif handle.version != self._version:
-            later = handle.segments_since(self._version)
+            later = None if self._has_failed_to_fold() else handle.segments_since(self._version)
             if later is None:
                 self._drop()
                 self._build(handle)
@@ -171,16 +174,23 @@ class Replica:
             with suppress(StateBackendError):
                 backend.close()
 
+    def _has_failed_to_fold(self) -> bool:
+        """Return whether segments could not go into the backend, as when the disk is full.
+
+        Then the copy is built again, which gives its disk space back or fails: memory must not grow
+        with each epoch.
+        """
+        is_over = self._folding is not None and not self._folding.is_alive()
+        return is_over and self._folded is not None
+
     def _fold_if_large(self) -> None:
-        if self._folding is not None and self._folding.is_alive():
+        if self._folded is not None:
             return
         if self._writes.size_bytes < _FOLD_BYTES and self._writes.segments < _FOLD_SEGMENTS:
             return
         with self._lock:
-            if self._folded is None:
-                self._folded, self._writes = self._writes, _Writes()
-        name = "pyspark_ckpt live state"
-        self._folding = threading.Thread(target=self._fold, name=name, daemon=True)
+            self._folded, self._writes = self._writes, _Writes()
+        self._folding = threading.Thread(target=self._fold, name=FOLDING, daemon=True)
         self._folding.start()
 
     def _fold(self) -> None:
@@ -200,7 +210,7 @@ class Replica:
                 try:
                     backend.apply([Changes(step, [merged[key] for key in step])], self._version)
                 except StateBackendError:
-                    return  # they stay in memory, and the next read tries the backend
+                    return  # they stay in memory, and the next epoch's read builds the copy again
         with self._lock:
             if self._backend is backend:
                 self._folded = None

@@ -310,6 +310,8 @@ class LiveState:
             If only Spark can hash the key columns.
         CorruptFileError, CheckpointAbortedError
             If a file of the state is missing or changed.
+        OSError
+            If this machine's disk has no room for the copy.
 
         Examples
         --------
