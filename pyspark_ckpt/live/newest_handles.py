@@ -123,6 +123,9 @@ class CommittedEpochs:
 class NewestHandles:
     """The handles of one operator at committed epochs, each epoch as new as the one before.
 
+    Threads look up the newest epoch before they ask for handles, so one may ask for an older epoch
+    than another did. It gets the newer epoch: handles before that are no longer known.
+
     Parameters
     ----------
     spark
@@ -138,10 +141,15 @@ class NewestHandles:
         self._files = files
         self._operator_id = operator_id
         self._lock = threading.Lock()
+        self._asked: CommittedEpoch | None = None
         self._known: dict[int, tuple[int, Handle | None]] = {}
 
-    def of_subtask(self, committed: CommittedEpoch, subtask: int) -> Handle | None:
-        """Return the handle of a subtask at an epoch, ``None`` if it has no state yet.
+    def of_subtask(
+        self, committed: CommittedEpoch, subtask: int
+    ) -> tuple[CommittedEpoch, Handle | None]:
+        """Return the handle of a subtask at an epoch or a newer one, with the epoch that it is of.
+
+        The handle is ``None`` if the subtask has no state yet.
 
         It reads a small file if the subtask wrote a handle in the epoch. Else Spark may have to
         read the subtask's partition of its state store, once.
@@ -152,21 +160,28 @@ class NewestHandles:
             If Spark's state store has handles of another query, or bytes that are not a handle.
         """
         with self._lock:
+            committed = self._newest_asked(committed)
             if not self._is_known(committed, subtask):
                 handle = committed_handle(
                     self._spark, self._files, committed.epoch, self._operator_id, subtask
                 )
                 self._known[subtask] = committed.epoch, handle
-            return self._known[subtask][1]
+            return committed, self._known[subtask][1]
 
-    def of_all(self, committed: CommittedEpoch) -> list[Handle]:
+    def of_all(self, committed: CommittedEpoch) -> tuple[CommittedEpoch, list[Handle]]:
         """Return the handles of all subtasks that have state, as :meth:`of_subtask`."""
         subtasks = range(self._files.operators.ours[self._operator_id].parallelism)
         with self._lock:
+            committed = self._newest_asked(committed)
             if not all(self._is_known(committed, subtask) for subtask in subtasks):
                 self._read_all(committed.epoch)
             handles = [self._known[subtask][1] for subtask in subtasks]
-        return [handle for handle in handles if handle is not None]
+        return committed, [handle for handle in handles if handle is not None]
+
+    def _newest_asked(self, committed: CommittedEpoch) -> CommittedEpoch:
+        if self._asked is None or self._asked.epoch < committed.epoch:
+            self._asked = committed
+        return self._asked
 
     def _is_known(self, committed: CommittedEpoch, subtask: int) -> bool:
         """Return whether a subtask's handle is known, or small files have it."""

@@ -186,7 +186,7 @@ class LiveOperator:
             yield found.replica
 
     def at_newest(self, read: Callable[[CommittedEpoch], R]) -> R:
-        """Return what `read` returns for the newest committed epoch.
+        """Return what `read` returns for the newest committed epoch, or a newer one.
 
         Files of an epoch may be deleted once a newer one is committed. Then it reads the newer one.
         """
@@ -327,7 +327,7 @@ class LiveState:
         with self._operator.replica(subtask) as replica:
 
             def read(committed: CommittedEpoch) -> LiveValue:
-                handle = self._operator.handles.of_subtask(committed, subtask)
+                committed, handle = self._operator.handles.of_subtask(committed, subtask)
                 state_id = None if handle is None else _id_of(self._state.name, handle)
                 value = None
                 if handle is not None and state_id is not None:
@@ -400,9 +400,8 @@ class LiveState:
 
     def _whole(self) -> tuple[pa.Table, CommittedEpoch]:
         def read(committed: CommittedEpoch) -> tuple[pa.Table, CommittedEpoch]:
-            handles = [
-                self._as_declared(handle) for handle in self._operator.handles.of_all(committed)
-            ]
+            committed, found = self._operator.handles.of_all(committed)
+            handles = [self._as_declared(handle) for handle in found]
             if all(_id_of(self._state.name, handle) is None for handle in handles):
                 return self.schema.empty_table(), committed
             operator, reader = self._operator.stored(handles), self._operator.reader(committed)

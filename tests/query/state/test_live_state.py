@@ -17,6 +17,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.live import newest_handles, replica
+from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs
 from pyspark_ckpt.live.state_changes import handles_in_changes
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.storage.open import open_storage
@@ -126,6 +127,43 @@ def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
         check_all(query, joined(events), epochs - 1)
     assert not failures, failures
     assert len(set(seen)) > 2  # it did read while epochs were committed
+
+
+@pytest.mark.parametrize("slow", ["to_pandas", "get"])
+def test_a_read_that_another_one_overtakes(
+    job: Job, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """A newer epoch is committed and read after a read has looked up the epoch to read."""
+    epochs = [[(key, epoch) for key in KEYS] for epoch in range(2)]
+    look_up = CommittedEpochs.newest
+    with job.running() as query:
+        count = query.state("op", "count")
+        job.feed.add(epochs[0])
+        query.processAllAvailable()
+        assert len({count.get(key).epoch for key in KEYS}) == 1
+
+        def overtaken(self: CommittedEpochs) -> CommittedEpoch:
+            committed = look_up(self)
+            monkeypatch.setattr(CommittedEpochs, "newest", look_up)
+            job.feed.add(epochs[1])
+            query.processAllAvailable()
+            if slow == "get":
+                assert count.to_pandas().attrs["epoch"] == 1
+            else:
+                assert count.get(KEYS[0]).epoch == 1
+            return committed
+
+        monkeypatch.setattr(CommittedEpochs, "newest", overtaken)
+        if slow == "get":
+            read = count.get(KEYS[0])
+            found, epoch = {KEYS[0]: read.value["n"]}, read.epoch
+        else:
+            frame = count.to_pandas()
+            found = {k: n for k, n, _ in frame.values.tolist()}
+            epoch = frame.attrs["epoch"]
+        model = states_after(joined(epochs[: epoch + 1]))
+        assert found == {key: model[key][0]["n"] for key in found}
+        assert len(found) in (1, len(KEYS))
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
