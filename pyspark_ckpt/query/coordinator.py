@@ -43,7 +43,7 @@ from pyspark_ckpt.history.log import (
     savepoint_entry,
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
-from pyspark_ckpt.live.states import LiveStates
+from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.metrics.reporters import Reporters
 from pyspark_ckpt.metrics.values import MeasuredQuery, QueryMetrics

@@ -16,6 +16,7 @@ from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.frames import as_frame
 from pyspark_ckpt.history.history_frame import History
+from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.live.states import LiveState
 from pyspark_ckpt.live.view import QueryView, watch
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
@@ -268,7 +269,8 @@ class ObservedQuery(StreamingQuery):
         Returns
         -------
         LiveState
-            Has ``get``, ``to_pandas`` and ``to_arrow``. The query is neither stopped nor waits.
+            Has ``get``, ``to_pandas`` and ``to_arrow``. The query is neither stopped nor waits. It
+            continues with the query when that is restarted in place.
 
         Raises
         ------
@@ -280,7 +282,11 @@ class ObservedQuery(StreamingQuery):
         >>> query.state("count", "count").get("ada").value
         {'n': 2}
         """
-        return self._coordinator.live.state(operator, name)
+        return LiveState(self._states_after, operator, name)
+
+    def _states_after(self, ended: LiveStates | None) -> LiveStates:  # noqa: ARG002  # see there
+        """Return the states of the run after another one; as :class:`LiveState` wants it."""
+        return self._coordinator.live
 
     def history(self) -> History:
         """Return the checkpoints, savepoints and aborted attempts of this query for pandas.

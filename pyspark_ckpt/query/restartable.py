@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.observed import ObservedQuery
 from pyspark_ckpt.restarting.record import InPlaceRestart
@@ -75,6 +76,9 @@ class RestartableQuery(ObservedQuery):
         self._listeners: list[CheckpointListener] = []
         self._turn = threading.RLock()
         """Held while the query is restarted in place; callers then wait for the new run."""
+        self._restarts_in: int | None = None
+        self._changed = threading.Condition()
+        """Notified when the query continues with another run, and at the end of a restart."""
 
     def rescale(self, parallelism: int) -> InPlaceRestart:
         """Give the running query another number of subtasks.
@@ -190,11 +194,13 @@ class RestartableQuery(ObservedQuery):
                     f"query {self.id} was attached, so its program is not in this process: stop it "
                     "and start it again from its checkpointLocation"
                 )
-            self._is_restarting = True
+            self._is_restarting, self._restarts_in = True, threading.get_ident()
             try:
                 return restarter.restart(self, program, parallelism, reason)
             finally:
-                self._is_restarting = False
+                with self._changed:
+                    self._is_restarting, self._restarts_in = False, None
+                    self._changed.notify_all()
 
     def _continue_with(
         self,
@@ -207,7 +213,24 @@ class RestartableQuery(ObservedQuery):
         coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
         for listener in self._listeners:
             coordinator.listeners.add(listener)
-        self._query, self._coordinator, self._restarter = query, coordinator, restarter
+        with self._changed:
+            self._query, self._coordinator, self._restarter = query, coordinator, restarter
+            self._changed.notify_all()
+
+    def _states_after(self, ended: LiveStates | None) -> LiveStates:
+        """Return the states of the run after another one, which a restart under way may begin.
+
+        It does not wait for the end of the restart: that waits for the first epoch of the new run,
+        and a sink may read states in an epoch.
+        """
+
+        def is_known() -> bool:
+            is_here = self._restarts_in == threading.get_ident()  # a program that is built again
+            return self._coordinator.live is not ended or not self._is_restarting or is_here
+
+        with self._changed:
+            self._changed.wait_for(is_known)
+            return self._coordinator.live
 
     @property
     def _current(self) -> CheckpointCoordinator:

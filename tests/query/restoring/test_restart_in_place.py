@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
@@ -58,6 +58,14 @@ class Mended(Numbered):
     what = "b"
 
 
+class Other(Numbered):
+    """A program whose state has another name."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("m", "n long")
+        handle.deleteIfExists("n")
+
+
 class Renamed(Numbered):
     """A program that does not fit the state."""
 
@@ -96,6 +104,103 @@ def subtasks_of(query: ckpt.CheckpointedQuery) -> set[int]:
     return set(ckpt.subtask_history(newest.path.rpartition("/")[0]).query(
         f"checkpoint_id == {newest.checkpoint_id}"
     )["subtask"])  # fmt: skip
+
+
+def test_a_live_state_continues_with_the_query(job: Job) -> None:
+    """It is read before, during and after restarts, also by a sink, until the query ends."""
+    in_sink: list[tuple[int, int]] = []
+    seen: list[int] = []
+    failures: list[BaseException] = []
+    lives: list[ckpt.LiveState] = []
+    end = threading.Event()
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        batch.count()
+        if epoch:
+            in_sink.append((epoch, lives[0].get("k1").epoch))
+
+    def read() -> None:
+        try:
+            while not end.is_set():
+                seen.append(lives[0].get("k1").value["n"])
+                assert set(lives[0].to_pandas()["n"]) in ({seen[-1]}, {seen[-1] + 1})
+        except BaseException as exc:
+            failures.append(exc)
+
+    mended = job.but(processor=Mended)
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        writer = ckpt.write_stream(job.df).foreachBatch(sink)
+        epoch_of(job)
+        query = writer.option("checkpointLocation", str(job.location_path)).start()
+        query.processAllAvailable()
+        lives.append(query.state("op", "n"))
+        thread = threading.Thread(target=read)
+        thread.start()
+        for number, restart in enumerate(
+            (lambda: query.rescale(3), lambda: query.restartWith(mended.df))
+        ):
+            restart()
+            assert lives[0].get("k1").value == {"n": number + 1}
+            epoch_of(job)
+            query.processAllAvailable()
+            assert lives[0].get("k1").value == {"n": number + 2}
+            assert query.state("op", "n").get("k1").epoch == number + 1
+            assert set(lives[0].to_pandas()["n"]) == {number + 2}
+        end.set()
+        thread.join()
+        assert not failures, failures
+        assert seen == sorted(seen)
+        assert in_sink == [(1, 0), (2, 1)]
+        query.stop()
+        with pytest.raises(ckpt.StateUseError, match="the query has ended"):
+            lives[0].get("k1")
+
+
+def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
+    """The first epoch of the new run, for which the restart waits, reads the state."""
+    in_sink: list[tuple[int, int]] = []
+    lives: list[ckpt.LiveState] = []
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        batch.count()
+        if epoch == 1:
+            has_begun.set()
+            assert may_go_on.wait(60)
+        if epoch:
+            in_sink.append((epoch, lives[0].get("k1").epoch))
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        writer = ckpt.write_stream(job.df).foreachBatch(sink)
+        epoch_of(job)
+        query = writer.option("checkpointLocation", str(job.location_path)).start()
+        query.processAllAvailable()
+        lives.append(query.state("op", "n"))
+        epoch_of(job)
+        assert has_begun.wait(60)
+        epoch_of(job)  # of the new run
+        restarts = threading.Thread(target=query.rescale, args=(3,))
+        restarts.start()
+        try:
+            until(lambda: query._coordinator._is_restarting, "it does not stop")
+        finally:
+            may_go_on.set()
+            restarts.join()
+        assert in_sink == [(1, 0), (2, 1)]
+        assert lives[0].get("k1").value == {"n": 3}
+        query.stop()
+
+
+def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
+    epoch_of(job)
+    query = writer_of(job).start()
+    query.processAllAvailable()
+    live = query.state("op", "n")
+    query.restartWith(job.but(processor=Other).df)
+    with pytest.raises(ckpt.StateUseError, match="no state 'n': it has 'm'"):
+        live.get("k1")
+    assert query.state("op", "m").get("k1").value is None
+    query.stop()
 
 
 @pytest.mark.wide_variants
