@@ -32,7 +32,7 @@ from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.request_counts import RequestMeter
 from pyspark_ckpt.storage.retrying import retried
-from pyspark_ckpt.stores.open import claim_store
+from pyspark_ckpt.stores.open import claim_again, claim_store, store_of
 
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""
@@ -91,6 +91,8 @@ class CheckpointRunner:
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
         self._requests: dict[int, dict[str, int]] = {}
         self._store = claim_store(storage, settings, query_id)
+        note = store_of(settings, query_id)
+        self._claim_again = partial(claim_again, storage, self._store, note)
         self._files = CheckpointFiles(storage, self._store)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
@@ -134,12 +136,12 @@ class CheckpointRunner:
 
         Raises
         ------
-        OSError
+        OSError, ConfigurationError
             If it is not known to have worked.
         """
         with self.exclusive:
             try:
-                self._store.claim()
+                self._claim_again()
             finally:  # the other driver may be about to delete the copies that it found
                 self._renew_copies()
             last_id = self._store.last_id()

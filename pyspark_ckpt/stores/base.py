@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -104,6 +105,18 @@ class CompletedCheckpointStore(ABC):
     @abstractmethod
     def remove_all(self) -> None:
         """Remove all checkpoints, but keep a record of the highest id."""
+
+    @abstractmethod
+    def adopt(self, ids: Iterable[int], last_id: int) -> None:
+        """Take over the checkpoints of the store that the query had before; may be repeated.
+
+        Parameters
+        ----------
+        ids
+            The checkpoints that are complete there; their ``_metadata`` is in the directory.
+        last_id
+            The highest id in use there.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.formats.layout import AUTHOR_NAME, checkpoint_name, term_path
@@ -154,6 +155,14 @@ class CompletedCheckpoints(CompletedCheckpointStore):
             # as the highest.
             self.reserve(used[-1] + 1)
             self.remove(used[-1])
+
+    def adopt(self, ids: Iterable[int], last_id: int) -> None:
+        author = self._claimed().author.encode()
+        self._marks.cover(last_id)
+        self._known_ids.update({*ids, last_id} - {0})
+        for number in ids:
+            with suppress(FileExistsError):  # of the driver that completed it
+                self._storage.write(_author_path(number), [author])
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

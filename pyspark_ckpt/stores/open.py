@@ -7,11 +7,11 @@ writes a new note. The note with the highest number counts; it is found by its n
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing
 
 import msgspec
 
-from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
+from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import STORES, store_note_path
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
@@ -81,19 +81,6 @@ def read_store_note(storage: CoordinatorStorage) -> StoreNote:
     return _read(storage, highest_number(storage, store_note_path))
 
 
-def write_store_note(storage: CoordinatorStorage, note: StoreNote) -> None:
-    """Write the note on a store unless the newest note equals it; durable on return."""
-    while True:
-        number = highest_number(storage, store_note_path)
-        with suppress(CorruptFileError):
-            if _read(storage, number) == note:
-                if number > 0:
-                    storage.make_durable(STORES)  # its writer may have been killed before
-                return
-        with suppress(FileExistsError):  # another driver wrote it at the same time
-            storage.write(store_note_path(number + 1), [msgspec.json.encode(note)])
-
-
 def _read(storage: CoordinatorStorage, number: int) -> StoreNote:
     if number == 0:
         return IN_THE_DIRECTORY
@@ -124,19 +111,98 @@ def open_store(
 def claim_store(
     storage: CoordinatorStorage, settings: Settings, query_id: str
 ) -> CompletedCheckpointStore:
-    """Open the store of a query's checkpoints, claim it for this driver, and write its note.
+    """Open the store of a query's checkpoints, and claim it for this driver.
 
     Raises
     ------
     ConfigurationError
-        If the store is configured without its servers or its library.
+        If the store is configured without its servers or its library, or as :func:`claim_again`.
     OSError
         If the store cannot be reached or written.
     """
     store = open_store(storage, settings, query_id)
-    store.claim()
-    write_store_note(storage, store_of(settings, query_id))
+    claim_again(storage, store, store_of(settings, query_id))
     return store
+
+
+def claim_again(
+    storage: CoordinatorStorage, store: CompletedCheckpointStore, note: StoreNote
+) -> None:
+    """Claim the store of a query's checkpoints, and write its note.
+
+    If the query had another store, its drivers there are fenced, and the complete checkpoints are
+    taken over.
+
+    Parameters
+    ----------
+    storage
+        The query's checkpoints directory.
+    store, note
+        The store, and the note on it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the query had another store, and that one cannot be claimed.
+    OSError
+        If the store cannot be reached or written.
+    """
+    while not _is_claimed(storage, store, note):
+        pass  # another driver wrote a note at the same time, and may have claimed its store
+
+
+def _is_claimed(
+    storage: CoordinatorStorage, store: CompletedCheckpointStore, note: StoreNote
+) -> bool:
+    """Claim a store; return whether it is still the query's."""
+    number = highest_number(storage, store_note_path)
+    try:
+        before = _read(storage, number)
+    except CorruptFileError:  # the store before is not known
+        store.claim()
+        return _has_written(storage, number + 1, note)
+    if before == note:
+        store.claim()
+        if number > 0:
+            storage.make_durable(STORES)  # its writer may have been killed before
+        return highest_number(storage, store_note_path) == number
+    _take_over(storage, store, before, number)
+    if not _has_written(storage, number + 1, note):
+        return False
+    # Once more: a driver that has not seen the note may have claimed the store before.
+    _take_over(storage, store, before, number)
+    return True
+
+
+def _has_written(storage: CoordinatorStorage, number: int, note: StoreNote) -> bool:
+    try:
+        storage.write(store_note_path(number), [msgspec.json.encode(note)])
+    except FileExistsError:
+        return False
+    return True
+
+
+def _take_over(
+    storage: CoordinatorStorage, store: CompletedCheckpointStore, before: StoreNote, number: int
+) -> None:
+    """Fence the drivers of the store before, claim a store, and take over what is complete."""
+    try:
+        with closing(_open(storage, before)) as old:
+            old.claim()
+            ids, last_id = old.ids(), old.last_id()
+    except (OSError, CkptError) as exc:
+        if before == IN_THE_DIRECTORY:
+            raise
+        path = storage.url_of(store_note_path(number))
+        raise ConfigurationError(
+            f"{storage.url}: spark.ckpt.high-availability has changed, and which checkpoints are "
+            f"complete is stored in {before}, which cannot be claimed: {exc}. Make it reachable, "
+            f"with its library installed, for one start. If it is gone, stop all drivers of the "
+            f"query and delete {path}: the query then continues from its checkpointLocation, and "
+            "each chk-N can be restored by its path until it is replaced"
+        ) from exc
+    store.claim()
+    store.adopt(ids, last_id)
 
 
 def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:

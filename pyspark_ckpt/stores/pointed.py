@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 
 from pyspark_ckpt.errors import FencedError
@@ -116,9 +117,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
             with suppress(OSError):
                 self._storage.delete([metadata_path(checkpoint_id)])
             raise
-        # For the tasks, which read only the directory. If it fails, they notice a later checkpoint.
-        with suppress(OSError):
-            self._storage.write(_pointed_path(checkpoint_id), [b""])
+        self._tell_tasks(checkpoint_id)
 
     def unfinished_by_others(self) -> list[int]:
         return []  # the pointers of fenced drivers are refused
@@ -151,6 +150,17 @@ class PointedCheckpoints(CompletedCheckpointStore):
         for number in self.used_ids():
             self.remove(number)
 
+    def adopt(self, ids: Iterable[int], last_id: int) -> None:
+        with suppress(FileExistsError):
+            self._pointers.reserve(last_id)
+        for number in self._pointers.ids():
+            if not self._storage.exists(metadata_path(number)):
+                self._pointers.delete(number)  # removed while the query had another store
+        for number in ids:
+            with suppress(FileExistsError):
+                self._pointers.put(number, self.path(number))
+            self._tell_tasks(number)
+
     def close(self) -> None:
         self._pointers.close()
 
@@ -160,6 +170,11 @@ class PointedCheckpoints(CompletedCheckpointStore):
                 f"{self.path(checkpoint_id)} was reserved before this driver took the checkpoints "
                 "back from another driver. Run a query once at a time: stop the other one"
             )
+
+    def _tell_tasks(self, checkpoint_id: int) -> None:
+        # Tasks read only the directory. If it fails, they notice a later checkpoint.
+        with suppress(OSError):
+            self._storage.write(_pointed_path(checkpoint_id), [b""])
 
 
 def _pointed_path(checkpoint_id: int) -> str:

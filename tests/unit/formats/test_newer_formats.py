@@ -23,13 +23,14 @@ from pyspark_ckpt.formats.canonical_file import CANONICAL_FORMAT_VERSION, decode
 from pyspark_ckpt.formats.change_file import decode_changes, decode_changes_below
 from pyspark_ckpt.formats.handle import HANDLE_FORMAT_VERSION, Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.in_progress import InProgress, encode_in_progress, read_in_progress
+from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.formats.metadata_file import (
     METADATA_FORMAT_VERSION,
     decode_metadata,
     encode_metadata,
 )
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.stores.open import StoreNote, find_store, write_store_note
+from pyspark_ckpt.stores.open import StoreNote, find_store
 from tests.golden.earlier_version import run_earlier
 from tools import read_savepoint
 
@@ -174,6 +175,7 @@ def test_a_savepoint_in_progress(tmp_path: Path) -> None:
 
 def test_a_store_of_checkpoints_of_an_unknown_type(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    write_store_note(storage, StoreNote(type="tree", node="n", quorum="q"))
+    note = StoreNote(type="tree", node="n", quorum="q")
+    storage.write(store_note_path(1), [msgspec.json.encode(note)])
     with pytest.raises(CorruptFileError, match=r"tree.*upgrade"):
         find_store(storage)
