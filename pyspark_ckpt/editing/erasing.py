@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.editing.operators import stored_operator
 from pyspark_ckpt.editing.state_edit import StateEdit
-from pyspark_ckpt.errors import PlanError, RestoreError
+from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError, RestoreError
 from pyspark_ckpt.formats.handle import decode_handle, encode_handle
 from pyspark_ckpt.formats.layout import checkpoint_id_of
+from pyspark_ckpt.history.places import LEVELS
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
@@ -75,7 +76,7 @@ def erase_keys(
     Parameters
     ----------
     directory : str
-        The parent of ``savepoint-...`` directories.
+        Where ``savepoint-...`` directories are, also in directories below it.
     keys : Mapping of str to DataFrame
         For each operator's uid the key columns of the keys.
     spark : SparkSession, optional
@@ -89,10 +90,11 @@ def erase_keys(
     Raises
     ------
     PlanError
-        If the directory has checkpoints of a query, which only the query's retention deletes, or
-        there is no Spark session.
+        If the directory has checkpoints of a query, which only the query's retention deletes, no
+        savepoint there has one of the operators, or there is no Spark session.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If a savepoint there is incomplete or damaged. It may hold the keys, so nothing was deleted.
+        If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
+        was deleted.
     RestoreError
         If an erased key was read back from a new savepoint. Nothing was deleted.
 
@@ -108,9 +110,21 @@ def erase_keys(
     if session is None:
         raise PlanError("erase_keys needs a Spark session: make one, or give spark=")
     place = open_storage(qualified_path(session, str(directory)))
-    sources = [RestoreSource(path) for path in _savepoints(place)]
+    found = list(_savepoints(place, LEVELS))
+    if not found:
+        raise CheckpointNotFoundError(
+            f"{place.url} has no savepoint: give the directory in which savepoint-... directories "
+            "are, not one of them and not a checkpointLocation"
+        )
+    sources = [RestoreSource(savepoint.url) for savepoint in found]
+    known = {operator.uid for source in sources for operator in source.metadata.operators}
+    if unknown := keys.keys() - known:
+        raise PlanError(
+            f"no savepoint in {place.url} has an operator {', '.join(map(repr, sorted(unknown)))}: "
+            f"they have {', '.join(map(repr, sorted(known)))}"
+        )
     erasures = []
-    for source in sources:
+    for savepoint, source in zip(found, sources, strict=True):
         erased = {uid: _encoded(source, uid, rows) for uid, rows in keys.items()}
         if not _scanned(session, source, erased)[0]:
             continue
@@ -118,7 +132,7 @@ def erase_keys(
         for uid, rows in keys.items():
             if erased[uid]:
                 edit.erase(uid, rows)
-        erasures.append(_proven(session, source, edit.save(place.url), erased))
+        erasures.append(_proven(session, source, edit.save(savepoint.parent().url), erased))
     for erasure in erasures:
         dispose_savepoint(erasure.replaced)
     return erasures
@@ -140,8 +154,8 @@ def _proven(
     return Erasure(source.path, made, mentions, tuple(sorted({*logs, *files})))
 
 
-def _savepoints(place: Storage) -> list[str]:
-    """Return the directories of savepoints below a directory.
+def _savepoints(place: Storage, levels: int) -> Iterator[Storage]:
+    """Return the directories of savepoints in and below a directory.
 
     Raises
     ------
@@ -155,7 +169,11 @@ def _savepoints(place: Storage) -> list[str]:
             "start the query from an edited savepoint at a fresh checkpointLocation, then delete "
             "the old location"
         )
-    return [place.url_of(name) for name in names if name.startswith("savepoint-")]
+    for name in names:
+        if name.startswith("savepoint-"):  # also one that somebody has renamed
+            yield place.child(name)
+        elif levels and not name.startswith((".", "_")):
+            yield from _savepoints(place.child(name), levels - 1)
 
 
 def _encoded(source: RestoreSource, uid: str, rows: DataFrame) -> frozenset[bytes]:

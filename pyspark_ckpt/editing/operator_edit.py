@@ -204,21 +204,21 @@ class OperatorEdit:
             If there is no such state.
         """
         state_id = self.state_id(name)
-        rows = self.put.get(state_id)
-        if rows is None:
-            schema = in_spark(self.columns(state_id))
-            read = ReadState(self.source, self.states[state_id], schema, self.where)
-            handles = self._stored_handles()
-            if handles and self.movement(state_id) is Movement.COPIED:
-                handles = (newest_of(handles),)
-            rows = stored_table(spark, handles, read)
+        if (put := self.put.get(state_id)) is not None:
+            return put
+        schema = in_spark(self.columns(state_id))
+        read = ReadState(self.source, self.states[state_id], schema, self.where)
+        handles = self._stored_handles()
+        if handles and self.movement(state_id) is Movement.COPIED:
+            handles = (newest_of(handles),)
+        rows = stored_table(spark, handles, read)
         is_keyed = self.movement(state_id) is Movement.WITH_KEY
         return self._without_erased(rows) if is_keyed else rows
 
     def timers_table(self, spark: SparkSession) -> DataFrame:
         """Return the timers as they are now, with the changes so far, as a DataFrame."""
         if self.timers is not None:
-            return self._without_erased(self.timers)
+            return self.timers
         schema = in_spark(timer_columns(self.key_schema))
         read = ReadTimers(self.source, schema, self.where)
         return self._without_erased(stored_table(spark, self._stored_handles(), read))
@@ -263,10 +263,14 @@ class OperatorEdit:
         self.states.append(state)
 
     def erase(self, keys: DataFrame) -> None:
-        """Remove all that belongs to some keys."""
-        self.erased.append(
-            selected(keys, TableColumns(keys=tuple(self.key_schema.fields)), self.where)
-        )
+        """Remove all that belongs to some keys; what is put later stays."""
+        erased = selected(keys, TableColumns(keys=tuple(self.key_schema.fields)), self.where)
+        self.erased.append(erased)
+        for state_id, rows in self.put.items():
+            if self.movement(state_id) is Movement.WITH_KEY:
+                self.put[state_id] = self._without(rows, erased)
+        if self.timers is not None:
+            self.timers = self._without(self.timers, erased)
 
     def written(self, spark: SparkSession, target: Target, times: Times) -> list[Handle]:
         """Write the operator's state; return the handles of its subtasks, whose files are durable.
@@ -363,9 +367,8 @@ class OperatorEdit:
         frames = [self._encoded(state_id, rows, times) for state_id, rows in self.put.items()]
         if self.timers is not None:
             columns = timer_columns(self.key_schema)
-            rows = self._without_erased(self.timers)
             encode_timers = self._in_blocks(EncodeTimers(self.place))
-            frames.append(self._mapped(rows, columns, encode_timers, BLOCKS_SCHEMA))
+            frames.append(self._mapped(self.timers, columns, encode_timers, BLOCKS_SCHEMA))
         if self.raw is not None:
             encode_raw = self._in_blocks(EncodeRaw(self.operator.parallelism))
             frames.append(self.raw.mapInArrow(encode_raw, BLOCKS_SCHEMA))
@@ -410,7 +413,6 @@ class OperatorEdit:
         stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
         if self.movement(state_id) is not Movement.WITH_KEY:
             return self._of_subtasks(rows, columns, stored_values)
-        rows = self._without_erased(rows)
         encode = self._in_blocks(EncodeState(self.place, stored_values))
         return self._mapped(rows, columns, encode, BLOCKS_SCHEMA)
 
@@ -442,14 +444,16 @@ class OperatorEdit:
         return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
 
     def _without_erased(self, rows: DataFrame) -> DataFrame:
-        for keys in self.erased:
-            # Names of their own: the keys may come from the same frame as the rows.
-            names = [f"__ckpt_erased_{number}" for number in range(len(keys.columns))]
-            named = zip(self.key_schema.names, names, strict=True)
-            same = [quoted(name).eqNullSafe(F.col(erased)) for name, erased in named]
-            erased = F.broadcast(keys.toDF(*names))
-            rows = rows.join(erased, on=reduce(Column.__and__, same), how="left_anti")
-        return rows
+        """Return stored rows without those of erased keys."""
+        return reduce(self._without, self.erased, rows)
+
+    def _without(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
+        # Names of their own: the keys may come from the same frame as the rows.
+        names = [f"__ckpt_erased_{number}" for number in range(len(keys.columns))]
+        named = zip(self.key_schema.names, names, strict=True)
+        same = [quoted(name).eqNullSafe(F.col(erased)) for name, erased in named]
+        erased = F.broadcast(keys.toDF(*names))
+        return rows.join(erased, on=reduce(Column.__and__, same), how="left_anti")
 
 
 def _subtask(handle: Handle) -> int:

@@ -173,7 +173,7 @@ class RowsFunction:
         ProcessorError
             If the function raises, or returns something else.
         """
-        given = rows.to_pandas() if self.as_pandas else rows
+        given = rows.to_pandas(types_mapper=_exact_type) if self.as_pandas else rows
         try:
             changed = self.function(given)
         except CkptError:
@@ -268,6 +268,16 @@ class RekeyRows:
                 for column, field in zip([*keys.columns, *rest], schema, strict=True)
             ]
             yield from pa.Table.from_arrays(moved, schema=schema).to_batches()
+
+
+def _exact_type(column: pa.DataType) -> pd.ArrowDtype | None:
+    """Return pandas' type for a column, where its own types would lose digits, nulls or NaN.
+
+    One null makes a column of integers one of floats, also within lists, and NaN is a null.
+    """
+    types = pa.types
+    is_number = types.is_integer(column) or types.is_floating(column)
+    return pd.ArrowDtype(column) if is_number or types.is_nested(column) else None
 
 
 def _as_table(changed: Any, schema: pa.Schema) -> pa.Table:

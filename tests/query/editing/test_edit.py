@@ -144,6 +144,22 @@ def test_erased_keys_are_in_no_byte(saved: Saved, tmp_path: Path, spark: SparkSe
     ]
 
 
+def test_rows_that_are_put_after_an_erasure_stay(
+    saved: Saved, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Changes apply in the order of the calls."""
+    both = spark.createDataFrame([("k0", 7, 70), ("k1", 8, 80)], "k string, n long, total long")
+    k0, k1 = both.where("k = 'k0'").select("k"), both.where("k = 'k1'").select("k")
+    edit = ckpt.edit_state(saved.canonical).erase("op", k0).put("op", "count", both)
+    edit = edit.erase("op", k1)
+    found = [tuple(row) for row in edit.table("op", "count").select("k", "n", "total").collect()]
+    assert found == [("k0", 7, 70)]
+    edited = edit.save(str(tmp_path / "edited"))
+    with ckpt.open_state(edited.path) as snapshot:
+        [row] = snapshot.state("op", "count").to_arrow().read_all().to_pylist()
+    assert (row["k"], row["n"], row["total"]) == ("k0", 7, 70)
+
+
 def test_a_dropped_state_starts_empty(saved: Saved, tmp_path: Path) -> None:
     edited = ckpt.edit_state(saved.canonical).drop_state("op", "recent").save(str(tmp_path / "e"))
     was = stored(saved.canonical)

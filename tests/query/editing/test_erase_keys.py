@@ -46,8 +46,9 @@ def test_no_savepoint_has_a_byte_of_the_key(job: Job, tmp_path: Path, spark: Spa
     before = digests(Path(untouched))
     assert b"ada.lovelace" in bytes_of(savepoints)
     person = spark.createDataFrame([("ada.lovelace",), ("nobody",)], "k string")
+    nobody = person.where("k = 'nobody'")
 
-    erased = ckpt.erase_keys(str(savepoints), {"op": person, "gone": person})
+    erased = ckpt.erase_keys(str(savepoints), {"op": person, "other": nobody})
 
     assert sorted(each.replaced for each in erased) == sorted(old)
     assert not any(Path(path).exists() for path in old)
@@ -100,3 +101,34 @@ def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
     with pytest.raises(ckpt.PlanError, match="checkpoints of a query"):
         ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
     assert digests(tmp_path) == before
+
+
+def test_what_would_erase_nothing_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("ada", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    whole = edit.put("op", "count", rows).save(str(tmp_path / "sp"))
+    person = {"op": rows.select("k")}
+    for place in (whole.path, str(tmp_path / "no-such")):
+        with pytest.raises(ckpt.CheckpointNotFoundError, match="has no savepoint: give"):
+            ckpt.erase_keys(place, person)
+    with pytest.raises(ckpt.PlanError, match=r"no savepoint in .* has an operator 'po'.* 'op'"):
+        ckpt.erase_keys(str(tmp_path / "sp"), {"po": rows.select("k"), **person})
+    location = tmp_path / "location" / "pyspark_ckpt"
+    (location / "chk-4").mkdir(parents=True)
+    with pytest.raises(ckpt.PlanError, match="checkpoints of a query"):
+        ckpt.erase_keys(str(tmp_path / "location"), person)
+    assert b"ada" in bytes_of(tmp_path / "sp")
+
+
+def test_savepoints_in_directories_below_are_erased_where_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([("ada.lovelace", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    edit = edit.put("op", "count", rows)
+    for place in ("sp", "sp/before-upgrade"):
+        edit.save(str(tmp_path / place))
+    erased = ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    parents = sorted(str(Path(each.savepoint.path).parent) for each in erased)
+    assert parents == [str(tmp_path / "sp"), str(tmp_path / "sp" / "before-upgrade")]
+    assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
