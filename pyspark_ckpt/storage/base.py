@@ -217,22 +217,34 @@ class Storage(ABC):
 
         Unless :attr:`moves_at_once`, a call that is interrupted leaves every file whole, in one
         place or in both. The same call then moves the rest, because it moves what is still there.
+        Only files that were copied are deleted, and a listing is repeated until it has no more.
 
         Raises
         ------
         FileExistsError
             If the storage moves at once and there is something at that place; nothing is moved.
         """
+        moved: set[str] = set()
+        while files := set(self._files_at(relative)) - moved:
+            places = [(path, f"{target}{path.removeprefix(relative)}") for path in sorted(files)]
+            all_of(self._move_file, places, at_once=self.is_remote)
+            moved |= files
+
+    def _files_at(self, relative: str) -> tuple[str, ...]:
+        """Return the files below a directory, or the file of that name itself."""
         below = self.files_below(relative)
-        files = {path: f"{target}{path.removeprefix(relative)}" for path in below}
-        if not below and self.size_bytes(relative) is not None:
-            files[relative] = target
-        all_of(self._move_file, files.items(), at_once=self.is_remote)
-        self.delete_directory(relative)  # what stands for directories
+        is_file = not below and self.size_bytes(relative) is not None
+        return (relative,) if is_file else below
 
     def _move_file(self, places: tuple[str, str]) -> None:
+        """Move one file, and nothing else: a listing may lack files that are beside it."""
         source, target = places
-        self.copy_within(source, target)
+        try:
+            self.copy_within(source, target)
+        except FileNotFoundError:
+            if not self.exists(target):
+                raise
+            return  # it was moved before: a listing may have it still
         self.delete([source])
 
     def copy_within(self, relative: str, target: str) -> None:

@@ -141,3 +141,45 @@ def test_durable_metadata_outlives_it_and_names_the_state_that_did_not(
     with pytest.raises(CorruptFileError):
         restored_epoch(store, memory, number)
     assert memory.child("chk-1").read("_metadata") == storage.read("chk-1/_metadata")
+
+
+class LateStorage(MemoryStorage):
+    """A storage whose first listing of a directory lacks its newest file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._listed: set[str] = set()
+
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        files = super().files_below(directory)
+        is_first = directory not in self._listed
+        self._listed.add(directory)
+        return files[:-1] if is_first else files
+
+
+def test_a_move_loses_no_file_that_a_listing_lacks() -> None:
+    storage = LateStorage(f"{secrets.token_hex(8)}/location")
+    for name in ("commits/8", "commits/9"):
+        storage.write(name, [name.encode()])
+    storage.move("commits", "kept/commits")
+    assert storage.read("kept/commits/8") == b"commits/8"
+    assert storage.read("kept/commits/9") == b"commits/9"
+    assert not storage.exists("commits")
+
+
+class OutdatedStorage(MemoryStorage):
+    """A storage whose listings have a file that is deleted."""
+
+    def files_below(self, directory: str) -> tuple[str, ...]:
+        deleted = f"{directory}/8"
+        return tuple(sorted({*super().files_below(directory), deleted}))
+
+
+def test_a_move_takes_a_file_that_was_moved_before_for_moved() -> None:
+    storage = OutdatedStorage(f"{secrets.token_hex(8)}/location")
+    storage.write("kept/commits/8", [b"8"])
+    storage.write("commits/9", [b"9"])
+    storage.move("commits", "kept/commits")
+    assert storage.read("kept/commits/8") == b"8"
+    assert storage.read("kept/commits/9") == b"9"
+    assert not storage.exists("commits")
