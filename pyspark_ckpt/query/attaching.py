@@ -132,7 +132,7 @@ def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
     Raises
     ------
     ConfigurationError
-        If this session runs no such query of this library.
+        If this session runs no such query of this library, or the server has closed the session.
 
     Examples
     --------
@@ -163,7 +163,15 @@ def _runs(query: CheckpointedQuery) -> bool:
 
 
 def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
-    record = _record(spark, query) if is_connect(spark) else None
+    try:
+        record = _record(spark, query) if is_connect(spark) else None
+    except PySparkException as exc:
+        if not connect.is_unknown_session(exc):
+            raise
+        raise ConfigurationError(
+            f"the server has closed this session, so query {query!r} cannot be attached: open "
+            "another session, and start the query again from its checkpointLocation"
+        ) from exc
     found = None if record is None else _running(spark, record)
     if record is None or found is None:
         raise ConfigurationError(
@@ -186,7 +194,12 @@ def _record(spark: SparkSession, query: str) -> _Record | None:
 def _running(spark: SparkSession, record: _Record) -> tuple[SparkSession, StreamingQuery] | None:
     """Return the query of a record and its session, ``None`` if it has ended."""
     session = connect.session_of_id(spark, record.session_id)
-    active = [each for each in session.streams.active if each.id == record.query_id]
+    try:
+        active = [each for each in session.streams.active if each.id == record.query_id]
+    except PySparkException as exc:
+        if connect.is_unknown_session(exc):  # the server has closed it, and stopped its queries
+            return None
+        raise
     return (session, active[0]) if active else None
 
 

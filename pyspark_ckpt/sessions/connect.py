@@ -169,21 +169,30 @@ def _address(session: Any) -> str:
 
 
 def is_unknown_session(error: PySparkException) -> bool:
-    """Return whether the server does not know a session, for example after its restart."""
+    """Return whether the server has closed a session, or does not know it after a restart."""
     return str(error.getCondition()).startswith("INVALID_HANDLE.SESSION")
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Return whether a session was stopped; keeps the server from closing a session that idles."""
+    """Return whether a session was stopped.
+
+    Keeps the session and the user's in use: the server closes a session that gets no call, and with
+    the user's session the record that another client needs.
+    """
     users: Any = _clones.get(spark, spark)
     if users.is_stopped:
         _release(users)
         return True
-    now = time.monotonic()
-    if now - _touched_at.get(spark, -_TOUCHED_EVERY_S) >= _TOUCHED_EVERY_S:
-        _touched_at[spark] = now
-        spark.conf.get(_DEFAULT_FS, None)
+    _keep_in_use(spark)
+    _keep_in_use(users)
     return False
+
+
+def _keep_in_use(session: Any) -> None:
+    now = time.monotonic()
+    if now - _touched_at.get(session, -_TOUCHED_EVERY_S) >= _TOUCHED_EVERY_S:
+        _touched_at[session] = now
+        session.conf.get(_DEFAULT_FS, None)
 
 
 def _keep(session: Any, spark: SparkSession) -> None:
