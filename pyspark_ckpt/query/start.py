@@ -210,6 +210,7 @@ class QueryStart:
         check_reporters(self._settings)
         location.check_not_half_rolled_back()
         location.check_owner()
+        location.check_not_emptied()
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)

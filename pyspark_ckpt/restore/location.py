@@ -102,6 +102,22 @@ class StartLocation:
             check_owner(self.storage, checkpoints)
             check_not_behind(self.storage, self._committed_epoch, checkpoints)
 
+    def check_not_emptied(self) -> None:
+        """Check that a location with checkpoints inside still has an epoch; writes nothing.
+
+        Spark would begin at epoch 0 without state, below the epochs of the checkpoints.
+
+        Raises
+        ------
+        RestoreError
+            If its offsets and commits are gone.
+        """
+        query_id = self._log.query_id()
+        if query_id is None or self._checkpoints_directory is not None or self._is_half_seeded:
+            return
+        if self._log.committed_epoch() is None and self._log.begun_epoch() is None:
+            check_not_behind(self.storage, None, self.checkpoints(query_id))
+
     def claim_directory(self) -> None:
         """Make the location the owner of a checkpoints directory elsewhere, if it has a query.
 

@@ -34,13 +34,20 @@ def check_not_behind(location: Storage, committed: int | None, checkpoints: Stor
     if newest is None or (committed is not None and newest[1] <= committed):
         return
     name, epoch = newest
+    fresh = f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
+    if committed is None:  # a rollback needs a committed epoch
+        has, to_do = "no epoch", f"Put the missing files back, or {fresh}"
+    else:
+        has = f"epochs up to {committed}"
+        to_do = (
+            f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}, "
+            f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, "
+            f"or {fresh}"
+        )
     raise RestoreError(
         f"{location.url} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
-        f"{epoch}, but the location has committed "
-        f"{'no epoch' if committed is None else f'epochs up to {committed}'}. It may have been "
-        f"restored from a backup. Call pyspark_ckpt.rollback({location.url!r}, {name!r}, "
-        f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, or "
-        f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
+        f"{epoch}, but the location has committed {has}. Files of it may be lost, or it may have "
+        f"been restored from a backup. {to_do}"
     )
 
 

@@ -1,0 +1,60 @@
+"""A location that lost its epochs, and still has its checkpoints, does not begin again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
+from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.storage.open import LocalStorage
+from tests.faults.epochs import OPERATORS, Epochs
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> LocalStorage:
+    """A location with one committed epoch and a checkpoint of it."""
+    epochs = Epochs(LocalStorage(tmp_path / CHECKPOINTS_DIRECTORY), tmp_path)
+    epochs.commit()
+    runner = epochs.runner()
+    runner.take(epochs.committed_epoch, periodic=False)
+    runner.close()
+    return LocalStorage(tmp_path)
+
+
+def check(location: LocalStorage, checkpoints_directory: str | None = None) -> None:
+    StartLocation(location, checkpoints_directory, OPERATORS).check_not_emptied()
+
+
+def remove(location: LocalStorage, *names: str) -> None:
+    for name in names:
+        shutil.rmtree(location.root / name)
+
+
+def test_a_location_without_its_epochs_is_refused(location: LocalStorage) -> None:
+    check(location)
+    remove(location, "offsets", "commits")
+    with pytest.raises(RestoreError, match=r"has committed no epoch.*restoreFrom.*chk-1"):
+        check(location)
+
+
+@pytest.mark.parametrize("gone", ["offsets", "commits"])
+def test_a_location_with_some_of_its_epochs_is_not_refused_here(
+    location: LocalStorage, gone: str
+) -> None:
+    remove(location, gone)
+    check(location)
+
+
+def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
+    remove(location, "offsets", "commits", CHECKPOINTS_DIRECTORY)
+    check(location)
+
+
+def test_a_location_that_is_half_seeded_is_not_refused_here(location: LocalStorage) -> None:
+    remove(location, "offsets", "commits")
+    location.write(SEEDING_MARKER, [b"x"])
+    check(location)
