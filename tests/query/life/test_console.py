@@ -338,8 +338,8 @@ def test_ten_questions_are_answered_in_two_steps_in_a_browser(shown: Shown) -> N
                 assert len(question.clicks) <= 2
                 page.goto(console.url)
                 for selector in question.clicks:
-                    page.click(selector, timeout=10_000)
-                assert page.locator(question.answer).first.inner_text(timeout=10_000), name
+                    page.click(selector, timeout=60_000)
+                assert page.locator(question.answer).first.inner_text(timeout=60_000), name
                 if shown.screenshots is not None:
                     page.screenshot(path=shown.screenshots / f"console-{number}.png")
             assert "test_console.py" in _text(page, console.url, "#queries .failure code")

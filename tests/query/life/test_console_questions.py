@@ -260,8 +260,8 @@ def test_ten_questions_are_answered_rightly_in_two_steps(town: Town) -> None:
                 assert len(question.clicks) <= 2
                 page.goto(console.url)
                 for selector in question.clicks:
-                    page.click(selector, timeout=10_000)
-                text = str(page.locator(question.place).first.inner_text(timeout=10_000))
+                    page.click(selector, timeout=60_000)
+                text = str(page.locator(question.place).first.inner_text(timeout=60_000))
                 if not question.is_right(text, town):
                     wrong[name] = text
                 if screenshots is not None:
