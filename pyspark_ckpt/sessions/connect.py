@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import gc
 import os
 import re
 import sys
@@ -14,8 +15,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
-from weakref import WeakKeyDictionary
+from functools import cache
+from itertools import count
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, finalize
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -32,10 +36,29 @@ _SESSION_ID = "session_id"
 _TOUCHED_EVERY_S = 60.0
 _RELEASED_WITHIN_S = 5.0
 
+_COLLECTED_EVERY = 16
+"""How many new sessions there are until those in cycles of references are looked for."""
+
+_EXIT_HANDLERS = ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml")
+"""What a client registers for the end of the process; the name differs between versions."""
+
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Sessions that the library made, each with the user's session."""
 
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+_number_of_new = count(1)
+
+
+class _Unused(NamedTuple):
+    """What is left of a session of the library that no object of this process refers to."""
+
+    client: Any
+    users: Any
+    ours: str | None
+
+
+_unused: SimpleQueue[_Unused] = SimpleQueue()  # the only queue that a finalizer may put into
 
 
 def has_own_server() -> bool:
@@ -93,7 +116,9 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
             session.conf.set(key, value)
     for key, value in (conf or {}).items():
         session.conf.set(key, value)
-    _keep(session, spark)
+    _keep(session, spark, ours=id_of(session))
+    if next(_number_of_new) % _COLLECTED_EVERY == 0:  # Python may not look for them for hours
+        gc.collect()
     return session  # type: ignore[no-any-return]
 
 
@@ -116,7 +141,7 @@ def session_of_id(spark: SparkSession, session_id: str) -> SparkSession:
     if session_id == id_of(spark):
         return spark
     session = _connected(spark, session_id)
-    _keep(session, spark)
+    _keep(session, spark, ours=None)
     return session  # type: ignore[no-any-return]
 
 
@@ -195,15 +220,64 @@ def _keep_in_use(session: Any) -> None:
         session.conf.get(_DEFAULT_FS, None)
 
 
-def _keep(session: Any, spark: SparkSession) -> None:
+def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     """Note a session that was made of the user's, to end it with the user's or with the process.
+
+    A query that has ended can still be asked, and its last epoch may run again in its session. So
+    the server ends a session when no object of this process refers to it any more.
 
     The handler is registered last, so it runs before the handler of the session's own client.
     That handler calls the server, and calls again for minutes if the server has ended.
+
+    Parameters
+    ----------
+    session
+        The session.
+    spark
+        The user's session, or another one that was made of it.
+    ours
+        Its id if this process made it, ``None`` if another client may use it too.
     """
-    _clones[session] = _clones.get(spark, spark)
+    users = _clones[session] = _clones.get(spark, spark)
+    ending = finalize(session, _unused.put, _Unused(session.client, users, ours))
+    ending.atexit = False  # the server continues a query whose client ends
+    _start_ending()
     atexit.unregister(_close_all)
     atexit.register(_close_all)
+
+
+@cache
+def _start_ending() -> None:
+    """Begin to end unused sessions in a thread, because a finalizer may not wait for the server."""
+    name = "pyspark_ckpt ends sessions"
+    threading.Thread(target=_end_all_unused, name=name, daemon=True).start()
+
+
+def _end_all_unused() -> None:
+    while True:
+        with suppress(Exception):  # the server may have ended
+            _end_unused(*_unused.get())  # without a variable, which would keep the user's session
+
+
+def _end_unused(client: Any, users: Any, ours: str | None) -> None:
+    """End a session that nothing refers to, unless a query that another client uses runs in it."""
+    _close(client)
+    if ours is None or users.is_stopped or any(id_of(each) == ours for each in _kept()):
+        return
+    session = _connected(users, ours)  # PySpark has closed the client of the unused object
+    _clones[session] = users  # so the end of the process closes it
+    try:
+        if not _active_ids(session):
+            session.client.release_session()
+    finally:
+        _clones.pop(session, None)
+        _close(session.client)
+
+
+def _kept() -> list[Any]:
+    """Return the sessions that the library made and has not ended."""
+    sessions = [reference() for reference in _clones.keyrefs()]
+    return [session for session in sessions if session is not None]
 
 
 def end_session(session: Any) -> None:
@@ -211,8 +285,16 @@ def end_session(session: Any) -> None:
     _clones.pop(session, None)
     with suppress(Exception):  # the server may have ended
         session.client.release_session()
+    _close(session.client)
+
+
+def _close(client: Any) -> None:
+    """Close a client's channel, and let the process forget the client."""
     with suppress(Exception):
-        session.client.close()
+        client.close()
+    for name in _EXIT_HANDLERS:
+        if hasattr(client, name):
+            atexit.unregister(getattr(client, name))
 
 
 def _release(users: Any) -> None:
@@ -223,7 +305,7 @@ def _release(users: Any) -> None:
 
 def _close_all() -> None:
     """Close the sessions at the end of the process; gRPC waits without end if they close later."""
-    sessions = list(_clones)
+    sessions = _kept()
     stopped = {id(users): users for users in list(_clones.values()) if users.is_stopped}
     for users in stopped.values():
         releasing = threading.Thread(target=_release, args=(users,), daemon=True)
