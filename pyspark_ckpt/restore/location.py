@@ -42,7 +42,7 @@ from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
-from pyspark_ckpt.stores.behind import check_not_behind
+from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 logger = library_logger(__name__)
@@ -110,13 +110,14 @@ class StartLocation:
         Raises
         ------
         RestoreError
-            If its offsets and commits are gone.
+            If its offsets and commits are gone. The first two epochs run again: a power loss may
+            have taken them.
         """
         query_id = self._log.query_id()
         if query_id is None or self._checkpoints_directory is not None or self._is_half_seeded:
             return
         if self._log.committed_epoch() is None and self._log.begun_epoch() is None:
-            check_not_behind(self.storage, None, self.checkpoints(query_id))
+            check_not_behind(self.storage, None, self.checkpoints(query_id), RUN_AGAIN)
 
     def claim_directory(self) -> None:
         """Make the location the owner of a checkpoints directory elsewhere, if it has a query.

@@ -10,8 +10,13 @@ from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
 
+RUN_AGAIN = 2
+"""So many epochs that a power loss took from Spark's logs run again, if checkpoints are inside."""
 
-def check_not_behind(location: Storage, committed: int | None, checkpoints: Storage) -> None:
+
+def check_not_behind(
+    location: Storage, committed: int | None, checkpoints: Storage, run_again: int = 0
+) -> None:
     """Check that no checkpoint is of an epoch that the location has not committed.
 
     The next checkpoints would replace such a checkpoint, and delete its files.
@@ -24,6 +29,8 @@ def check_not_behind(location: Storage, committed: int | None, checkpoints: Stor
         Its newest committed epoch, ``None`` before the first.
     checkpoints
         The query's checkpoints directory.
+    run_again
+        So many epochs the location may lack.
 
     Raises
     ------
@@ -31,7 +38,7 @@ def check_not_behind(location: Storage, committed: int | None, checkpoints: Stor
         If there is such a checkpoint.
     """
     newest = _newest(checkpoints)
-    if newest is None or (committed is not None and newest[1] <= committed):
+    if newest is None or newest[1] <= (-1 if committed is None else committed) + run_again:
         return
     name, epoch = newest
     fresh = f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"

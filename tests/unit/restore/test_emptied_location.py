@@ -16,13 +16,18 @@ from tests.faults.epochs import OPERATORS, Epochs
 
 @pytest.fixture
 def location(tmp_path: Path) -> LocalStorage:
-    """A location with one committed epoch and a checkpoint of it."""
-    epochs = Epochs(LocalStorage(tmp_path / CHECKPOINTS_DIRECTORY), tmp_path)
-    epochs.commit()
-    runner = epochs.runner()
-    runner.take(epochs.committed_epoch, periodic=False)
+    """A location with three committed epochs and a checkpoint of the last one."""
+    return made(tmp_path, epochs=3)
+
+
+def made(directory: Path, epochs: int) -> LocalStorage:
+    query = Epochs(LocalStorage(directory / CHECKPOINTS_DIRECTORY), directory)
+    for _ in range(epochs):
+        query.commit()
+    runner = query.runner()
+    runner.take(query.committed_epoch, periodic=False)
     runner.close()
-    return LocalStorage(tmp_path)
+    return LocalStorage(directory)
 
 
 def check(location: LocalStorage, checkpoints_directory: str | None = None) -> None:
@@ -57,4 +62,10 @@ def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
 def test_a_location_that_is_half_seeded_is_not_refused_here(location: LocalStorage) -> None:
     remove(location, "offsets", "commits")
     location.write(SEEDING_MARKER, [b"x"])
+    check(location)
+
+
+def test_two_epochs_that_a_power_loss_took_run_again(tmp_path: Path) -> None:
+    location = made(tmp_path, epochs=2)
+    remove(location, "offsets", "commits")
     check(location)
