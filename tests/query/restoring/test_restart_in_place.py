@@ -182,7 +182,7 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
         restarts = threading.Thread(target=query.rescale, args=(3,))
         restarts.start()
         try:
-            until(lambda: query._coordinator._is_restarting, "it does not stop")
+            until(lambda: query._coordinator._restart.is_under_way, "it does not stop")
         finally:
             may_go_on.set()
             restarts.join()
