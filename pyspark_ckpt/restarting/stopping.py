@@ -25,7 +25,7 @@ class RestartStop:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop the run while the context lasts; a run that goes on after an error is as before."""
+        """Stop the run while the context lasts; one that still runs after an error is as before."""
         self.is_under_way = True
         try:
             yield

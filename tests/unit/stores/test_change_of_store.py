@@ -140,7 +140,7 @@ def test_another_name_of_the_same_store(storage: Storage, snapshot: CheckpointMe
 def test_a_store_that_is_gone_is_named_with_the_way_round(
     epochs: Epochs, kubernetes: ConfigMaps
 ) -> None:
-    """The note is deleted, as the error says; the query goes on with its own store."""
+    """The note is deleted, as the error says; the query continues with its own store."""
     first = started(epochs, KUBERNETES)
     assert take(epochs, first) == 1
     first.close()
