@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.clock import monotonic_ms, now_ms
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError, FencedError
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.log import restart_entry
@@ -36,7 +36,7 @@ from pyspark_ckpt.restarting.staging import (
     check_can_be_changed,
     put_back,
 )
-from pyspark_ckpt.restore.rollback import (
+from pyspark_ckpt.restore.exchange import (
     Exchange,
     finish_restart,
     remove_leftovers_of_restarts,
@@ -200,10 +200,12 @@ class Restarts:
         try:
             if (coordinator.failure or query._query.exception()) is not None:
                 return
+            if isinstance(error, FencedError):  # a driver that starts may have no term yet
+                raise error
             coordinator.check_not_fenced()
             start = self._make_start(None, parallelism)
             if done is not None:
-                put_back(start.location.storage, done)
+                put_back(start.location.storage, done, coordinator.check_not_fenced)
             with building_with(parallelism):
                 start.run(query)
             self._undo()

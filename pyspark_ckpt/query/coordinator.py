@@ -71,7 +71,7 @@ from pyspark_ckpt.query.stopping_failure import (
     stop_failed,
 )
 from pyspark_ckpt.restarting.stopping import RestartStop
-from pyspark_ckpt.restore.rollback import remove_leftovers_of_restarts
+from pyspark_ckpt.restore.exchange import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.query import idle_ms, progress_since, stop_between_epochs

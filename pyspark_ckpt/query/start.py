@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -54,6 +55,7 @@ from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.open import open_store
 
 _starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _starts_guard = threading.Lock()
@@ -223,12 +225,22 @@ class QueryStart:
         location.prepare_sink(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
         self._continues = SparkLog(location.storage).committed_epoch() is not None
+        query_id = location.make_query_id()
+        self._fence_others(query_id)
         query = self._start_spark(
             self._spark_query.start,
-            self._runtime(location.make_query_id()),
+            self._runtime(query_id),
             ends_by_itself=self._spark_query.ends_by_itself,
         )
         return self._with_coordinator(query, origin)
+
+    def _fence_others(self, query_id: str) -> None:
+        """Let no driver before this one exchange the location's content under Spark's query."""
+        if self._continues and self._continued is None:  # else it is this driver that exchanges
+            checkpoints = RetryingStorage(self._location.checkpoints(query_id))
+            with closing(open_store(checkpoints, self._settings, query_id)) as store:
+                store.claim()
+        self._location.check_not_exchanged()
 
     def _check_storages(self) -> None:
         """Refuse directories in which two drivers could write one file."""

@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restore.exchange import KEPT_BY_RESTART, STAGED_BY_RESTART, Exchange, exchange
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
 from pyspark_ckpt.restore.rescale import move_state
-from pyspark_ckpt.restore.rollback import KEPT_BY_RESTART, STAGED_BY_RESTART, Exchange, exchange
 from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit
 from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.spark.log import SparkLog
@@ -113,18 +113,17 @@ def change_in_place(
         incoming=_EXCHANGED,
         restarts=True,
     )
-    check_still_ours()
-    exchange(location, done)
+    exchange(location, done, check_still_ours)
     logger.info("%s continues epoch %s with %s", location.url, plan.epoch, done.to)
     return done
 
 
-def put_back(location: Storage, done: Exchange) -> None:
+def put_back(location: Storage, done: Exchange, check_still_ours: Callable[[], None]) -> None:
     """Undo :func:`change_in_place`, because the query could not be started with it."""
     back = msgspec.structs.replace(
         done, to="as before", kept=f"{KEPT_BY_RESTART}{secrets.token_hex(6)}", staged=done.kept
     )
-    exchange(location, back)
+    exchange(location, back, check_still_ours)
     logger.warning("%s is as it was before the restart", location.url)
 
 

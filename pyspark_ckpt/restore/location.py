@@ -9,7 +9,7 @@ from contextlib import suppress
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import PlanError, RestoreError
+from pyspark_ckpt.errors import FencedError, PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -25,8 +25,8 @@ from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
+from pyspark_ckpt.restore.exchange import finish_restart
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
-from pyspark_ckpt.restore.rollback import finish_restart
 from pyspark_ckpt.restore.seeding import (
     QUERY_ID_NAME,
     begin_seeding,
@@ -75,6 +75,7 @@ class StartLocation:
         self._checkpoints_directory = checkpoints_directory
         self.operators = operators
         self._log = SparkLog(storage)
+        self._found_offsets: tuple[str, str] | None = None
 
     @property
     def checkpoints_root(self) -> str:
@@ -217,6 +218,35 @@ class StartLocation:
             raise RestoreError(
                 f"{self.storage.url}: a rollback of this location was interrupted; call "
                 "pyspark_ckpt.rollback again, which finishes it"
+            )
+        begun = None if self._is_half_seeded else self._log.begun_epoch()
+        if begun is not None:  # nobody else ever replaces the offsets of an epoch
+            path = f"offsets/{begun}"
+            self._found_offsets = path, self.storage.fingerprint(path)
+
+    def check_not_exchanged(self) -> None:
+        """Check that no driver has exchanged the content since it was found whole.
+
+        After this driver has fenced those before it, none of them begins an exchange. What one of
+        them began before is seen here.
+
+        Raises
+        ------
+        FencedError
+            If one exchanges it, or has done so.
+        """
+        exchanged = self.storage.exists(ROLLBACK_MARKER)
+        if not exchanged and self._found_offsets is not None:
+            path, found = self._found_offsets
+            try:
+                exchanged = self.storage.fingerprint(path) != found
+            except FileNotFoundError:
+                exchanged = True
+        if exchanged:
+            raise FencedError(
+                f"{self.storage.url}: another driver has restarted the query in place, or rolled "
+                "it back, while this one was starting. Run a query once at a time: let that driver "
+                "run it, or start it again"
             )
 
     def check_not_half_seeded(self) -> None:

@@ -1,13 +1,8 @@
 """Puts a stopped query's own location back to a retained checkpoint; driver only.
 
 The checkpoint's state is staged in a directory inside the location. Then the content of the
-location is exchanged with the staged content. A marker says what is moved out to where and what is
-moved in from where. It is durable before the first move and is deleted after the last. Where a file
-lies shows whether it was moved, so the next call can finish an interrupted exchange. No query
-starts in a location that has the marker.
-
-A file system renames a directory at once. An object store copies and deletes file by file; there, a
-second marker says that all is moved out.
+location is exchanged with the staged content. If that is interrupted, the next call finishes it,
+and no query starts there before.
 """
 
 from __future__ import annotations
@@ -17,29 +12,30 @@ import secrets
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
+from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
-    ROLLBACK_MARKER,
     SEEDING_MARKER,
-    SHADOW,
     checkpoint_id_of,
     checkpoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.rolled_back import (
-    RolledBack,
     read_rolled_back,
     void_after_return,
     void_after_rollback,
-    write_rolled_back,
 )
-from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.restore.exchange import (
+    Exchange,
+    begun_exchange,
+    exchange,
+    finish_exchange,
+    is_note,
+)
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
 from pyspark_ckpt.restore.source import RestoreSource
@@ -54,108 +50,9 @@ from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
 logger = library_logger(__name__)
 
-KEPT_BY_RESTART = "_before_restart-"
-STAGED_BY_RESTART = "_restarting-"
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
-_ALL_MOVED_OUT = "_all_moved_out"
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is exchanged for what, as the marker says it.
-
-    `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
-    `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
-    `restarts` says that no epoch is lost, so a start finishes the exchange by itself.
-    """
-
-    to: str
-    kept: str
-    staged: str
-    outgoing: tuple[str, ...]
-    incoming: tuple[str, ...]
-    rolled_back: tuple[RolledBack, ...] = ()
-    restarts: bool = False
-
-
-def exchange(location: Storage, wanted: Exchange) -> None:
-    """Exchange the content of a location; durable on return."""
-    location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
-    finish_exchange(location, wanted)
-
-
-def begun_exchange(location: Storage) -> Exchange | None:
-    """Return the exchange that was begun in a location, ``None`` if there is none.
-
-    Raises
-    ------
-    CorruptFileError
-        If the marker was changed.
-    """
-    if not location.exists(ROLLBACK_MARKER):
-        return None
-    return read_small_file(
-        location,
-        ROLLBACK_MARKER,
-        Exchange,
-        "the names that a rollback exchanges",
-        "move the directories beside it by hand, or restore a checkpoint into a fresh "
-        "checkpointLocation",
-    )
-
-
-def finish_exchange(location: Storage, begun: Exchange) -> None:
-    """Do the rest of an exchange, whatever part of it was done."""
-    _move_out(location, begun)
-    for name in begun.incoming:
-        if location.exists(f"{begun.staged}/{name}"):
-            location.move(f"{begun.staged}/{name}", name)
-    if begun.rolled_back:
-        write_rolled_back(location, begun.rolled_back)
-    location.delete_directory(begun.staged)
-    location.delete([ROLLBACK_MARKER])
-
-
-def finish_restart(location: Storage) -> None:
-    """Finish a restart in place that was interrupted after its marker was written.
-
-    The new content is complete by then, and no epoch is lost.
-    """
-    begun = None
-    with suppress(CorruptFileError):  # a start refuses it with what to do
-        begun = begun_exchange(location)
-    if begun is not None and begun.restarts:
-        finish_exchange(location, begun)
-        logger.warning("%s: finished an interrupted restart in place: %s", location.url, begun.to)
-
-
-live_shadows: set[str] = set()
-"""The names of the directories of this process's shadows."""
-
-
-def remove_leftovers_of_restarts(location: Storage) -> None:
-    """Remove what restarts in place and shadows left behind; only while no other driver runs it."""
-    for name in location.list():
-        is_left = name.startswith(SHADOW) and name not in live_shadows
-        if is_left or name.startswith((KEPT_BY_RESTART, STAGED_BY_RESTART)):
-            location.delete_directory(name)
-
-
-def _move_out(location: Storage, begun: Exchange) -> None:
-    """Move out what was in the location, unless that is done."""
-    if location.moves_at_once:
-        for name in begun.outgoing:
-            if not location.exists(f"{begun.kept}/{name}"):
-                location.move(name, f"{begun.kept}/{name}")
-        return
-    # Some files of a directory may be moved. So a name that is there does not show that all are,
-    # and what is moved in later would be taken for what has to go.
-    if location.exists(f"{begun.kept}/{_ALL_MOVED_OUT}"):
-        return
-    for name in begun.outgoing:
-        location.move(name, f"{begun.kept}/{name}")
-    location.write(f"{begun.kept}/{_ALL_MOVED_OUT}", [b"all of it is here\n"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +147,10 @@ def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
     begun = begun_exchange(location)
     if begun is None:
         return None
-    finish_exchange(location, begun)
-    logger.warning("%s: finished the rollback to %s", location.url, begun.to)
-    if begun.to != to:
+    was_done = finish_exchange(location, begun)
+    if was_done:
+        logger.warning("%s: finished the rollback to %s", location.url, begun.to)
+    if not was_done or begun.to != to:
         return None
     return Rollback(location.url, to, location.url_of(begun.kept))
 
@@ -281,7 +179,7 @@ def _prepared(
         kept=f"{_KEPT}{token}",
         staged=staged,
         outgoing=tuple(name for name in location.list() if not name.startswith((_KEPT, _STAGED))),
-        incoming=tuple(name for name in location.list(staged) if name != _ALL_MOVED_OUT),
+        incoming=tuple(name for name in location.list(staged) if not is_note(name)),
         rolled_back=void,
     )
 

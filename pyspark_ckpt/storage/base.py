@@ -15,7 +15,7 @@ import errno
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
@@ -224,10 +224,17 @@ class Storage(ABC):
         FileExistsError
             If the storage moves at once and there is something at that place; nothing is moved.
         """
+        self.move_files(relative, target, lambda: None)
+
+    def move_files(self, relative: str, target: str, check: Callable[[], None]) -> None:
+        """Move a file, or the files of a directory, one by one; `check` stops it.
+
+        `check` is called before a file is deleted from its old place, and raises if it may not be.
+        """
         moved: set[str] = set()
         while files := set(self._files_at(relative)) - moved:
             places = [(path, f"{target}{path.removeprefix(relative)}") for path in sorted(files)]
-            all_of(self._move_file, places, at_once=self.is_remote)
+            all_of(lambda pair: self._move_file(*pair, check), places, at_once=self.is_remote)
             moved |= files
 
     def _files_at(self, relative: str) -> tuple[str, ...]:
@@ -236,15 +243,15 @@ class Storage(ABC):
         is_file = not below and self.size_bytes(relative) is not None
         return (relative,) if is_file else below
 
-    def _move_file(self, places: tuple[str, str]) -> None:
+    def _move_file(self, source: str, target: str, check: Callable[[], None]) -> None:
         """Move one file, and nothing else: a listing may lack files that are beside it."""
-        source, target = places
         try:
             self.copy_within(source, target)
         except FileNotFoundError:
             if not self.exists(target):
                 raise
             return  # it was moved before: a listing may have it still
+        check()
         self.delete([source])
 
     def copy_within(self, relative: str, target: str) -> None:

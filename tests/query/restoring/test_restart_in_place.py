@@ -14,7 +14,8 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.restore import rollback
+from pyspark_ckpt.restarting import staging
+from pyspark_ckpt.restore import exchange
 from tests.query.harness import (
     BACKEND,
     BACKENDS,
@@ -387,7 +388,7 @@ def test_a_location_that_is_half_exchanged_starts(
         def ends(*arguments: Any) -> None:
             raise EndedError
 
-        monkeypatch.setattr(rollback, "_move_out", ends)
+        monkeypatch.setattr(exchange, "_move_out", ends)
         monkeypatch.setattr(Restarts, "_start_as_before", lambda *_: None)
         with pytest.raises(EndedError):
             query.rescale(3)
@@ -399,6 +400,33 @@ def test_a_location_that_is_half_exchanged_starts(
         check_numbered(job, 2)
         assert subtasks_of(again) == {0, 1, 2}
         again.stop()
+
+
+def test_a_driver_that_starts_meanwhile_keeps_its_location(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first driver is paused before it exchanges anything; the other one commits an epoch."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        others: list[ckpt.CheckpointedQuery] = []
+
+        def paused(*arguments: Any) -> None:
+            epoch_of(job)
+            others.append(writer_of(job).start())
+            others[0].processAllAvailable()
+            exchange.exchange(*arguments)
+
+        monkeypatch.setattr(staging, "exchange", paused)
+        with pytest.raises(ckpt.FencedError):
+            query.rescale(3)
+        assert not (job.location_path / "_rollback").exists()
+        epoch_of(job)
+        others[0].processAllAvailable()
+        check_numbered(job, 3)
+        assert subtasks_of(others[0]) == {0, 1}
+        others[0].stop()
 
 
 def test_by_rule(job: Job) -> None:

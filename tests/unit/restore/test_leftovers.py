@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
-from pyspark_ckpt.restore.rollback import live_shadows, remove_leftovers_of_restarts
+from pyspark_ckpt.restore.exchange import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.restore.seeding import begin_seeding, clear_unfinished
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage

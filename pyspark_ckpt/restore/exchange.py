@@ -1,0 +1,262 @@
+"""Exchanges the content of a location with content that was staged inside it; driver only.
+
+A marker says what is moved out to where and what is moved in from where. It is durable before the
+first move and is deleted after the last. Where a file lies shows whether it was moved, so another
+driver can finish an interrupted exchange.
+
+A file system renames a directory at once. An object store copies and deletes file by file; there, a
+second marker says that all is moved out.
+
+Two drivers must not do one exchange. So whoever does it claims it with a numbered file, and the
+highest number has it: each step looks for a higher one first. The file is created exclusively, as a
+driver's term is. The first number also decides whether a restart in place is done at all: a driver
+that starts takes it for void if the driver that wrote the marker has not taken it yet.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from pyspark_ckpt.errors import CorruptFileError, FencedError
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, SHADOW
+from pyspark_ckpt.formats.rolled_back import RolledBack, write_rolled_back
+from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.open import Storage
+
+logger = library_logger(__name__)
+
+KEPT_BY_RESTART = "_before_restart-"
+STAGED_BY_RESTART = "_restarting-"
+_ALL_MOVED_OUT = "_all_moved_out"
+_CLAIM = "_exchange-"
+_FIRST = 1
+_VOID = b"void\n"
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """What is exchanged for what, as the marker says it.
+
+    `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
+    `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
+    `restarts` says that no epoch is lost, so a start finishes the exchange by itself. `is_claimed`
+    says that nothing is moved before the first claim; markers of earlier versions have no claims.
+    """
+
+    to: str
+    kept: str
+    staged: str
+    outgoing: tuple[str, ...]
+    incoming: tuple[str, ...]
+    rolled_back: tuple[RolledBack, ...] = ()
+    restarts: bool = False
+    is_claimed: bool = False
+
+
+def is_note(name: str) -> bool:
+    """Return whether a name in a kept directory is a note on the exchange, and no content."""
+    return name == _ALL_MOVED_OUT or name.startswith(_CLAIM)
+
+
+def exchange(
+    location: Storage, wanted: Exchange, check_still_ours: Callable[[], None] = lambda: None
+) -> None:
+    """Exchange the content of a location; durable on return.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation``.
+    wanted
+        What is exchanged for what.
+    check_still_ours
+        Raises if another driver has taken the location over. A driver that takes it over later
+        finds the marker.
+
+    Raises
+    ------
+    FencedError
+        If another driver has found the marker. Nothing was moved, or that driver does the rest.
+    """
+    wanted = msgspec.structs.replace(wanted, is_claimed=True)
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
+    try:
+        check_still_ours()
+    except BaseException:
+        _withdraw_unless_claimed(location, wanted)
+        raise
+    if not _has_written(location, wanted, _FIRST, secrets.token_hex(16).encode()):
+        raise _taken_over(location)
+    _carry_out(location, wanted, _Claim(location, wanted, _FIRST))
+
+
+def begun_exchange(location: Storage) -> Exchange | None:
+    """Return the exchange that was begun in a location, ``None`` if there is none.
+
+    Raises
+    ------
+    CorruptFileError
+        If the marker was changed.
+    """
+    try:
+        return read_small_file(
+            location,
+            ROLLBACK_MARKER,
+            Exchange,
+            "the names that a rollback exchanges",
+            "move the directories beside it by hand, or restore a checkpoint into a fresh "
+            "checkpointLocation",
+        )
+    except FileNotFoundError:
+        return None
+
+
+def finish_exchange(location: Storage, begun: Exchange) -> bool:
+    """Do the rest of an exchange, whatever part of it was done.
+
+    Returns
+    -------
+    bool
+        Whether it is done now. A restart in place that nobody has claimed is void instead, because
+        its driver may have been paused while other drivers ran: nothing of it was done.
+    """
+    if begun.restarts and begun.is_claimed and _withdraw_unless_claimed(location, begun):
+        return False
+    number = highest_number(location, lambda number: _claim_path(begun, number)) + 1
+    while not _has_written(location, begun, number, secrets.token_hex(16).encode()):
+        number += 1
+    _carry_out(location, begun, _Claim(location, begun, number))
+    return True
+
+
+def finish_restart(location: Storage) -> None:
+    """Finish a restart in place that was interrupted after its first claim.
+
+    The new content is complete by then, and no epoch is lost.
+
+    Raises
+    ------
+    FencedError
+        If another driver finishes it, too.
+    """
+    begun = None
+    with suppress(CorruptFileError):  # a start refuses it with what to do
+        begun = begun_exchange(location)
+    if begun is None or not begun.restarts:
+        return
+    was = "finished" if finish_exchange(location, begun) else "gave up"
+    logger.warning("%s: %s an interrupted restart in place: %s", location.url, was, begun.to)
+
+
+live_shadows: set[str] = set()
+"""The names of the directories of this process's shadows."""
+
+
+def remove_leftovers_of_restarts(location: Storage) -> None:
+    """Remove what restarts in place and shadows left behind; only while no other driver runs it."""
+    for name in location.list():
+        is_left = name.startswith(SHADOW) and name not in live_shadows
+        if is_left or name.startswith((KEPT_BY_RESTART, STAGED_BY_RESTART)):
+            location.delete_directory(name)
+
+
+class _Claim:
+    """The right to do the steps of an exchange, until another driver claims a higher number."""
+
+    def __init__(self, location: Storage, begun: Exchange, number: int) -> None:
+        self._location = location
+        self._begun = begun
+        self._next = _claim_path(begun, number + 1)
+
+    def check(self) -> None:
+        """Check that no other driver has claimed or finished the exchange.
+
+        Raises
+        ------
+        FencedError
+            If one has.
+        """
+        # The claims are removed some time after the marker, so the marker is read last.
+        if self._location.exists(self._next) or begun_exchange(self._location) != self._begun:
+            raise _taken_over(self._location)
+
+
+def _carry_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
+    try:
+        _do_rest(location, begun, claim)
+    except OSError:
+        claim.check()  # what a step needs is gone because another driver has done the step
+        raise
+
+
+def _do_rest(location: Storage, begun: Exchange, claim: _Claim) -> None:
+    _move_out(location, begun, claim)
+    for name in begun.incoming:
+        if location.exists(f"{begun.staged}/{name}"):
+            _move(location, f"{begun.staged}/{name}", name, claim)
+    claim.check()
+    if begun.rolled_back:
+        write_rolled_back(location, begun.rolled_back)
+    location.delete_directory(begun.staged)
+    claim.check()
+    location.delete([ROLLBACK_MARKER])
+
+
+def _move_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
+    """Move out what was in the location, unless that is done."""
+    if location.moves_at_once:
+        for name in begun.outgoing:
+            if not location.exists(f"{begun.kept}/{name}"):
+                _move(location, name, f"{begun.kept}/{name}", claim)
+        return
+    # Some files of a directory may be moved. So a name that is there does not show that all are,
+    # and what is moved in later would be taken for what has to go.
+    if location.exists(f"{begun.kept}/{_ALL_MOVED_OUT}"):
+        return
+    for name in begun.outgoing:
+        _move(location, name, f"{begun.kept}/{name}", claim)
+    claim.check()
+    location.write(f"{begun.kept}/{_ALL_MOVED_OUT}", [b"all of it is here\n"])
+
+
+def _move(location: Storage, name: str, target: str, claim: _Claim) -> None:
+    if location.moves_at_once:
+        claim.check()
+        location.move(name, target)
+    else:
+        location.move_files(name, target, claim.check)
+
+
+def _withdraw_unless_claimed(location: Storage, begun: Exchange) -> bool:
+    """Make an exchange void that nobody has claimed; return whether it is void."""
+    is_claimed = not _has_written(location, begun, _FIRST, _VOID)
+    # Whoever made it void may have been killed before it deleted the marker.
+    if is_claimed and location.read(_claim_path(begun, _FIRST)) != _VOID:
+        return False
+    if begun_exchange(location) == begun:
+        location.delete([ROLLBACK_MARKER])
+    return True
+
+
+def _has_written(location: Storage, begun: Exchange, number: int, content: bytes) -> bool:
+    try:
+        location.write(_claim_path(begun, number), [content])
+    except FileExistsError:
+        return False
+    return True
+
+
+def _claim_path(begun: Exchange, number: int) -> str:
+    return f"{begun.kept}/{_CLAIM}{number}"
+
+
+def _taken_over(location: Storage) -> FencedError:
+    return FencedError(
+        f"{location.url}: another driver has taken over the change of this location. Run a query "
+        "once at a time: let that driver run it, or start the query again once it has ended"
+    )

@@ -1,0 +1,223 @@
+"""Two drivers never exchange the content of a location together."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
+from pyspark_ckpt.restore.exchange import (
+    Exchange,
+    begun_exchange,
+    exchange,
+    finish_exchange,
+    finish_restart,
+    remove_leftovers_of_restarts,
+)
+from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.memory import MemoryStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests.faults.epochs import OPERATORS
+
+OLD = {"commits/9": b"old", "offsets/8": b"old", "offsets/9": b"old", "state/0/9.delta": b"old"}
+NEW = {"commits/9": b"newer", "offsets/9": b"newer", "state/0/9.snapshot": b"newer"}
+NAMES = ("commits", "offsets", "state")
+RESTART = Exchange(
+    to="4 subtasks",
+    kept="_before_restart-1",
+    staged="_restarting-1",
+    outgoing=NAMES,
+    incoming=NAMES,
+    restarts=True,
+)
+ROLLBACK = msgspec.structs.replace(
+    RESTART, kept="_before_rollback-1", staged="_rolling_back-1", restarts=False
+)
+
+
+class Paused:
+    """A driver that is paused before one of its steps, and does not know it."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.left = at
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.meanwhile()
+
+
+class PausedObjects(MemoryStorage):
+    """An object store, as a driver sees it that may be paused before it creates or copies."""
+
+    paused = Paused()
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.paused.step()
+        return super().write(relative, chunks)
+
+    def copy_within(self, relative: str, target: str) -> None:
+        self.paused.step()
+        super().copy_within(relative, target)
+
+
+class PausedDisk(LocalStorage):
+    """A disk, as a driver sees it that may be paused before it creates or renames."""
+
+    paused = Paused()
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.paused.step()
+        return super().write(relative, chunks)
+
+    def move(self, relative: str, target: str) -> None:
+        self.paused.step()
+        super().move(relative, target)
+
+
+def paused_and_other(kind: str, directory: Path, at: int) -> tuple[Storage, Storage, Paused]:
+    """Return a filled location as a paused driver and as another one see it."""
+    paused = Paused(at)
+    first: PausedObjects | PausedDisk
+    other: Storage
+    if kind == "objects":
+        name = f"{secrets.token_hex(8)}/location"
+        first, other = PausedObjects(name), MemoryStorage(name)
+    else:
+        first, other = PausedDisk(directory), LocalStorage(directory)
+    fill(other)
+    first.paused = paused
+    return first, other, paused
+
+
+def fill(location: Storage, staged: str = "_restarting-1") -> None:
+    location.write("metadata", [b'{"id":"q"}'])
+    for name, text in OLD.items():
+        location.write(name, [text])
+    for name, text in NEW.items():
+        location.write(f"{staged}/{name}", [text])
+
+
+def content(location: Storage) -> dict[str, bytes]:
+    paths = [path for name in NAMES for path in location.files_below(name)]
+    return {path: location.read(path) for path in paths}
+
+
+kinds = pytest.mark.parametrize("kind", ["objects", "disk"])
+MOST_STEPS = 16
+
+
+@kinds
+def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_path: Path) -> None:
+    """The driver that was paused moves nothing of the new content away."""
+    taken_over = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        paused.meanwhile = lambda other=other: finish_restart(other)  # type: ignore[misc]
+        try:
+            exchange(first, RESTART)
+        except FencedError:
+            taken_over += 1
+            is_void = at == 2
+            assert content(other) == (OLD if is_void else NEW)
+        else:
+            assert content(other) == NEW
+        assert begun_exchange(other) is None
+    assert taken_over > 5
+
+
+@kinds
+def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path: Path) -> None:
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        marker = msgspec.structs.replace(RESTART, is_claimed=True)
+        other.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+        other.write("_before_restart-1/_exchange-1", [b"a driver that was killed"])
+
+        # Without the leftovers there are no claims. A rename of the old content that is under way
+        # fails only while what was moved out is there.
+        are_removed = kind == "objects" or at <= 2
+
+        def finish(other: Storage = other, are_removed: bool = are_removed) -> None:
+            finish_restart(other)
+            if are_removed:
+                remove_leftovers_of_restarts(other)
+
+        paused.meanwhile = finish
+        with suppress(FencedError):
+            finish_restart(first)
+        assert content(other) == NEW
+        assert begun_exchange(other) is None
+
+
+@kinds
+def test_a_restart_does_nothing_to_a_driver_that_has_started_meanwhile(
+    kind: str, tmp_path: Path
+) -> None:
+    """The driver was paused before it wrote the marker, or right after it."""
+    for at in (1, 2):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        started = []
+
+        def start(other: Storage = other, started: list[int] = started) -> None:
+            finish_restart(other)
+            started.append(1)
+
+        def check(started: list[int] = started) -> None:
+            if started:
+                raise FencedError("another driver has started")
+
+        paused.meanwhile = start
+        with pytest.raises(FencedError):
+            exchange(first, RESTART, check)
+        assert content(other) == OLD
+        assert begun_exchange(other) is None
+
+
+def test_a_marker_of_an_earlier_version_is_finished() -> None:
+    location = MemoryStorage(f"{secrets.token_hex(8)}/location")
+    fill(location)
+    names = '"outgoing":["commits","offsets","state"],"incoming":["commits","offsets","state"]'
+    marker = f'{{"to":"4","kept":"_before_restart-1","staged":"_restarting-1",{names},'
+    location.write(ROLLBACK_MARKER, [f'{marker}"rolled_back":[],"restarts":true}}'.encode()])
+    finish_restart(location)
+    assert content(location) == NEW
+
+
+def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
+    location = MemoryStorage(f"{secrets.token_hex(8)}/location")
+    fill(location, ROLLBACK.staged)
+    marker = msgspec.structs.replace(ROLLBACK, is_claimed=True)
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+    assert finish_exchange(location, marker)
+    assert content(location) == NEW
+
+
+def found(location: Storage) -> StartLocation:
+    start = StartLocation(location, None, OPERATORS)
+    start.check_not_half_rolled_back()
+    return start
+
+
+@kinds
+def test_a_start_sees_that_its_location_was_exchanged_meanwhile(kind: str, tmp_path: Path) -> None:
+    _, location, _ = paused_and_other(kind, tmp_path, 0)
+    start = found(location)
+    start.check_not_exchanged()
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
+    with pytest.raises(FencedError, match="while this one was starting"):
+        start.check_not_exchanged()
+    location.delete([ROLLBACK_MARKER])
+    start.check_not_exchanged()
+    exchange(location, RESTART)
+    with pytest.raises(FencedError, match="while this one was starting"):
+        start.check_not_exchanged()
+    found(location).check_not_exchanged()
