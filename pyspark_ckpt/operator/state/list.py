@@ -254,13 +254,9 @@ class ListState:
         assert self._aging is not None
         shown = self._aging.shown(data)
         renewed = None if shown is None else self._aging.renewed(data)
-        if renewed is not None and self._is_still(key, data):
+        if renewed is not None and self._table.is_still(key, data):
             self._table.write_below(prefix, key, renewed)
         return shown
-
-    def _is_still(self, key: bytes, data: bytes) -> bool:
-        """Return whether an entry is as a scan found it: the list may have changed meanwhile."""
-        return not self._table.is_written(key) or self._table.get(key) == data
 
     def _append(self, encoded: list[bytes]) -> None:
         if not encoded:

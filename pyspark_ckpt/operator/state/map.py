@@ -264,7 +264,7 @@ class MapState:
         assert self._aging is not None
         shown = self._aging.shown(data)
         renewed = None if shown is None else self._aging.renewed(data)
-        if renewed is not None:
+        if renewed is not None and self._table.is_still(entry_key, data):
             self._table.write_below(prefix, entry_key, renewed)
         return shown
 

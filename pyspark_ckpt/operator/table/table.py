@@ -227,6 +227,10 @@ class StateTable:
             if value is not None:
                 yield key, value
 
+    def is_still(self, key: bytes, data: bytes) -> bool:
+        """Return whether an entry is as a scan found it: it may have been changed meanwhile."""
+        return not self.is_written(key) or self.get(key) == data
+
     def scan_stored(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the backend's own entries from `start` on, without this epoch's writes."""
         return self._backend.scan(start=start)

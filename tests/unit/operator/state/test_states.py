@@ -396,6 +396,25 @@ def test_reading_on_in_a_cleared_list_writes_nothing(epochs: Epochs) -> None:
     assert list(epochs.backend.scan()) == []
 
 
+@pytest.mark.parametrize("spilled", [False, True], ids=["in memory", "spilled"])
+def test_reading_on_in_a_changed_map_writes_nothing(epochs: Epochs, *, spilled: bool) -> None:
+    for name in "abcd":
+        epochs.map.updateValue((name,), (1,))
+        epochs.end()
+    epochs.subtask.set_time(2_000_000)  # now a read renews what it shows
+    epochs.begin()
+    entries = epochs.map.iterator()
+    next(entries)
+    epochs.map.clear()
+    epochs.map.updateValue(("c",), (2,))
+    if spilled:
+        epochs.subtask.writes.spill()
+    list(entries)
+    assert list(epochs.map.iterator()) == [(("c",), (2,))]
+    epochs.end()
+    assert list(epochs.map.iterator()) == [(("c",), (2,))]
+
+
 def test_an_iterator_shows_the_map_as_it_was_when_it_was_first_asked(epochs: Epochs) -> None:
     for name in "abc":
         epochs.map.updateValue((name,), (1,))
