@@ -22,6 +22,21 @@ DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_PICK_UP_S = 20.0
 
 
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the arguments of a command, which has its function in `run`.
+
+    Raises
+    ------
+    SystemExit
+        With 2 if they are wrong, also together; with 0 after ``--help``.
+    """
+    chosen = parser().parse_args(arguments)
+    problem = chosen.check(chosen)
+    if problem is not None:
+        chosen.refuse(problem)
+    return chosen
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser. A parsed command has its function in `run`."""
     top = argparse.ArgumentParser(
@@ -192,11 +207,11 @@ def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="ROWS",
         help=f"how many rows to show (default {state_commands.TABLE_LIMIT} as a table, else all)",
     )
-    command.add_argument("--format", choices=state_commands.FORMATS, default="table")
+    command.add_argument("--format", choices=state_commands.FORMATS, help="of rows (default table)")
     command.add_argument(
         "--output", metavar="FILE", help="where the rows go, instead of the screen"
     )
-    command.set_defaults(run=state_commands.state)
+    command.set_defaults(run=state_commands.state, check=state_commands.wrong_arguments_of_state)
 
 
 def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -385,7 +400,7 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(has_negative_result=False)
+    command.set_defaults(has_negative_result=False, check=lambda _: None, refuse=command.error)
     return command
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pyspark_ckpt.cli.arguments import parser
+from pyspark_ckpt.cli.arguments import read_arguments
 from pyspark_ckpt.cli.output import as_json, failure, printable
 from pyspark_ckpt.errors import CkptError
 
@@ -35,12 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         With 2 if the arguments are wrong, with 0 after ``--help``.
     """
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    chosen = parser().parse_args(arguments)
+    chosen = read_arguments(arguments)
     try:
         result = chosen.run(chosen)
         sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
         for part in result.parts:
-            sys.stdout.write(printable(part))
+            sys.stdout.write(
+                part if result.is_data and not sys.stdout.isatty() else printable(part)
+            )
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,13 +17,15 @@ class Result:
     """The result of a command, as fields and as text.
 
     `is_done` is false if the command ran and its result is negative. The exit code is then 1.
-    `parts` is the text of a long result, which is made while it is printed.
+    `parts` is the text of a long result, which is made while it is printed. `is_data` says that a
+    program reads them: unless they go to a terminal, they are printed as they are.
     """
 
     fields: dict[str, Any]
     text: str
     is_done: bool = True
     parts: Iterable[str] = ()
+    is_data: bool = False
 
 
 def as_json(fields: dict[str, Any]) -> str:

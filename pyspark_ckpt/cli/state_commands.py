@@ -29,16 +29,38 @@ TABLE_LIMIT = 20
 Row = dict[str, Any]
 
 
+def wrong_arguments_of_state(arguments: Namespace) -> str | None:
+    """Return what is wrong with the arguments of ``state`` together, ``None`` if nothing is."""
+    of_rows = {
+        "--key": bool(arguments.key),
+        "--limit": arguments.limit is not None,
+        "--format": arguments.format is not None,
+        "--output": arguments.output is not None,
+    }
+    given = [name for name, is_given in of_rows.items() if is_given]
+    if arguments.timers and arguments.state is not None:
+        return "--state and --timers are two tables: give one of them"
+    if arguments.timers and arguments.key:
+        return "--key is for a state: give --state, not --timers"
+    if given and arguments.state is None and not arguments.timers:
+        return (
+            f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} for rows: give --state NAME"
+        )
+    if arguments.json and (arguments.format is not None or arguments.output is not None):
+        return "--json prints one JSON object; use --format json to get one for each row"
+    if arguments.format == "parquet" and arguments.output is None:
+        return "parquet goes into a file: give --output FILE"
+    return None
+
+
 def state(arguments: Namespace) -> Result:
     """Show the states of a checkpoint or savepoint, or the rows of one of them."""
-    if arguments.format == "parquet" and arguments.output is None:
-        raise ConfigurationError("parquet goes into a file: give --output FILE")
     with ExitStack() as opened:
         snapshot = opened.enter_context(open_state(arguments.path))
         if arguments.state is None and not arguments.timers:
-            return _listed(snapshot)
+            return _listed(snapshot, arguments.operator)
         view = _view(snapshot, arguments)
-        if arguments.key:
+        if arguments.key and isinstance(view, StateView):
             return _shown(view.schema, iter(_of_one_key(view, arguments.key)), arguments)
         if arguments.format == "parquet":
             return _as_parquet(view, arguments)
@@ -74,8 +96,15 @@ def _followed_by(parts: Iterable[str], close: Callable[[], None]) -> Iterator[st
         close()
 
 
-def _listed(snapshot: Snapshot) -> Result:
+def _listed(snapshot: Snapshot, operator: str | None) -> Result:
     frame = snapshot.states()
+    if operator is not None:
+        if operator not in snapshot.operators:
+            raise ConfigurationError(
+                f"{snapshot.path} has no operator {operator!r}; it has "
+                f"{', '.join(map(repr, snapshot.operators))}"
+            )
+        frame = frame.loc[frame["operator"] == operator]
     fields = {
         "path": snapshot.path,
         "kind": snapshot.kind,
@@ -118,9 +147,7 @@ def only_operator(snapshot: Snapshot, name: str | None) -> str:
     return str(found[0])
 
 
-def _of_one_key(view: TableView, texts: list[str]) -> list[Row]:
-    if not isinstance(view, StateView):
-        raise ConfigurationError("--key is for a state: give --state, not --timers")
+def _of_one_key(view: StateView, texts: list[str]) -> list[Row]:
     key = key_of(view, texts)
     found = view.get(*key)
     rows = [] if found is None else found if isinstance(found, list) else [found]
@@ -146,11 +173,11 @@ def key_of(view: StateView, texts: list[str]) -> tuple[Any, ...]:
 
 
 def _key_value(field: pa.Field, text: str) -> Any:
-    if field.type == pa.binary():
-        return bytes.fromhex(text)
     try:
+        if field.type == pa.binary():
+            return bytes.fromhex(text)
         return pa.array([text], pa.string()).cast(field.type)[0].as_py()
-    except pa.ArrowException as exc:
+    except (ValueError, pa.ArrowException) as exc:
         raise ConfigurationError(
             f"--key {text!r} is no {field.type} for the key column {field.name!r} ({exc}); keys of "
             "nested types are read in Python, with open_state"
@@ -164,19 +191,20 @@ def _rows(reader: pa.RecordBatchReader) -> Iterator[Row]:
 
 def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Result:
     limit = arguments.limit
-    if limit is None and arguments.format == "table":
+    format_ = arguments.format or "table"
+    if limit is None and format_ == "table" and not arguments.json:
         limit = TABLE_LIMIT
     if limit is not None:
         rows = _first(rows, limit)
     if arguments.json:
         return Result({"schema": _schema(schema), "rows": list(map(_plain, rows))}, "")
-    if arguments.format == "parquet":
+    if format_ == "parquet":
         batch = pa.Table.from_pylist(list(rows), schema)
         pq.write_table(batch, arguments.output)
         return _written(arguments.output, len(batch))
-    parts = {"table": _as_text, "json": _as_json, "csv": _as_csv}[arguments.format](schema, rows)
+    parts = {"table": _as_text, "json": _as_json, "csv": _as_csv}[format_](schema, rows)
     if arguments.output is None:
-        return Result({}, "", parts=parts)
+        return Result({}, "", parts=parts, is_data=format_ != "table")
     with Path(arguments.output).open("w", encoding="utf-8") as file:
         file.writelines(parts)
     return Result({}, f"{arguments.output}\n")
@@ -206,8 +234,8 @@ def _as_csv(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
 
 def _csv_line(values: Iterable[Any]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(values)
-    return line.getvalue()
+    csv.writer(line, lineterminator="\r\n").writerow(values)  # so that a "\r" is quoted
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _text(value: Any) -> str | None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as T
 
 from pyspark_ckpt.cli.main import main
+from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
 SAVEPOINT = str(GOLDEN / "heap-canonical" / "savepoint")
@@ -90,8 +92,7 @@ def test_one_key_and_a_limit(run: Run, tmp_path: Path) -> None:
         ((SAVEPOINT, "--state", "x"), "no state 'x'"),
         ((SAVEPOINT, "--state", "n", "--operator", "x"), "no operator 'x'"),
         ((SAVEPOINT, "--state", "n", "--key", "a", "--key", "b"), "the key has 1 columns (k)"),
-        ((SAVEPOINT, "--timers", "--key", "a"), "--key is for a state"),
-        ((SAVEPOINT, "--state", "n", "--format", "parquet"), "give --output FILE"),
+        ((SAVEPOINT, "--operator", "x"), "no operator 'x'"),
         (("/nowhere",), "holds no complete checkpoint or savepoint"),
     ],
 )
@@ -99,10 +100,75 @@ def test_what_cannot_be_shown_is_refused(run: Run, arguments: Any, message: str)
     assert message in run(*arguments, code=1)
 
 
-def test_a_wrong_limit_ends_with_2() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--limit", "-1"), "invalid _count value"),
+        (("--limit", "1"), "--limit is for rows: give --state NAME"),
+        (("--key", "a", "--format", "csv"), "--key, --format are for rows: give --state NAME"),
+        (("--output", "file"), "--output is for rows"),
+        (("--timers", "--key", "a"), "--key is for a state"),
+        (("--timers", "--state", "n"), "--state and --timers are two tables"),
+        (("--state", "n", "--json", "--format", "json"), "use --format json"),
+        (("--state", "n", "--json", "--output", "file"), "--json prints one JSON object"),
+        (("--state", "n", "--format", "parquet"), "give --output FILE"),
+    ],
+)
+def test_arguments_that_do_not_fit_together_end_with_2(
+    capsys: pytest.CaptureFixture[str], arguments: Any, message: str
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["state", SAVEPOINT, "--limit", "-1"])
+        main(["state", SAVEPOINT, *arguments])
     assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_operator_is_listed(run: Run) -> None:
+    listed = json.loads(run(SAVEPOINT, "--operator", "op", "--json"))["states"]
+    assert {row["operator"] for row in listed} == {"op"}
+
+
+NUMBER = T.StructType().add("n", "long")
+BINARY = T.StructType().add("id", "binary").add("text", "string")
+ODD = [(b"\x00\xff", "a\tb\r\x1b[31m"), (b"\x01", 'quo"te,\ncomma'), (b"", "\u00a0\u2028é")]
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> str:
+    """A savepoint whose keys are not printable."""
+    savepoint = MadeSavepoint(tmp_path / "made", BINARY, ODD)
+    savepoint.epoch(
+        lambda handle: {"n": handle.getValueState("n", NUMBER)},
+        lambda states, key: states["n"].update((len(key[1]),)),
+    )
+    path = savepoint.save("savepoint", canonical=True)
+    savepoint.close()
+    return path
+
+
+def test_csv_on_standard_output_has_every_character(odd: str) -> None:
+    """Through a pipe, as a program reads it."""
+    program = "import sys; from pyspark_ckpt.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "state", odd, "--state", "n", "--format", "csv"]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
+    rows = {
+        (bytes.fromhex(row["id"]), row["text"]): int(row["n"])
+        for row in csv.DictReader(io.StringIO(printed, newline=""))
+    }
+    assert rows == {key: len(key[1]) for key in ODD}
+
+
+def test_a_table_has_no_control_characters(run: Run, odd: str) -> None:
+    assert "\x1b" not in run(odd, "--state", "n")
+
+
+def test_a_binary_key_is_given_in_hex(run: Run, odd: str) -> None:
+    key = ODD[0]
+    of_key = (odd, "--state", "n", "--format", "json", "--key")
+    found = json.loads(run(*of_key, key[0].hex(), "--key", key[1]))
+    assert (found["id"], found["n"]) == (key[0].hex(), len(key[1]))
+    message = run(*of_key, "not hex", "--key", "x", code=1)
+    assert "--key 'not hex' is no binary for the key column 'id'" in message
 
 
 def test_it_starts_no_jvm() -> None:
