@@ -160,7 +160,8 @@ class Restarts:
         try:
             path, metadata = self._stop(coordinator)
             ended_at_ms = max(called_at_ms, _last_epoch_ended_at_ms(query) or 0)
-            done = _changed(start, coordinator, path, metadata)
+            with start.alone():
+                done = _changed(start, coordinator, path, metadata)
             with building_with(after):
                 start.run(query)
         except BaseException as exc:
@@ -205,7 +206,8 @@ class Restarts:
             coordinator.check_not_fenced()
             start = self._make_start(None, parallelism)
             if done is not None:
-                put_back(start.location.storage, done, coordinator.check_not_fenced)
+                with start.alone():
+                    put_back(start.location.storage, done, coordinator.check_not_fenced)
             with building_with(parallelism):
                 start.run(query)
             self._undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -48,7 +48,7 @@ from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import start_in_session, start_with_conf
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, source_names
+from pyspark_ckpt.spark.plan import given_names, is_active, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
@@ -179,13 +179,17 @@ class QueryStart:
             The query of the last run at this location, which becomes this run.
         """
         self._continued = continued
-        with _turn_of(self._location.storage.url):
+        with self.alone():
             return self._run()
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Return a context in which nothing else of this process starts at the location."""
+        return _turn_of(self._location.storage.url)
 
     def fill(self) -> None:
         """Fill the fresh location from what the query is restored from; start nothing."""
         location = self._location
-        with _turn_of(location.storage.url):
+        with self.alone():
             location.check_parallelism(self._spark, self._settings.parallelism)
             self._fill_location()
             location.check_watermark_policy(self._spark)
@@ -235,8 +239,13 @@ class QueryStart:
         return self._with_coordinator(query, origin)
 
     def _fence_others(self, query_id: str) -> None:
-        """Let no driver before this one exchange the location's content under Spark's query."""
-        if self._continues and self._continued is None:  # else it is this driver that exchanges
+        """Let no driver before this one exchange the location's content under Spark's query.
+
+        A start that Spark refuses, because the query runs in this application, fences nobody. Its
+        run takes turns with this start (:meth:`alone`).
+        """
+        others_may = self._continues and self._continued is None
+        if others_may and not is_active(self._spark, query_id):
             checkpoints = RetryingStorage(self._location.checkpoints(query_id))
             with closing(open_store(checkpoints, self._settings, query_id)) as store:
                 store.claim()

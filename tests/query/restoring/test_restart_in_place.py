@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -419,6 +420,7 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
             exchange.exchange(*arguments)
 
         monkeypatch.setattr(staging, "exchange", paused)
+        monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
         with pytest.raises(ckpt.FencedError):
             query.rescale(3)
         assert not (job.location_path / "_rollback").exists()
@@ -427,6 +429,22 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
         check_numbered(job, 3)
         assert subtasks_of(others[0]) == {0, 1}
         others[0].stop()
+
+
+def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -> None:
+    """The name is taken. The query is not fenced: it takes checkpoints and is rescaled."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).queryName("taken").start()
+        query.processAllAvailable()
+        with pytest.raises(Exception, match="already active"):
+            writer_of(job).queryName("taken").start()
+        epoch_of(job)
+        query.processAllAvailable()
+        assert query.triggerCheckpoint().epoch == 1
+        query.rescale(3)
+        check_numbered(job, 2)
+        query.stop()
 
 
 def test_by_rule(job: Job) -> None:
