@@ -278,7 +278,8 @@ def canonical_batches(
             raise corrupt_file(name, f"{missing} of its {entries} entries are missing")
     except CorruptFileError:
         raise
-    except (pa.ArrowException, PageError, OSError, MemoryError) as exc:  # Arrow raises three
+    except (pa.ArrowException, PageError, OSError, MemoryError, ValueError) as exc:
+        # Arrow raises all but one, `ValueError` for a column's name that is not UTF-8.
         raise corrupt_file(name, str(exc)) from exc
 
 

@@ -193,7 +193,7 @@ def _decode_canonical(data: bytes) -> object:
     """Expect as many entries as the file says, so that they are decoded."""
     try:
         entries = pq.read_metadata(io.BytesIO(data)).num_rows
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, ValueError):
         entries = 50
     return list(decode_canonical(io.BytesIO(data), "it", entries))
 

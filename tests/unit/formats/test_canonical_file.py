@@ -162,6 +162,15 @@ def test_a_damaged_file_is_an_error(seed: int) -> None:
         decode(bytes(data), len(entries))
 
 
+def test_a_column_whose_name_is_no_text_is_an_error() -> None:
+    """Arrow reads the names of the pages' columns before anything can be checked."""
+    data = encode([(b"a", b"b")])
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    at = data.index(b"key_group", footer)
+    with pytest.raises(CorruptFileError, match=r"some\.parquet"):
+        decode(data[:at] + b"\xff" + data[at + 1 :], 1)
+
+
 def test_another_parquet_file_is_refused() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"stored_key": [b"a"], "stored_value": [b"b"]}), sink)
