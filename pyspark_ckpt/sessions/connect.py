@@ -168,7 +168,8 @@ def _active_ids(session: Any) -> list[str]:
     try:
         return [query.id for query in session.streams.active]
     except PySparkException as exc:
-        if is_unknown_session(exc):  # the server was started again
+        # The server was started again, or a thread of this process has ended the session meanwhile.
+        if is_unknown_session(exc) or session.client.is_closed:
             return []
         raise
 
