@@ -264,23 +264,36 @@ class Shadow:
                 "this shadow cannot be promoted: it was discarded, or its query runs in another "
                 "process"
             )
+        if not accept_differences:
+            self._check_proven()
+        self._tally.stop("promote was called")
+        self.stop()  # it would slow the restart down
+        if not accept_differences:
+            self._check_proven()  # the epoch that ended last may have differed
+        promotion = self._promoter(directory)
+        self.discard()
+        return promotion
+
+    def _check_proven(self) -> None:
+        """Check that all was compared and nothing differs.
+
+        Raises
+        ------
+        ConfigurationError
+            If not, or if a program failed.
+        """
         report = self.report
         unproven = self._error or report.unproven
-        if not accept_differences and unproven is not None:
+        if unproven is not None:
             raise ConfigurationError(
                 f"the candidate was not proven: {unproven}. Wait for an epoch, name in shadow()'s "
                 "`ignore` what need not be compared, or call promote(accept_differences=True)"
             )
-        if not accept_differences and not report.is_equal:
+        if not report.is_equal:
             raise ConfigurationError(
                 f"the candidate differs from the original: {report!r}\nGive shadow() an `expected` "
                 "function for what has to differ, or call promote(accept_differences=True)"
             )
-        self._tally.stop("promote was called")
-        self.stop()  # it would slow the restart down
-        promotion = self._promoter(directory)
-        self.discard()
-        return promotion
 
     def __enter__(self) -> Shadow:
         """Return the shadow."""

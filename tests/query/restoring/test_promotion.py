@@ -59,6 +59,14 @@ class Mended(Numbered):
     what = "b"
 
 
+class Late(Numbered):
+    """Is wrong from its third epoch on."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            yield Row(k=row.k, n=row.n + (row.n == 3), what=row.what)
+
+
 @pytest.fixture
 def job(job: Job) -> Job:
     job = job.but(processor=Numbered, output=NUMBERED)
@@ -160,6 +168,45 @@ def test_the_candidate_takes_over(job: Job, kind: str) -> None:
         old.processAllAvailable()
         assert {(n, what) for _, n, what in back.result()} == {(3, "a"), (4, "a")}
         old.stop()
+
+
+@pytest.mark.wide
+def test_a_candidate_that_differs_in_the_epoch_in_progress_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing differed when the promotion was asked for."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    real_epoch, real_stop = ckpt.Shadow._epoch, ckpt.Shadow.stop
+
+    def epoch(*arguments: Any) -> None:
+        has_begun.set()
+        assert may_go_on.wait(60)
+        real_epoch(*arguments)
+
+    def stop(shadow: ckpt.Shadow) -> None:
+        may_go_on.set()
+        real_stop(shadow)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = job.start()
+        query.processAllAvailable()
+        run = query.runId
+        shadow = ckpt.shadow(query, job.but(processor=Late).df)
+        epoch_of(job)
+        proven(shadow, query)
+        monkeypatch.setattr(ckpt.Shadow, "_epoch", epoch)
+        monkeypatch.setattr(ckpt.Shadow, "stop", stop)
+        epoch_of(job)
+        query.processAllAvailable()
+        assert has_begun.wait(60)
+        with pytest.raises(ckpt.ConfigurationError, match="differs from the original"):
+            shadow.promote()
+        assert shadow.report.differences == len(KEYS)
+        assert query.isActive
+        assert query.runId == run
+        shadow.discard()
+        query.stop()
 
 
 class Widened(Mended):
