@@ -101,7 +101,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> listener = ckpt.CheckpointListener()
         >>> query.addCheckpointListener(listener)
         """
-        with self._turn:
+        with self._turn_unless_in_batch():
             self._listeners.append(listener)
             self._coordinator.listeners.add(listener)
 
@@ -119,7 +119,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.addCheckpointListener(listener)
         >>> query.removeCheckpointListener(listener)
         """
-        with self._turn:
+        with self._turn_unless_in_batch():
             with suppress(ValueError):
                 self._listeners.remove(listener)
             self._coordinator.listeners.remove(listener)

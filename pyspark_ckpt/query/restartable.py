@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +21,9 @@ from pyspark_ckpt.restarting.record import InPlaceRestart
 
 Program = DataFrame | Callable[[], DataFrame]
 """A query, or a function that builds it."""
+
+in_batch: ContextVar[bool] = ContextVar("in_batch", default=False)
+"""Whether this thread runs the ``foreachBatch`` function of a query."""
 
 
 class Restarter(Protocol):
@@ -235,8 +240,12 @@ class RestartableQuery(ObservedQuery):
     @property
     def _current(self) -> CheckpointCoordinator:
         """The coordinator of the run; waits for a restart in place that is under way."""
-        with self._turn:
+        with self._turn_unless_in_batch():
             return self._coordinator
+
+    def _turn_unless_in_batch(self) -> AbstractContextManager[object]:
+        """Wait for a restart or a stop that is under way, unless that waits for this batch."""
+        return nullcontext() if in_batch.get() else self._turn
 
     def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
         """Return whether the query was restarted in place after this run of it.
