@@ -111,9 +111,9 @@ from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query.attaching import attach
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.restarting.rollback import Rollback, rollback
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
-from pyspark_ckpt.restore.rollback import Rollback, rollback
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
 from pyspark_ckpt.shadowing.difference import ShadowDifference

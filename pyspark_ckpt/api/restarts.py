@@ -18,8 +18,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.clock import monotonic_ms, now_ms
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError, FencedError
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    CkptError,
+    ConfigurationError,
+    FencedError,
+    RestoreError,
+)
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, SEEDING_MARKER
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.log import restart_entry
 from pyspark_ckpt.log_fields import library_logger
@@ -28,7 +34,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.query.stopping_failure import query_has_ended
+from pyspark_ckpt.query.stopping_failure import query_has_ended, restart_failed
 from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restarting.staging import (
     change_in_place,
@@ -36,11 +42,7 @@ from pyspark_ckpt.restarting.staging import (
     check_can_be_changed,
     put_back,
 )
-from pyspark_ckpt.restore.exchange import (
-    Exchange,
-    finish_restart,
-    remove_leftovers_of_restarts,
-)
+from pyspark_ckpt.restore.exchange import Exchange, finish_restart
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
@@ -82,9 +84,17 @@ def built(build: Callable[[], DataFrame]) -> DataFrame:
 def bound_parallelism(location: Storage) -> int | None:
     """Return the number of subtasks that a location has, ``None`` if it has no epoch yet.
 
-    A restart in place that was interrupted there is finished first.
+    Raises
+    ------
+    RestoreError
+        If a restart in place is under way there, or was interrupted.
     """
-    finish_restart(location)
+    if location.exists(ROLLBACK_MARKER):
+        raise RestoreError(
+            f"{location.url} is being restarted in place, or rolled back: repeat the call when the "
+            "query runs again. If no driver does it, start the query there, or call "
+            "pyspark_ckpt.rollback again: it finishes what was interrupted"
+        )
     log = SparkLog(location)
     begun = None if location.exists(SEEDING_MARKER) else log.begun_epoch()
     return None if begun is None else log.offsets_entry(begun).parallelism
@@ -156,22 +166,26 @@ class Restarts:
         _check_against_newest(coordinator, start)
         called_at_ms = now_ms()
         logger.info("query %s: restart in place: %s", query.id, reason)
-        done = None
+        done, epoch = None, None
         try:
             path, metadata = self._stop(coordinator)
             ended_at_ms = max(called_at_ms, _last_epoch_ended_at_ms(query) or 0)
+            epoch = metadata.epoch
             with start.alone():
                 done = _changed(start, coordinator, path, metadata)
             with building_with(after):
                 start.run(query)
         except BaseException as exc:
-            self._start_as_before(query, coordinator, before, done, exc)
+            change = None if epoch is None else _Change(epoch, done)
+            self._start_as_before(query, coordinator, before, change, exc)
             raise
         pause_ms = _first_commit_ms(query, start, metadata.epoch) - ended_at_ms
         made = InPlaceRestart(metadata.epoch, before, after, max(pause_ms, 0), reason)
         self._record(query, made, ended_at_ms)
         with suppress(CkptError, OSError):  # the next run removes it too
-            remove_leftovers_of_restarts(start.location.storage)
+            if done is not None:
+                query._coordinator.check_not_fenced()  # another driver may use such names
+                start.location.storage.delete_directory(done.kept)
         return made
 
     def _check(self, query: CheckpointedQuery, coordinator: CheckpointCoordinator) -> None:
@@ -192,10 +206,13 @@ class Restarts:
         query: CheckpointedQuery,
         coordinator: CheckpointCoordinator,
         parallelism: int,
-        done: Exchange | None,
+        change: _Change | None,
         error: BaseException,
     ) -> None:
-        """Start the query as it was, unless it still runs or another driver has it."""
+        """Start the query as it was, unless it still runs or another driver has it.
+
+        A query that stays stopped has failed, for everybody who waits for its end.
+        """
         if query._query.isActive or query._coordinator is not coordinator:
             return
         try:
@@ -205,14 +222,14 @@ class Restarts:
                 raise error
             coordinator.check_not_fenced()
             start = self._make_start(None, parallelism)
-            if done is not None:
+            if change is not None:
                 with start.alone():
-                    put_back(start.location.storage, done, coordinator.check_not_fenced)
+                    _take_back(start.location.storage, change, coordinator)
             with building_with(parallelism):
                 start.run(query)
             self._undo()
         except Exception as exc:
-            logger.error("query %s has stopped: start it again: %s", query.id, exc)
+            coordinator.watched.note(restart_failed(query.id, error, exc))
             return
         logger.warning("query %s runs as before: its restart in place failed: %s", query.id, error)
 
@@ -270,6 +287,34 @@ def _changed(
         return None
     storage = start.location.storage
     return change_in_place(start.spark, storage, plan, coordinator.check_not_fenced)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What a restart has done to the location; `exchanged` is ``None`` if it does not know."""
+
+    epoch: int
+    exchanged: Exchange | None
+
+
+def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordinator) -> None:
+    """Give the location the content that it had before the restart.
+
+    Raises
+    ------
+    RestoreError
+        If the new run has begun an epoch, whose output may be written.
+    """
+    # An exchange that failed in its midst is finished first, whichever step of it was done.
+    exchanged = change.exchanged or finish_restart(storage)
+    if exchanged is None:
+        return
+    begun = SparkLog(storage).begun_epoch()
+    if begun != change.epoch:
+        raise RestoreError(
+            f"{storage.url}: epoch {begun} was begun after the restart, so its state stays"
+        )
+    put_back(storage, exchanged, coordinator.check_not_fenced)
 
 
 def _last_epoch_ended_at_ms(query: CheckpointedQuery) -> int | None:

@@ -17,8 +17,9 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Program
-from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
+from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request, turn_of
 from pyspark_ckpt.restarting.rules import RescaleRules
+from pyspark_ckpt.restore.exchange import finish_restart
 from pyspark_ckpt.restore.location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.sessions import connect
@@ -336,6 +337,9 @@ class CheckpointedStreamWriter(SinkWriter):
         if self._build is None:
             return None
         storage = self._sink.location(self._stream.sparkSession, launch.table_of(self))
+        if storage is not None:
+            with turn_of(storage.url):  # a restart under way in this process is no interrupted one
+                finish_restart(storage)
         bound = None if storage is None else bound_parallelism(storage)
         ours = operators_of(self._stream).descriptors[0].parallelism
         if storage is None or bound in (None, ours):

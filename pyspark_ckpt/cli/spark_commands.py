@@ -14,7 +14,7 @@ from pyspark_ckpt.cli.output import Result, facts
 from pyspark_ckpt.cli.spark_session import function_of, local_session, query_of
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.operator.plan.parallelism import building_with
-from pyspark_ckpt.restore.rollback import rollback as roll_back
+from pyspark_ckpt.restarting.rollback import rollback as roll_back
 from pyspark_ckpt.shadowing.report import ShadowReport
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.storage.open import open_storage

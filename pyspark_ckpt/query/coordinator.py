@@ -51,7 +51,7 @@ from pyspark_ckpt.operator.quarantine.requested import request_release
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.failure import library_error
-from pyspark_ckpt.query.housekeeping import Housekeeping
+from pyspark_ckpt.query.housekeeping import Housekeeping, remove_leftovers
 from pyspark_ckpt.query.recent_progress import RecentProgress
 from pyspark_ckpt.query.requests import (
     POLL_MS,
@@ -71,7 +71,6 @@ from pyspark_ckpt.query.stopping_failure import (
     stop_failed,
 )
 from pyspark_ckpt.restarting.stopping import RestartStop
-from pyspark_ckpt.restore.exchange import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.query import idle_ms, progress_since, stop_between_epochs
@@ -131,14 +130,14 @@ class CheckpointCoordinator:
         self._spark_has_ended = False
         self._restart = RestartStop(streaming_query)
         self._race = EpochRace(streaming_query, files.spark_log)
-        self._watched = WatchedQuery(streaming_query)
+        self.watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings)
         self.listeners = self._runner.listeners
         self._taker = CheckpointTaker(
             self._runner,
             self._race,
-            self._watched,
+            self.watched,
             files.spark_log.committed_epoch,
             settings.tolerable_failed_checkpoints,
         )
@@ -177,7 +176,12 @@ class CheckpointCoordinator:
         )
         self._housekeeping = Housekeeping(
             self.requests,
-            self._remove_leftovers,
+            partial(
+                remove_leftovers,
+                self._savepoints.remove_interrupted,
+                self._runner.check_not_fenced,
+                files.spark_log.storage,
+            ),
             settings,
             monotonic_ms,
             REMOTE_POLL_MS if storage.is_remote else 0,
@@ -201,7 +205,7 @@ class CheckpointCoordinator:
     @property
     def failure(self) -> FailedCheckpointsError | None:
         """Why the coordinator stopped the query, or what failed at the query's end."""
-        return self._watched.failure
+        return self.watched.failure
 
     @property
     def metrics_reporters(self) -> dict[str, str]:
@@ -336,7 +340,7 @@ class CheckpointCoordinator:
                 return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
                 if was_active:  # without this failure the query's end would look like a success
-                    self._watched.note(stop_failed(self._files.query_id, exc))
+                    self.watched.note(stop_failed(self._files.query_id, exc))
                 elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
                     raise self._ended_without_epoch() from exc
                 raise
@@ -367,7 +371,7 @@ class CheckpointCoordinator:
             if not self._query.isActive:
                 raise query_has_ended(self._files.query_id)
             with self._restart.stopping():
-                self._taker.take_back_if_fenced()
+                self.check_not_fenced()  # the other driver may be about to begin an epoch
                 stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
             self._thread.join()
             if (error := self.failure or library_error(self._query.exception())) is not None:
@@ -378,10 +382,6 @@ class CheckpointCoordinator:
             if epoch is None:
                 raise nothing_committed(self._files.query_id)
             return last_metadata(self._runner, self._spark, self._files, epoch)
-
-    def _remove_leftovers(self) -> None:
-        self._savepoints.remove_interrupted()
-        remove_leftovers_of_restarts(self._files.spark_log.storage)
 
     def newest_metadata(self) -> tuple[str, CheckpointMetadata] | None:
         """Return path and metadata of the newest checkpoint, ``None`` if there is none."""
@@ -420,7 +420,7 @@ class CheckpointCoordinator:
         except StreamingQueryException:
             has_failed = True  # the user gets it from the query itself
         except BaseException as exc:
-            self._watched.cannot_continue(exc)
+            self.watched.cannot_continue(exc)
         self._end(has_failed=has_failed or self.failure is not None)
 
     def _wait_seconds(self) -> Any:  # PySpark takes floats too
@@ -463,7 +463,7 @@ class CheckpointCoordinator:
             if getattr(exc, "reason", None) == AbortReason.FENCED:
                 logger.warning("%s: no last checkpoint: %s", self._name, exc)
             else:
-                self._watched.note(last_checkpoint_failed(self._files.query_id, exc))
+                self.watched.note(last_checkpoint_failed(self._files.query_id, exc))
 
     def _discard(self) -> None:
         if not self._race.has_won:
@@ -475,7 +475,7 @@ class CheckpointCoordinator:
             return
         error = self._try("deleting the checkpoints", self._runner.discard_all)
         if error is not None and not isinstance(error, FencedError):
-            self._watched.note(checkpoints_stay(self._files.query_id, error))
+            self.watched.note(checkpoints_stay(self._files.query_id, error))
 
     def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:
         """Do a step of the query's end, and return its error; the next steps follow in any case."""
@@ -493,7 +493,7 @@ class CheckpointCoordinator:
     def _note_end_of_spark(self) -> None:
         epoch = self._files.spark_log.committed_epoch()
         if epoch is not None and not self._runner.covers(epoch):
-            self._watched.note(spark_ended(self._files.query_id, epoch))
+            self.watched.note(spark_ended(self._files.query_id, epoch))
 
     @property
     def _name(self) -> str:

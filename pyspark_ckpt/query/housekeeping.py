@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
-from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.errors import CkptError, FencedError
 from pyspark_ckpt.query.requests import RequestHandler
+from pyspark_ckpt.restore.exchange import remove_leftovers_of_restarts
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.storage.open import Storage
+
+
+def remove_leftovers(
+    remove_interrupted_savepoints: Callable[[], None],
+    check_not_fenced: Callable[[], None],
+    location: Storage,
+) -> None:
+    """Remove what drivers before this one left behind, in the savepoints and in the location.
+
+    Raises
+    ------
+    OSError, CkptError
+        If something could not be removed.
+    """
+    remove_interrupted_savepoints()
+    with suppress(FencedError):  # what is in the location may be another driver's work
+        check_not_fenced()
+        remove_leftovers_of_restarts(location)
 
 
 class Housekeeping:

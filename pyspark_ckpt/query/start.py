@@ -184,7 +184,7 @@ class QueryStart:
 
     def alone(self) -> AbstractContextManager[object]:
         """Return a context in which nothing else of this process starts at the location."""
-        return _turn_of(self._location.storage.url)
+        return turn_of(self._location.storage.url)
 
     def fill(self) -> None:
         """Fill the fresh location from what the query is restored from; start nothing."""
@@ -221,8 +221,10 @@ class QueryStart:
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)
         location.claim_directory()
+        location.check_not_exchanged()
         location.clear_interrupted_offsets()
         self._last_epochs.finish_interrupted()
+        location.note_content()
         self._fill_location()
         self._release_parked_keys()
         location.check_watermark_policy(self._spark)
@@ -244,7 +246,8 @@ class QueryStart:
         A start that Spark refuses, because the query runs in this application, fences nobody. Its
         run takes turns with this start (:meth:`alone`).
         """
-        others_may = self._continues and self._continued is None
+        has_begun = SparkLog(self._location.storage).begun_epoch() is not None
+        others_may = has_begun and self._continued is None
         if others_may and not is_active(self._spark, query_id):
             checkpoints = RetryingStorage(self._location.checkpoints(query_id))
             with closing(open_store(checkpoints, self._settings, query_id)) as store:
@@ -423,7 +426,8 @@ def _retrying(location: Storage) -> Storage:
     return RetryingStorage(location) if location.is_remote else location
 
 
-def _turn_of(location: str) -> threading.Lock:
+def turn_of(location: str) -> threading.Lock:
+    """Return the lock under which this process starts a query at a location."""
     with _starts_guard:
         return _starts.setdefault(location, threading.Lock())
 

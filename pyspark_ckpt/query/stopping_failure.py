@@ -89,6 +89,28 @@ def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
     )
 
 
+def restart_failed(
+    query_id: str, error: BaseException, last: BaseException
+) -> FailedCheckpointsError:
+    """Return the error of a query that a restart in place stopped, and that could not go on.
+
+    Parameters
+    ----------
+    query_id
+        The query.
+    error
+        Why it was not restarted.
+    last
+        Why it could not be started as it was.
+    """
+    also = "" if last is error else f", and it could not be started as it was: {_text(last)}"
+    return _failure(
+        f"query {query_id} was stopped for a restart in place, which failed: {_text(error)}{also}; "
+        f"{_START_AGAIN}",
+        error,
+    )
+
+
 def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
     """Return the error of a query whose Spark application was stopped before the query."""
     return FailedCheckpointsError(

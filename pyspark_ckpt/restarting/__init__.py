@@ -1,1 +1,1 @@
-"""Restarts of running queries in place: at another parallelism, or with other operators."""
+"""Changes of a query's own location: restarts in place with other operators, and rollbacks."""

@@ -22,7 +22,7 @@ from contextlib import suppress
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError
-from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, SHADOW
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADOW
 from pyspark_ckpt.formats.rolled_back import RolledBack, write_rolled_back
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
@@ -134,10 +134,15 @@ def finish_exchange(location: Storage, begun: Exchange) -> bool:
     return True
 
 
-def finish_restart(location: Storage) -> None:
+def finish_restart(location: Storage) -> Exchange | None:
     """Finish a restart in place that was interrupted after its first claim.
 
     The new content is complete by then, and no epoch is lost.
+
+    Returns
+    -------
+    Exchange or None
+        What was finished; ``None`` if there was nothing to finish.
 
     Raises
     ------
@@ -148,9 +153,11 @@ def finish_restart(location: Storage) -> None:
     with suppress(CorruptFileError):  # a start refuses it with what to do
         begun = begun_exchange(location)
     if begun is None or not begun.restarts:
-        return
-    was = "finished" if finish_exchange(location, begun) else "gave up"
+        return None
+    is_done = finish_exchange(location, begun)
+    was = "finished" if is_done else "gave up"
     logger.warning("%s: %s an interrupted restart in place: %s", location.url, was, begun.to)
+    return begun if is_done else None
 
 
 live_shadows: set[str] = set()
@@ -200,6 +207,14 @@ def _do_rest(location: Storage, begun: Exchange, claim: _Claim) -> None:
         if location.exists(f"{begun.staged}/{name}"):
             _move(location, f"{begun.staged}/{name}", name, claim)
     claim.check()
+    rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()  # below, perhaps by halves
+    missing = [name for name in begun.incoming if not location.exists(name)]
+    if set(missing) - rewritten:
+        raise CorruptFileError(
+            f"{location.url}: {', '.join(missing)} of {begun.to} is neither there nor in "
+            f"{begun.staged}: somebody has deleted it. Move what is in {begun.kept} back by hand, "
+            f"delete {ROLLBACK_MARKER}, and start the query again"
+        )
     if begun.rolled_back:
         write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)

@@ -219,10 +219,20 @@ class StartLocation:
                 f"{self.storage.url}: a rollback of this location was interrupted; call "
                 "pyspark_ckpt.rollback again, which finishes it"
             )
+        self.note_content()
+
+    def note_content(self) -> None:
+        """Note the newest offsets, by which :meth:`check_not_exchanged` knows the content again.
+
+        Nobody replaces the offsets of an epoch but an exchange, and a drain that this start
+        finishes, after which it notes them again.
+        """
         begun = None if self._is_half_seeded else self._log.begun_epoch()
-        if begun is not None:  # nobody else ever replaces the offsets of an epoch
-            path = f"offsets/{begun}"
-            self._found_offsets = path, self.storage.fingerprint(path)
+        if begun is None:
+            self._found_offsets = None
+            return
+        path = f"offsets/{begun}"
+        self._found_offsets = path, self.storage.fingerprint(path)
 
     def check_not_exchanged(self) -> None:
         """Check that no driver has exchanged the content since it was found whole.

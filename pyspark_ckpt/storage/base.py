@@ -223,6 +223,8 @@ class Storage(ABC):
         ------
         FileExistsError
             If the storage moves at once and there is something at that place; nothing is moved.
+        OSError
+            If the storage moves at once and there is no directory for the target; nothing is moved.
         """
         self.move_files(relative, target, lambda: None)
 

@@ -194,7 +194,6 @@ class LocalStorage(Storage):
         source, path = self.path(relative), self.path(target)
         if path.exists():
             raise FileExistsError(f"{path} exists, so {source} was not moved there")
-        _make_directories(path.parent)
         source.rename(path)
         _sync_directory(path.parent)
         _sync_directory(source.parent)

@@ -22,7 +22,8 @@ from pyspark_ckpt.checkpoint import cleaning, runner, time_limit
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.history import listener
 from pyspark_ckpt.operator.durable import local_snapshots, upload
-from pyspark_ckpt.restore import rollback, seeding
+from pyspark_ckpt.restarting import rollback
+from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.savepoint import attempt
 from pyspark_ckpt.spark.log import SparkLog

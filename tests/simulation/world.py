@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.modes import SavepointFormat
-from pyspark_ckpt.restore.rollback import rollback
+from pyspark_ckpt.restarting.rollback import rollback
 from pyspark_ckpt.settings import ClaimMode, HighAvailability, Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_storage

@@ -174,7 +174,6 @@ class HdfsStorage(RemoteStorage):
         with self._errors_named(target):
             if self._exists(path):
                 raise FileExistsError("there is something at that place")
-            self._client.mkdirs(_path(path.rpartition("/")[0]), create_parent=True)
             self._client.rename(_path(source), _path(path), overwrite=False)
 
     def _content(self, path: str) -> bytes:

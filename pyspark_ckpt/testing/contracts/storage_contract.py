@@ -326,6 +326,7 @@ class StorageContract:
         """A file too; what lies beside it stays."""
         for path in ("state/0/1.delta", "state/0/2.delta", "state/1/1.delta", "state2/x", "id"):
             any_storage.write(path, [path.encode()])
+        any_storage.write("kept-1/note", [b"note"])
         any_storage.move("state", "kept-1/state")
         any_storage.move("id", "kept-1/id")
         assert not any_storage.exists("state")
@@ -336,6 +337,18 @@ class StorageContract:
             f"kept-1/state/{name}" for name in ("0/1.delta", "0/2.delta", "1/1.delta")
         )
         assert any_storage.read("kept-1/state/0/2.delta") == b"state/0/2.delta"
+
+    def test_nothing_is_moved_at_once_to_a_directory_that_is_gone(
+        self, any_storage: Storage
+    ) -> None:
+        """So a driver that was paused moves nothing after another one has removed it."""
+        if not any_storage.moves_at_once:
+            return
+        any_storage.write("state/0/1.delta", [b"x"])
+        with pytest.raises(OSError):  # noqa: PT011  # each storage has another one
+            any_storage.move("state", "kept-1/state")
+        assert any_storage.list() == ["state"]
+        assert any_storage.read("state/0/1.delta") == b"x"
 
     def test_a_move_that_was_interrupted_is_finished_by_the_next(
         self, any_storage: Storage

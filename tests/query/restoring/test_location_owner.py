@@ -134,7 +134,7 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
             shutil.copytree(location.root, job.base / "mid-copy")
             exchange(location, wanted)
 
-        cut_off.setattr("pyspark_ckpt.restore.rollback.exchange", copy_first)
+        cut_off.setattr("pyspark_ckpt.restarting.rollback.exchange", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
         with pytest.raises(KeyboardInterrupt):
             ckpt.rollback(str(job.location_path), Path(first).name, root)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
-from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
 from pyspark_ckpt.restore import exchange
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     BACKEND,
     BACKENDS,
@@ -318,12 +320,108 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         query.stop()
 
 
+def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its end gets the failure, not only the caller of the restart."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+
+        def fails(*_: Any) -> Any:
+            msg = "no start"
+            raise OSError(msg)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(QueryStart, "run", fails)
+            with pytest.raises(OSError, match="no start"):
+                query.rescale(3)
+        assert not query.isActive
+        assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
+        with pytest.raises(ckpt.FailedCheckpointsError, match=r"restart in place.*no start"):
+            query.awaitTermination()
+        epoch_of(job)
+        again = writer_of(job).start()
+        again.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(again) == {0, 1}
+        again.stop()
+
+
+def test_an_exchange_that_fails_in_its_midst_is_undone(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is away for one move; the query runs on with the subtasks that it had."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        real, moves = LocalStorage.move, []
+
+        def fails_once(self: LocalStorage, relative: str, target: str) -> None:
+            moves.append(relative)
+            if len(moves) == 2:
+                msg = "the storage is away"
+                raise OSError(msg)
+            real(self, relative, target)
+
+        monkeypatch.setattr(LocalStorage, "move", fails_once)
+        with pytest.raises(OSError, match="the storage is away"):
+            query.rescale(3)
+        assert len(moves) > 2
+        assert query.isActive
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        query.stop()
+
+
+def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) -> None:
+    """A stop waits for the batch, so the batch must not wait for the stop."""
+    queries: list[ckpt.CheckpointedQuery] = []
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    asked = []
+
+    def sink(batch: DataFrame, epoch: int) -> None:
+        batch.count()
+        if epoch in (1, 3):
+            has_begun.set()
+            assert may_go_on.wait(60)
+        if epoch:
+            queries[0].addCheckpointListener(ckpt.CheckpointListener())
+            asked.append(queries[0].triggerCheckpoint().epoch)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        writer = ckpt.write_stream(job.df).foreachBatch(sink)
+        epoch_of(job)
+        query = writer.option("checkpointLocation", str(job.location_path)).start()
+        queries.append(query)
+        query.processAllAvailable()
+        for end in (partial(query.rescale, 3), query.stop):
+            has_begun.clear()
+            may_go_on.clear()
+            epoch_of(job)
+            assert has_begun.wait(60)
+            ending = threading.Thread(target=end)
+            ending.start()
+            try:
+                until(lambda: not query._turn.acquire(blocking=False), "it does not stop")
+            finally:
+                epoch_of(job)  # of the new run
+                may_go_on.set()
+                ending.join(120)
+            assert not ending.is_alive()
+        assert asked[0] == 0
+
+
 def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store is out of reach at the check of the fence."""
 
-    def out_of_reach(_: CheckpointTaker) -> None:
+    def out_of_reach(_: CheckpointCoordinator) -> None:
         msg = "connection reset"
         raise OSError(msg)
 
@@ -332,7 +430,7 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
         query = writer_of(job).start()
         query.processAllAvailable()
         with monkeypatch.context() as patched:
-            patched.setattr(CheckpointTaker, "take_back_if_fenced", out_of_reach)
+            patched.setattr(CheckpointCoordinator, "check_not_fenced", out_of_reach)
             with pytest.raises(OSError, match="connection reset"):
                 query.rescale(3)
         assert query.isActive

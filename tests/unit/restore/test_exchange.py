@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
+from pyspark_ckpt.restarting.staging import put_back
 from pyspark_ckpt.restore.exchange import (
     Exchange,
     begun_exchange,
@@ -142,14 +143,9 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
         other.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
         other.write("_before_restart-1/_exchange-1", [b"a driver that was killed"])
 
-        # Without the leftovers there are no claims. A rename of the old content that is under way
-        # fails only while what was moved out is there.
-        are_removed = kind == "objects" or at <= 2
-
-        def finish(other: Storage = other, are_removed: bool = are_removed) -> None:
+        def finish(other: Storage = other) -> None:
             finish_restart(other)
-            if are_removed:
-                remove_leftovers_of_restarts(other)
+            remove_leftovers_of_restarts(other)  # also the claims, and the kept directory
 
         paused.meanwhile = finish
         with suppress(FencedError):
@@ -180,6 +176,45 @@ def test_a_restart_does_nothing_to_a_driver_that_has_started_meanwhile(
             exchange(first, RESTART, check)
         assert content(other) == OLD
         assert begun_exchange(other) is None
+
+
+@kinds
+def test_new_content_that_somebody_has_deleted_is_not_taken_for_moved(
+    kind: str, tmp_path: Path
+) -> None:
+    """The marker and what was moved out stay, for whoever puts it back."""
+    for at in range(3, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        paused.meanwhile = lambda other=other: other.delete_directory("_restarting-1")  # type: ignore[misc]
+        try:
+            exchange(first, RESTART)
+        except (CorruptFileError, OSError):  # the second within the move of a directory
+            assert other.exists("_rollback")
+            assert other.files_below("_before_restart-1")
+        else:
+            assert content(other) == NEW
+
+
+@kinds
+def test_a_failed_step_leaves_an_exchange_that_can_be_finished_and_undone(
+    kind: str, tmp_path: Path
+) -> None:
+    for at in range(3, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+
+        def fails() -> None:
+            raise OSError("the storage is away")
+
+        paused.meanwhile = fails
+        try:
+            exchange(first, RESTART)
+        except OSError:
+            finished = finish_restart(other)
+            assert finished is not None
+            assert content(other) == NEW
+            put_back(other, finished, lambda: None)
+            assert content(other) == OLD
+            assert begun_exchange(other) is None
 
 
 def test_a_marker_of_an_earlier_version_is_finished() -> None:

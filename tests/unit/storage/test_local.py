@@ -178,6 +178,7 @@ def test_a_file_of_a_killed_process_is_made_durable_when_it_is_found(
 def test_a_move_is_durable_and_replaces_nothing(storage: Storage, disk_log: Log) -> None:
     storage.write("old/file", [b"x"])
     storage.make_directory("taken")
+    storage.make_directory("new")
     disk_log.clear()
     storage.move("old", "new/place")
     assert storage.read("new/place/file") == b"x"
