@@ -57,6 +57,7 @@ class AgeingLists(Operations):
 SOAK = pytest.mark.soak
 
 
+@pytest.mark.wide
 @pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("processor", "encoding"),

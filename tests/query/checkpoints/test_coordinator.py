@@ -193,6 +193,7 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 6: an expired checkpoint's jobs are cancelled; the thread keeps its properties."""
     monkeypatch.setattr(state_rows, "FEW_PARTITIONS", 0)  # a checkpoint of many subtasks has one

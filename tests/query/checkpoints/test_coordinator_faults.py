@@ -245,6 +245,7 @@ def wrong_if(lived: Callable[..., Life], kind: str, retention: str) -> str | Non
     return None
 
 
+@pytest.mark.wide
 def test_an_operation_of_the_coordinator_fails(
     lived: Callable[..., Life], chance: random.Random
 ) -> None:

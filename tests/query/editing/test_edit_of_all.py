@@ -162,6 +162,7 @@ def test_without_changes(saved: Saved, tmp_path: Path, kind: str, is_written_ane
     assert later(saved.job, edited.path, tmp_path) == saved.rows
 
 
+@pytest.mark.wide
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("kind", ["NATIVE", pytest.param("CANONICAL", marks=pytest.mark.soak)])
 def test_one_changed_entry(saved: Saved, tmp_path: Path, kind: str) -> None:

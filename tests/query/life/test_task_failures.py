@@ -122,6 +122,7 @@ def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: st
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
 def test_workers_exit_at_random(job: Job, backend: str) -> None:
     """Scenario 17: Python workers that exit inside user code do not change the result."""

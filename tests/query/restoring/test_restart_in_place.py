@@ -545,6 +545,7 @@ def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -
         query.stop()
 
 
+@pytest.mark.wide
 def test_by_rule(job: Job) -> None:
     """Epochs above the limit double the subtasks, up to the most; the history says why."""
     job = job.using({

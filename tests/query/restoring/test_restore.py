@@ -97,6 +97,7 @@ def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     assert digests(Path(savepoint)) == before
 
 
+@pytest.mark.wide
 def test_claimed_and_fallen_back(job: Job) -> None:
     """Scenarios 10 and 34: a corrupt one is skipped; a claimed one goes after a checkpoint."""
     job = job.using({RETAINED: 10})

@@ -236,6 +236,7 @@ SHOWN = f"st {INNER}, list array<{INNER}>, dict map<string,{INNER}>"
 SHOWN_NAMES = ("st", "list", "dict")
 
 
+@pytest.mark.wide
 def test_python_types(spark: SparkSession, tmp_path: Path) -> None:
     """Processors get the same Python objects as in PySpark."""
     one = (

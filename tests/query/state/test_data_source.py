@@ -91,6 +91,7 @@ def test_a_frame_has_the_rows_of_the_table(registered: SparkSession, path: str, 
     assert sorted(found, key=repr) == sorted(expected_rows, key=repr)
 
 
+@pytest.mark.wide
 @pytest.mark.wide_variants
 def test_times_of_expiry_are_those_of_the_table(registered: SparkSession, path: str) -> None:
     frame = frame_of(registered, path, state="visits")
@@ -167,6 +168,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(shutil.copytree(GOLDEN / request.param / "location", place))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "partitions"),
     [
@@ -236,6 +238,7 @@ def read_elsewhere(reader: Any, partition: InputPartition, *, killed: bool = Fal
     return users
 
 
+@pytest.mark.wide
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: str) -> None:

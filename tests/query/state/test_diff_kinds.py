@@ -101,6 +101,7 @@ class Timed(StatefulProcessor):
         pass
 
 
+@pytest.mark.wide
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_timers_and_entries_that_age(

@@ -102,6 +102,7 @@ def of_seven_key_groups(job: Job) -> DataFrame:
     return job.process(ckpt.key_by(job.stream(), *job.keys, maxParallelism=7))
 
 
+@pytest.mark.wide
 def test_a_fork_at_another_parallelism(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

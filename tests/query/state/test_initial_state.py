@@ -201,6 +201,7 @@ class FailsWithRows(Begun):
         raise ValueError("not good")
 
 
+@pytest.mark.wide
 def test_restart_before_the_first_commit(job: Job) -> None:
     """The state is made again from the new initial state; a query without one is refused."""
     job.feed.add([(KEYS[2], 1)])
@@ -214,6 +215,7 @@ def test_restart_before_the_first_commit(job: Job) -> None:
     assert numbers(checkpoint) == len(KEYS)
 
 
+@pytest.mark.wide
 def test_beside_other_operators(job: Job) -> None:
     """One of two operators has an initial state and broadcast rows; one of Spark's follows."""
 

@@ -183,6 +183,7 @@ def test_set_while_timers_fire(job: Job) -> None:
         assert job.result() == in_order(emitted)
 
 
+@pytest.mark.wide
 def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
     """With timers, nothing starts and nothing is written; without timers, the new clock applies."""
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)

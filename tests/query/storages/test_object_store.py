@@ -131,6 +131,7 @@ def test_executors_check_many_files(
             check_files(storage, files, job.spark)
 
 
+@pytest.mark.wide
 def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
     job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_driver_before_takes_the_query_back(
     second.close()
 
 
+@pytest.mark.wide
 def test_there_and_back_again(epochs: Epochs) -> None:
     """What was removed meanwhile is no longer complete, and ids only grow."""
     ids = []
