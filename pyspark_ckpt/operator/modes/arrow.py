@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.kept_values import kept_array
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
@@ -162,7 +163,7 @@ class ArrowOutput:
             return self._schema.column(field, values)
 
         try:
-            return sent_column(field.dataType, column, make)
+            return kept_array(sent_column(field.dataType, column, make))
         except pa.ArrowException as exc:
             raise StateValueError(
                 f"{self._schema.where}: output column {field.name!r} is "

@@ -185,20 +185,7 @@ class OutputRows:
             value = values[place].item()
             raise self._not_of_type(field, value, reason, place) from reason
 
-    def _ordered(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the values of each row in schema order; most rows are in that order."""
-        kinds = set(map(type, rows))
-        if kinds == {tuple}:
-            return rows
-        try:
-            fields = [row.__fields__ for row in rows] if kinds == {Row} else []
-        except AttributeError:  # a Row without names
-            fields = []
-        if fields and fields.count(self.schema.names) == len(rows):
-            return rows
-        return [self._values(row) for row in rows]
-
-    def _values(self, row: Any) -> Sequence[Any]:
+    def in_order(self, row: Any) -> Sequence[Any]:
         """Return a row's values in schema order.
 
         Named rows are matched by name as in PySpark: what is missing is null, what is too much is
@@ -210,6 +197,19 @@ class OutputRows:
             return values
         by_name = dict(zip(fields, row, strict=True))
         return [by_name.get(name) for name in self.schema.names]
+
+    def _ordered(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of each row in schema order; most rows are in that order."""
+        kinds = set(map(type, rows))
+        if kinds == {tuple}:
+            return rows
+        try:
+            fields = [row.__fields__ for row in rows] if kinds == {Row} else []
+        except AttributeError:  # a Row without names
+            fields = []
+        if fields and fields.count(self.schema.names) == len(rows):
+            return rows
+        return [self.in_order(row) for row in rows]
 
     def _not_of_type(
         self,
