@@ -155,11 +155,23 @@ class OutputRows:
         StateValueError
             If one does not fit the column's type.
         """
+        return self._made_by(_column, field, values)
+
+    def nested_column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
+        """Return plain values of an output column that travels as text, as :meth:`column` does."""
+        return self._made_by(partial(_travelling, of_plain=True), field, values)
+
+    def _made_by(
+        self,
+        make: Callable[[T.DataType, Sequence[Any]], pa.Array],
+        field: T.StructField,
+        values: Sequence[Any],
+    ) -> pa.Array:
         try:
-            return _column(field.dataType, values)
+            return make(field.dataType, values)
         except _MISFITS as exc:
             place, reason = _first_misfit(
-                [partial(_column, field.dataType, [value]) for value in values], exc
+                [partial(make, field.dataType, [value]) for value in values], exc
             )
             raise self._not_of_type(field, values[place], reason, place) from reason
 
@@ -322,8 +334,10 @@ def _column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, arrow_type)
 
 
-def _travelling(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
-    written = list(map(json_writer(data_type), values))
+def _travelling(
+    data_type: T.DataType, values: Sequence[Any], *, of_plain: bool = False
+) -> pa.Array:
+    written = list(map(json_writer(data_type, of_plain=of_plain), values))
     sent_type = travelling_type(data_type)
     if isinstance(sent_type, T.StructType):
         return pa.array(map(in_arrow, written), to_arrow_type(sent_type), size=len(written))
