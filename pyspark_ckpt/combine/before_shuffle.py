@@ -40,12 +40,17 @@ class CombinedBeforeShuffle:
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return partial rows: one per key of each piece of the input."""
+        """Return partial rows: one per key of each piece of the input, or all rows of a piece.
+
+        A sum of a piece may not fit its type where the whole sum does. Only the operator behind the
+        shuffle has all rows of a key, so it decides.
+        """
         pays = True
         for rows in _pieces(batches, self._most_bytes):
             partials = self._combination.partials(rows, self._keys)
-            if pays:
-                partials = self._combination.merge(partials, self._keys)
+            merged = self._combination.merge_some(partials, self._keys) if pays else None
+            if merged is not None:
+                partials = merged
                 # The keys of the next piece are as many as those of this one.
                 pays = len(partials) <= _PAYS * len(rows)
             yield from partials.to_batches(max_chunksize=_BATCH_ROWS)

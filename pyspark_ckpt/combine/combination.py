@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.aggregates import Aggregate
-from pyspark_ckpt.combine.merging import Merged, merged
+from pyspark_ckpt.combine.merging import Merged, SumTooLargeError, merged
 from pyspark_ckpt.combine.rules import MERGES, needs_order, partial_values, result_type
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
@@ -36,6 +36,9 @@ class Combination(Protocol):
 
     def merge(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table:
         """Return one partial row per key; of one key the earlier rows come first."""
+
+    def merge_some(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table | None:
+        """Return :meth:`merge` of some of the rows, ``None`` if only all together may fit."""
 
 
 class Aggregates:
@@ -89,8 +92,24 @@ class Aggregates:
         return pa.Table.from_arrays([*(rows.column(key) for key in keys), *columns], names=names)
 
     def merge(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """Return one partial row per key."""
-        return merged(partials, keys, self._merged)
+        """Return one partial row per key.
+
+        Raises
+        ------
+        StateValueError
+            If a sum does not fit its type; names the column.
+        """
+        try:
+            return merged(partials, keys, self._merged)
+        except SumTooLargeError as exc:
+            raise StateValueError(str(exc)) from exc
+
+    def merge_some(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table | None:
+        """Return one partial row per key, ``None`` if a sum does not fit its type."""
+        try:
+            return merged(partials, keys, self._merged)
+        except SumTooLargeError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +191,10 @@ class FunctionOverTables:
         table = pa.Table.from_arrays([*(found.column(key) for key in keys), *columns], names=names)
         self._check_keys(partials, table, keys)
         return table
+
+    def merge_some(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table:
+        """Return :meth:`merge`: what fits is the function's own matter."""
+        return self.merge(partials, keys)
 
     def _cast(self, column: pa.ChunkedArray, field: T.StructField) -> pa.ChunkedArray:
         try:

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.rules import Merge
-from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 
@@ -22,6 +21,10 @@ _DIGITS = 38
 _ROW = "__ckpt_row"
 _RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
 """Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
+
+
+class SumTooLargeError(Exception):
+    """A sum does not fit its type; the sum of more rows may fit it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def merged(table: pa.Table, keys: Sequence[str], columns: Sequence[Merged]) -> p
 
     Raises
     ------
-    StateValueError
+    SumTooLargeError
         If a sum does not fit its type; names the column.
     """
     steps = [_step(column, table, f"__ckpt_{place}") for place, column in enumerate(columns)]
@@ -114,7 +117,7 @@ class _Sum(_Step):
             return pa.array(self._added(grouped.column(f"{_ROW}_list")), self.type)
         except (pa.ArrowInvalid, OverflowError) as exc:
             data_type = self.column.data_type.simpleString()
-            raise StateValueError(
+            raise SumTooLargeError(
                 f"{self.column.where}: the sum {self.column.name!r} of a key does not fit "
                 f"{data_type}: cast the column to a decimal or a double"
             ) from exc

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
 from pyspark_ckpt.operator.rows.mode import Output
 
 
@@ -53,9 +54,8 @@ class KeptOutput:
                 f"{self._where}: the processor returned a DataFrame: yield it, or return a list "
                 "of frames"
             )
-        yielded = [] if output is None else list(output)
-        if self._in_frames:
-            self._check_frames(yielded)
+        # Each is copied before the processor goes on: a query has it as it is now, too.
+        yielded = [self._as_it_is(item) for item in output or ()]
         if self._checked is not None:
             self._checked.extend(yielded)
         self._kept.extend(yielded)
@@ -76,10 +76,12 @@ class KeptOutput:
             return self._kept
         return pd.concat(self._kept, ignore_index=True) if self._kept else pd.DataFrame()
 
-    def _check_frames(self, yielded: list[Any]) -> None:
-        for frame in yielded:
-            if not isinstance(frame, pd.DataFrame):
-                raise StateValueError(
-                    f"{self._where}: the processor yielded {type(frame).__name__}: yield pandas "
-                    "DataFrames"
-                )
+    def _as_it_is(self, item: Any) -> Any:
+        if not self._in_frames:
+            return kept_row(item)
+        if not isinstance(item, pd.DataFrame):
+            raise StateValueError(
+                f"{self._where}: the processor yielded {type(item).__name__}: yield pandas "
+                "DataFrames"
+            )
+        return kept_frame(item)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.kept_values import kept_array
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
@@ -158,12 +159,11 @@ class ArrowOutput:
         )
 
     def _column(self, field: T.StructField, column: pa.ChunkedArray) -> pa.Array:
-        def make(values: Any) -> pa.Array:
-            return self._schema.column(field, values)
-
+        make = partial(self._schema.column, field)
+        make_nested = partial(self._schema.nested_column, field)
         try:
-            return sent_column(field.dataType, column, make)
-        except pa.ArrowException as exc:
+            return kept_array(sent_column(field.dataType, column, make, make_nested))
+        except (pa.ArrowException, OverflowError) as exc:  # Python has no year 10,000
             raise StateValueError(
                 f"{self._schema.where}: output column {field.name!r} is "
                 f"{field.dataType.simpleString()}, the yielded column is {column.type} ({exc})"

@@ -2,7 +2,8 @@
 
 The output frames are gathered into one frame in the schema that leaves the function. Most
 processors yield a frame of one row per key, and pandas takes long to put such frames together. So
-frames that hold only integers, or only floats, are gathered as arrays.
+frames that hold only integers, or only floats, are gathered as arrays, and all others as columns.
+All are copied, because a processor may change a frame after it has yielded it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,18 +22,23 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
+from pyspark_ckpt.operator.modes.kept_values import kept_column, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.values.arrow_forms import whole
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
 
 _Numbers = np.ndarray[Any, Any]
 """The values of a frame that holds nothing but numbers: rows by columns."""
+
+_Columns = list[Any]
+"""The columns of any other frame: an array of NumPy or pandas for each."""
 
 
 class PandasOutput:
@@ -47,7 +54,8 @@ class PandasOutput:
         self._schema = output_rows
         kinds = [type(field.dataType) for field in output_rows.schema.fields]
         self._array_kinds = "i" if _all_in(kinds, _INTEGERS) else "if" * _all_in(kinds, _FLOATS)
-        self._frames: list[pd.DataFrame | _Numbers] = []
+        self._may_change = [may_change(field.dataType) for field in output_rows.schema.fields]
+        self._frames: list[_Numbers | _Columns] = []
         self._rows = 0
 
     @property
@@ -77,39 +85,55 @@ class PandasOutput:
                     "pandas DataFrames"
                 )
             if len(frame):
-                self._frames.append(self._numbers_of(self._with_columns(frame)))
+                self._frames.append(self._kept(self._with_columns(frame)))
                 self._rows += len(frame)
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""
         while self._rows > rows:
-            self._rows -= len(self._frames.pop())
+            frame = self._frames.pop()
+            self._rows -= len(frame if isinstance(frame, np.ndarray) else frame[0])
 
     def take(self) -> pa.RecordBatch:
         """Return the rows in the sent schema, and empty the buffer."""
         frames, self._frames, self._rows = self._frames, [], 0
-        whole = self._put_together(frames)
-        return self._schema.batch_of(
-            [self._column(field, whole[field.name]) for field in self._schema.schema.fields]
-        )
+        batches: list[pa.RecordBatch] = []
+        rows = 0
+        for _, alike in groupby(frames, _dtypes_of):
+            batches.append(self._batch(list(alike), rows))
+            rows += batches[-1].num_rows
+        if len(batches) == 1:
+            return batches[0]
+        table = pa.Table.from_batches(batches, self._schema.arrow_schema)
+        return self._schema.batch_of([whole(column) for column in table.columns])
 
-    def _put_together(self, frames: list[pd.DataFrame | _Numbers]) -> pd.DataFrame:
-        names = self._schema.schema.names
-        if all(isinstance(frame, np.ndarray) for frame in frames):
-            return pd.DataFrame(np.concatenate(frames), columns=names, copy=False)
-        whole = [
-            pd.DataFrame(frame, columns=names) if isinstance(frame, np.ndarray) else frame
-            for frame in frames
+    def _batch(self, frames: list[_Numbers | _Columns], rows_before: int) -> pa.RecordBatch:
+        """Return frames of equal dtypes in the sent schema; no dtype may change a value."""
+        columns: Iterable[Any]
+        if isinstance(frames[0], np.ndarray):
+            columns = map(pd.Series, np.concatenate(frames).T)
+        else:
+            columns = map(_put_together, zip(*frames, strict=True))
+        try:
+            return self._schema.batch_of(
+                list(map(self._column, self._schema.schema.fields, columns))
+            )
+        except StateValueError as exc:
+            if exc.row is not None:
+                exc.row += rows_before
+            raise
+
+    def _kept(self, frame: pd.DataFrame) -> _Numbers | _Columns:
+        """Return a copy of a frame's values: as one array if one holds them as they are."""
+        if self._array_kinds:
+            values: _Numbers = frame.to_numpy()
+            # Signed integers only if every column is; fractions are what the columns will be.
+            if values.dtype.kind in self._array_kinds:
+                return np.array(values)  # each column stays in one piece
+        return [
+            kept_column(column, may_change=changes)
+            for changes, (_, column) in zip(self._may_change, frame.items(), strict=True)
         ]
-        return whole[0] if len(whole) == 1 else pd.concat(whole, ignore_index=True, copy=False)
-
-    def _numbers_of(self, frame: pd.DataFrame) -> pd.DataFrame | _Numbers:
-        """Return a frame's values if one array holds them as they are, else the frame."""
-        if not self._array_kinds:
-            return frame
-        # Signed integers only if every column is; fractions are what the columns will be anyway.
-        values = frame.to_numpy()
-        return values if values.dtype.kind in self._array_kinds else frame
 
     def _with_columns(self, frame: pd.DataFrame) -> pd.DataFrame:
         names = self._schema.schema.names
@@ -147,6 +171,17 @@ class PandasOutput:
                 for value in values
             ]
         return self._schema.column(field, values)
+
+
+def _dtypes_of(frame: _Numbers | _Columns) -> Any:
+    return frame.dtype if isinstance(frame, np.ndarray) else [array.dtype for array in frame]
+
+
+def _put_together(arrays: Sequence[Any]) -> pd.Series[Any]:
+    """Return arrays of one dtype as one column."""
+    if isinstance(arrays[0], np.ndarray):
+        return pd.Series(np.concatenate(arrays))
+    return pd.concat([pd.Series(array, copy=False) for array in arrays], ignore_index=True)
 
 
 def _all_in(kinds: list[type], wanted: tuple[type, ...]) -> bool:

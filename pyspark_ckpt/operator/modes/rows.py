@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+from pyspark_ckpt.operator.modes.kept_values import kept, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
@@ -91,10 +92,17 @@ class RowsInput:
 
 
 class RowsOutput:
-    """Rows that the processor has yielded."""
+    """Rows that the processor has yielded.
+
+    Parameters
+    ----------
+    output_rows
+        The operator's output schema as it travels.
+    """
 
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
+        self._may_change = any(may_change(field.dataType) for field in output_rows.schema.fields)
         self._rows: list[Any] = []
 
     @property
@@ -104,8 +112,9 @@ class RowsOutput:
 
     def extend(self, output: Iterable[Any] | None) -> None:
         """Add what one call of the processor yields."""
-        if output is not None:
-            self._rows.extend(output)
+        if output is None:
+            return
+        self._rows.extend(map(self._kept, output) if self._may_change else output)
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""
@@ -115,3 +124,7 @@ class RowsOutput:
         """Return the rows in the sent schema, and empty the buffer."""
         rows, self._rows = self._rows, []
         return self._schema.batch(rows)
+
+    def _kept(self, row: Any) -> Any:
+        """Return a row whose lists and dicts the processor cannot change any more."""
+        return tuple(kept(list(self._schema.in_order(row)))) if isinstance(row, tuple) else row

@@ -155,11 +155,23 @@ class OutputRows:
         StateValueError
             If one does not fit the column's type.
         """
+        return self._made_by(_column, field, values)
+
+    def nested_column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
+        """Return plain values of an output column that travels as text, as :meth:`column` does."""
+        return self._made_by(partial(_travelling, of_plain=True), field, values)
+
+    def _made_by(
+        self,
+        make: Callable[[T.DataType, Sequence[Any]], pa.Array],
+        field: T.StructField,
+        values: Sequence[Any],
+    ) -> pa.Array:
         try:
-            return _column(field.dataType, values)
+            return make(field.dataType, values)
         except _MISFITS as exc:
             place, reason = _first_misfit(
-                [partial(_column, field.dataType, [value]) for value in values], exc
+                [partial(make, field.dataType, [value]) for value in values], exc
             )
             raise self._not_of_type(field, values[place], reason, place) from reason
 
@@ -185,20 +197,7 @@ class OutputRows:
             value = values[place].item()
             raise self._not_of_type(field, value, reason, place) from reason
 
-    def _ordered(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the values of each row in schema order; most rows are in that order."""
-        kinds = set(map(type, rows))
-        if kinds == {tuple}:
-            return rows
-        try:
-            fields = [row.__fields__ for row in rows] if kinds == {Row} else []
-        except AttributeError:  # a Row without names
-            fields = []
-        if fields and fields.count(self.schema.names) == len(rows):
-            return rows
-        return [self._values(row) for row in rows]
-
-    def _values(self, row: Any) -> Sequence[Any]:
+    def in_order(self, row: Any) -> Sequence[Any]:
         """Return a row's values in schema order.
 
         Named rows are matched by name as in PySpark: what is missing is null, what is too much is
@@ -210,6 +209,19 @@ class OutputRows:
             return values
         by_name = dict(zip(fields, row, strict=True))
         return [by_name.get(name) for name in self.schema.names]
+
+    def _ordered(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """Return the values of each row in schema order; most rows are in that order."""
+        kinds = set(map(type, rows))
+        if kinds == {tuple}:
+            return rows
+        try:
+            fields = [row.__fields__ for row in rows] if kinds == {Row} else []
+        except AttributeError:  # a Row without names
+            fields = []
+        if fields and fields.count(self.schema.names) == len(rows):
+            return rows
+        return [self.in_order(row) for row in rows]
 
     def _not_of_type(
         self,
@@ -322,8 +334,10 @@ def _column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, arrow_type)
 
 
-def _travelling(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
-    written = list(map(json_writer(data_type), values))
+def _travelling(
+    data_type: T.DataType, values: Sequence[Any], *, of_plain: bool = False
+) -> pa.Array:
+    written = list(map(json_writer(data_type, of_plain=of_plain), values))
     sent_type = travelling_type(data_type)
     if isinstance(sent_type, T.StructType):
         return pa.array(map(in_arrow, written), to_arrow_type(sent_type), size=len(written))

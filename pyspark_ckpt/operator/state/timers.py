@@ -22,6 +22,13 @@ from pyspark_ckpt.operator.time import EpochClock
 
 _NOTHING = b""
 
+_FIRES_ALL_THE_SAME = b"\x01"
+"""What a due timer holds in the order of time between its deletion and its turn to fire.
+
+It lies among the epoch's writes, so that any number of timers has room, and a call that is undone
+takes it back. It is gone before the barrier.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class DueTimer:
@@ -74,8 +81,9 @@ class Timers:
         if self._has_no_clock:
             self._refuse("deleteTimer")
         of_key, by_time, time = self._stored_keys(time_ms)
+        left = _FIRES_ALL_THE_SAME if self._is_to_fire(time_ms, by_time) else None
         self._table.write_below(of_key, of_key + time, None)
-        self._table.write_below(TIME_INDEX, by_time, None)
+        self._table.write_below(TIME_INDEX, by_time, left)
         if by_time in self._registered_while_firing:
             self._note(by_time)
             self._registered_while_firing.discard(by_time)
@@ -92,8 +100,8 @@ class Timers:
         """Return the next due timers in the order of time; each is deleted when it has fired.
 
         The caller repeats the call until the list is empty. Timers that are registered meanwhile
-        wait for the next epoch. As in PySpark, a returned timer fires even if an earlier timer of
-        its key deletes it.
+        wait for the next epoch. As in PySpark, a timer that is due at the first call fires once,
+        even if an earlier timer of its key deletes it, or deletes it and registers it again.
 
         Raises
         ------
@@ -103,10 +111,12 @@ class Timers:
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []
         last_taken = self._last_taken
-        for stored_key, _ in self._table.scan(TIME_INDEX, _after(now_ms)):
+        for stored_key, left in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
                 timer = _timer(stored_key)
                 if self.parked and (timer.key_group, timer.encoded_key) in self.parked:
+                    if left == _FIRES_ALL_THE_SAME:  # the key was parked behind the deletion
+                        self._table.write_below(TIME_INDEX, stored_key, None)
                     continue
                 if stored_key <= last_taken:
                     self._refuse_to_fire_again(timer)
@@ -125,6 +135,16 @@ class Timers:
             return None if timer is None else timer.time_ms
         first = self._table.first_below(TIME_INDEX)
         return None if first is None else _timer(first).time_ms
+
+    def _is_to_fire(self, time_ms: int, by_time: bytes) -> bool:
+        """Return whether timers fire and a timer has its turn still ahead."""
+        return (
+            self._fires_from_ms is not None
+            and time_ms <= self._fires_from_ms
+            and by_time > self._last_taken
+            and by_time not in self._registered_while_firing
+            and self._table.get(by_time) is not None
+        )
 
     def _note(self, by_time: bytes) -> None:
         """Note how to take back a change of the timers that wait for the next epoch."""

@@ -263,8 +263,8 @@ class StateTable:
         self._writes.hold_back(size_bytes)
 
     def written_entries(self) -> int:
-        """Return the number of writes in memory."""
-        return len(self._writes)
+        """Return the number of the epoch's writes so far, those on disk included."""
+        return self._writes.entries
 
     def changes(self) -> Iterator[Changes]:
         """Return all writes of the epoch in key order, in frames; called once, at the barrier."""

@@ -29,8 +29,9 @@ class StateTtlConfig:
         How long an entry counts, in milliseconds, above zero.
     time : str
         ``processing``, as in PySpark and Flink, or ``event``. In event time an entry is as old as
-        the newest row of its key when it was written. It expires when the watermark passes that
-        time plus the duration.
+        the newest row of its key in the epoch that wrote it, or as the watermark if that is later.
+        It expires when the watermark passes that time plus the duration. Rows of earlier epochs do
+        not count: an entry that a later epoch writes again for an older row expires earlier.
     update : str
         ``OnCreateAndWrite``: only writing makes an entry young again. ``OnReadAndWrite``: reading
         does too.
@@ -115,6 +116,10 @@ class TimeToLive:
 
     def stamp(self) -> bytes:
         """Return the stamp of an entry that is written now.
+
+        In event time it is the time of the newest row of the key in this epoch, at least the
+        watermark. So a late row in a later epoch may give an entry an earlier stamp than it had.
+        Only :meth:`stamp_over` compares the two.
 
         It is empty before the first watermark if the rows have no event time, as in an initial
         state. Then the entry ages from the first watermark.

@@ -55,6 +55,7 @@ class EpochWrites:
         self._spilled: StateBackend | None = None
         self._spill_place: Path | None = None
         self._spills = count(1)
+        self._spilled_entries = 0
         self._before_spill: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
 
@@ -66,6 +67,14 @@ class EpochWrites:
     def __len__(self) -> int:
         """Return the number of entries in memory."""
         return len(self._memory)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries, in memory and on disk.
+
+        An entry that is written again after it was moved to disk counts again.
+        """
+        return len(self._memory) + self._spilled_entries
 
     def find(self, key: bytes) -> Any:
         """Return what the epoch last wrote to a key, or :data:`NOT_WRITTEN`."""
@@ -172,6 +181,7 @@ class EpochWrites:
                 self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
                 self._spilled = open_temporary(self._spill_place / "writes")
             self._below.clear()
+            self._spilled_entries += len(self._memory)
             self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
         except BaseException as exc:
             self._failure = exc

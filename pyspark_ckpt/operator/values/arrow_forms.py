@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type, plain_values
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
-from pyspark_ckpt.operator.values.message_pack_columns import of_arrow
 from pyspark_ckpt.operator.values.sent_columns import values_of, with_nulls
 from pyspark_ckpt.operator.values.transport import (
     Transport,
@@ -57,7 +56,10 @@ def values_column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
 
 
 def sent_column(
-    data_type: T.DataType, column: pa.ChunkedArray, make: Callable[[Sequence[Any]], pa.Array]
+    data_type: T.DataType,
+    column: pa.ChunkedArray,
+    make: Callable[[Sequence[Any]], pa.Array],
+    make_nested: Callable[[Sequence[Any]], pa.Array],
 ) -> pa.Array:
     """Return a column that a processor yields as it travels.
 
@@ -69,6 +71,8 @@ def sent_column(
         The column.
     make
         Makes a travelling column of Python values; it names a value that does not fit.
+    make_nested
+        The same for values in plain form, with maps as lists of entries.
     """
     wanted = arrow_type(data_type)
     if column.type != wanted:
@@ -78,9 +82,10 @@ def sent_column(
         return array.view(pa.int32())
     if isinstance(data_type, T.TimestampType):
         return array.view(pa.int64())
-    if isinstance(data_type, T.TimestampNTZType) or travels_as_json(data_type):
-        convert = of_arrow(data_type)
-        return make([None if value is None else convert(value) for value in array.to_pylist()])
+    if isinstance(data_type, T.TimestampNTZType):
+        return make(array.to_pylist())
+    if travels_as_json(data_type):
+        return make_nested(plain_values(data_type, array, list))
     return array
 
 

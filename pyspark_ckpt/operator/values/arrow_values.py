@@ -1,11 +1,13 @@
-"""Spark's types as Arrow types, and stored values as Arrow columns.
+"""Spark's types as Arrow types, and stored values as Arrow columns and back.
 
-Values arrive in plain form, as MessagePack stores them: times are integers, structs are tuples.
+Values are in plain form, as MessagePack stores them: times are integers, structs are tuples. So
+times beyond those that Python can hold pass, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +40,16 @@ _LEAVES: dict[type[T.DataType], pa.DataType] = {
     ),
     T.NullType: pa.null(),
 }
+
+
+_INTEGERS: dict[type[T.DataType], pa.DataType] = {
+    T.DateType: pa.int32(),
+    T.TimestampType: pa.int64(),
+    T.TimestampNTZType: pa.int64(),
+    **dict.fromkeys(TIME_OF_DAY, pa.int64()),
+    T.DayTimeIntervalType: pa.int64(),
+}
+"""What times are in plain form."""
 
 
 def arrow_type(data_type: T.DataType) -> pa.DataType:
@@ -73,6 +85,55 @@ def arrow_array(data_type: T.DataType, plain: Sequence[Any]) -> pa.Array:
     if convert is not None:
         plain = [None if value is None else convert(value) for value in plain]
     return pa.array(plain, arrow_type(data_type))
+
+
+def plain_values(
+    data_type: T.DataType,
+    array: pa.Array,
+    pack_map: Callable[[Iterable[tuple[Any, Any]]], Any] = dict,
+) -> list[Any]:
+    """Return the values of an Arrow array of a Spark type in plain form.
+
+    Parameters
+    ----------
+    data_type
+        The Spark type.
+    array
+        The array.
+    pack_map
+        Makes a map of its entries.
+    """
+    if isinstance(data_type, T.ArrayType):
+        items = iter(plain_values(data_type.elementType, array.flatten(), pack_map))
+        lengths = array.value_lengths().to_pylist()
+        return [None if length is None else list(islice(items, length)) for length in lengths]
+    if isinstance(data_type, T.MapType):
+        keys = plain_values(data_type.keyType, array.keys, pack_map)
+        values = plain_values(data_type.valueType, array.items, pack_map)
+        bounds, valid = array.offsets.to_pylist(), array.is_valid().to_pylist()
+        return [
+            pack_map(zip(keys[start:end], values[start:end], strict=True)) if is_valid else None
+            for start, end, is_valid in zip(bounds, bounds[1:], valid, strict=False)
+        ]
+    if isinstance(data_type, T.StructType | T.VariantType):
+        kinds = (
+            [field.dataType for field in data_type.fields]
+            if isinstance(data_type, T.StructType)
+            else [T.BinaryType()] * 2
+        )
+        # By position, because a struct may have two fields of one name.
+        fields = [
+            plain_values(kind, field, pack_map)
+            for kind, field in zip(kinds, array.flatten(), strict=True)
+        ]
+        structs = zip(*fields, strict=True) if fields else [()] * len(array)
+        valid = array.is_valid().to_pylist()
+        return [each if is_valid else None for each, is_valid in zip(structs, valid, strict=True)]
+    integers = _INTEGERS.get(type(data_type))
+    if integers is not None:
+        array = array.cast(arrow_type(data_type)).cast(integers)
+    values_of_leaf: list[Any] = array.to_pylist()
+    return values_of_leaf
 
 
 def _for_arrow(data_type: T.DataType) -> Callable[[Any], Any] | None:

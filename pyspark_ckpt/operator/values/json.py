@@ -57,6 +57,11 @@ _MAX_MICROSECONDS = 1 << 63
 class JsonForm(WireForm):
     """Structs are objects with the fields c0, c1, ..., maps are arrays of entries.
 
+    Parameters
+    ----------
+    of_plain
+        Whether leaves are written from plain values, as MessagePack stores them.
+
     Attributes
     ----------
     variants
@@ -65,7 +70,8 @@ class JsonForm(WireForm):
         The variants of the value that is being read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_plain: bool = False) -> None:
+        self._of_plain = of_plain
         self.variants: list[T.VariantVal] = []
         self.arriving: Iterator[T.VariantVal] = iter(())
 
@@ -78,10 +84,13 @@ class JsonForm(WireForm):
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
         if isinstance(data_type, T.TimestampType):
-            return microseconds_of
+            return None if self._of_plain else microseconds_of
         if isinstance(data_type, T.VariantType):
-            return self._put_variant
-        return _WRITERS.get(type(data_type))
+            return self._put_parts if self._of_plain else self._put_variant
+        write = _WRITERS.get(type(data_type))
+        if not self._of_plain or write is None or not isinstance(data_type, _AS_PLAIN_INTEGERS):
+            return write
+        return _after(data_type.fromInternal, write)
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
         """Return a function from a plain value to the leaf, ``None`` if they are the same."""
@@ -119,6 +128,9 @@ class JsonForm(WireForm):
     def unpack_map(self, wire: Any) -> Iterable[tuple[Any, Any]]:
         """Return the entries of a map's plain value."""
         return map(_entry, wire)
+
+    def _put_parts(self, parts: Any) -> int:
+        return self._put_variant(T.VariantVal(*parts))
 
     def _put_variant(self, value: Any) -> int:
         self.variants.append(T.VariantVal(*variant_parts(value)))
@@ -184,6 +196,15 @@ _WRITERS: dict[type[T.DataType], Converter] = {
 }
 
 
+_AS_PLAIN_INTEGERS: tuple[type[T.DataType], ...] = (
+    T.DateType, T.TimestampNTZType, *TIME_OF_DAY, T.DayTimeIntervalType,
+)  # fmt: skip
+
+
+def _after(read: Converter, write: Converter) -> Converter:
+    return lambda value: write(read(value))
+
+
 _REMEMBERED_KEYS = 4096
 
 
@@ -234,13 +255,20 @@ class JsonKey:
         return self._codec
 
 
-def json_writer(data_type: T.DataType) -> Converter:
+def json_writer(data_type: T.DataType, *, of_plain: bool = False) -> Converter:
     """Return a function that writes the values of a column for ``from_travelling``.
 
     The function raises TypeError, ValueError, OverflowError or AttributeError if a value is not of
     the column's type.
+
+    Parameters
+    ----------
+    data_type
+        The type of the column.
+    of_plain
+        Whether the values are in plain form, as MessagePack stores them.
     """
-    return _compiled_writer(data_type)
+    return _compiled_writer(data_type, of_plain=of_plain)
 
 
 @cache
@@ -264,8 +292,8 @@ def _compiled_reader(data_type: T.DataType, time_zone: str) -> Converter:
 
 
 @cache
-def _compiled_writer(data_type: T.DataType) -> Converter:
-    form = JsonForm()
+def _compiled_writer(data_type: T.DataType, *, of_plain: bool) -> Converter:
+    form = JsonForm(of_plain=of_plain)
     encode = msgspec.json.Encoder(enc_hook=unwrapped, decimal_format="number").encode
     check = msgspec.json.Decoder(_column_type(form, data_type)).decode
     convert, pack = writer_of(form, data_type), form.pack_struct(1)

@@ -1,7 +1,7 @@
 """Arrow columns as MessagePack, a column at a time: the bytes that the state's codecs write.
 
 Numbers, texts and bytes are encoded by NumPy and Arrow, without a Python call per value. Types that
-have no such way are encoded value by value with the codec itself.
+have no such way are encoded value by value with the codec itself, in plain form.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.codec import TupleCodec, holds
+from pyspark_ckpt.operator.values.arrow_values import plain_values
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack import canonical_floats
 from pyspark_ckpt.operator.values.transport import travels_as_json
@@ -108,7 +109,7 @@ def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[
     data_type = field.dataType
     is_text_of_key = form is Form.KEY and isinstance(data_type, T.TimestampNTZType)
     if form is Form.KEY and travels_as_json(data_type):
-        return _binaries(_one_by_one(column, _nested_key(field)), 0xC4)
+        return _binaries(_nested_key(column, field), 0xC4)
     if isinstance(data_type, _AS_INTEGERS) and not is_text_of_key:
         return [_integers(column)]
     if isinstance(data_type, T.FloatType | T.DoubleType):
@@ -121,7 +122,7 @@ def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[
         return _binaries(column, 0xC4)
     if is_text_of_key:
         return _texts(pa.array(map(_local_time_text, column.to_pylist()), pa.string()))
-    return [_one_by_one(column, _by_codec(field, form))]
+    return [_by_codec(column, field, form)]
 
 
 def _flags(column: pa.Array) -> Bytes | None:
@@ -246,27 +247,27 @@ def _binary(offsets: Bytes, data: Bytes) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
-def _one_by_one(column: pa.Array, encode: Callable[[Any], bytes | None]) -> pa.BinaryArray:
-    return pa.array([encode(value) for value in column.to_pylist()], pa.binary())
+def _one_by_one(values: Sequence[Any], encode: Callable[[Any], bytes]) -> pa.BinaryArray:
+    return pa.array(map(encode, values), pa.binary(), size=len(values))
 
 
-def _by_codec(field: T.StructField, form: Form) -> Callable[[Any], bytes]:
-    """Return a function that encodes a value as a tuple's codec does, without the tuple's head."""
+def _by_codec(column: pa.Array, field: T.StructField, form: Form) -> pa.BinaryArray:
+    """Return the values as a tuple's codec encodes them, without the tuple's head."""
     if form is Form.KEY:  # a decimal, which travels as it is
-        return _decimal_text
+        return _one_by_one(column.to_pylist(), _decimal_text)
     encode = _codec(field, is_key=form is Form.MAP_KEY).encode
-    restored = of_arrow(field.dataType)
-    return lambda value: encode((None if value is None else restored(value),))[1:]
+    return _one_by_one(plain_values(field.dataType, column), lambda value: encode((value,))[1:])
 
 
-def _nested_key(field: T.StructField) -> Callable[[Any], bytes]:
-    """Return a function that encodes a key of a type that travels as text; a null has bytes too."""
-    encode, restored = _codec(field, is_key=True).encode, _or_none(of_arrow(field.dataType))
-    return lambda value: encode((restored(value),))
+def _nested_key(column: pa.Array, field: T.StructField) -> pa.BinaryArray:
+    """Return the encoded keys of a type that travels as text; a null has bytes too."""
+    encode = _codec(field, is_key=True).encode
+    return _one_by_one(plain_values(field.dataType, column), lambda value: encode((value,)))
 
 
 def _codec(field: T.StructField, *, is_key: bool) -> TupleCodec:
-    return TupleCodec(T.StructType([field]), f"column {field.name!r}", is_key=is_key)
+    what = f"column {field.name!r}"
+    return TupleCodec(T.StructType([field]), what, is_key=is_key, style=None)
 
 
 def _decimal_text(value: Decimal | None) -> bytes:
@@ -281,24 +282,3 @@ def _local_time_text(value: Any) -> str | None:
         sep=" ", timespec="microseconds" if value.microsecond else "seconds"
     )
     return text.rstrip("0") if value.microsecond else text
-
-
-def of_arrow(data_type: T.DataType) -> Callable[[Any], Any]:
-    """Return a function from Arrow's Python value to the user's value."""
-    if not holds(data_type, T.VariantType):
-        return lambda value: value
-    if isinstance(data_type, T.VariantType):
-        return lambda value: T.VariantVal(value["value"], value["metadata"])
-    if isinstance(data_type, T.ArrayType):
-        inner = _or_none(of_arrow(data_type.elementType))
-        return lambda values: [inner(value) for value in values]
-    if isinstance(data_type, T.MapType):
-        of_key, of_value = of_arrow(data_type.keyType), _or_none(of_arrow(data_type.valueType))
-        return lambda entries: [(of_key(key), of_value(value)) for key, value in entries]
-    assert isinstance(data_type, T.StructType)
-    fields = {field.name: _or_none(of_arrow(field.dataType)) for field in data_type.fields}
-    return lambda value: {name: convert(value[name]) for name, convert in fields.items()}
-
-
-def _or_none(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else convert(value)

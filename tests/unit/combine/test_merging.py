@@ -219,6 +219,65 @@ def test_before_the_shuffle_it_is_given_up_where_it_does_not_pay(
     assert list(whole(iter(()))) == []
 
 
+SHARES = st.lists(st.tuples(st.sampled_from("ab"), st.integers(-8, 8)), min_size=1, max_size=8)
+"""Rows in eighths of the largest sum, so that a few of them may be too many."""
+
+
+def totals_of(rows: list[tuple[str, int]]) -> dict[str, int]:
+    return {key: sum(v for k, v in rows if k == key) for key, _ in rows}
+
+
+def is_merged_or_refused(
+    combination: Aggregates, sent: pa.Table, rows: list[tuple[str, int]], least: int, most: int
+) -> None:
+    if all(least <= total <= most for total in totals_of(rows).values()):
+        found = combination.merge(sent, ["k"])
+        assert {row["k"]: int(row["v"]) for row in found.to_pylist()} == totals_of(rows)
+    else:
+        with pytest.raises(StateValueError, match=r"operator 'x': the sum 'v' .* not fit"):
+            combination.merge(sent, ["k"])
+
+
+@given(shares=SHARES, cut=st.integers(0, 8))
+def test_only_the_whole_sum_of_longs_is_refused(shares: list[tuple[str, int]], cut: int) -> None:
+    schema = T.StructType([T.StructField("v", T.LongType())])
+    combination = Aggregates({"v": Sum("v")}, schema, "operator 'x'")
+    rows = [(key, 2**63 // 8 * share - (share > 0)) for key, share in shares]
+    sent = []
+    for task in (rows[:cut], rows[cut:]):
+        columns = {
+            "k": [k for k, _ in task],
+            f"{INPUT}0": pa.array([v for _, v in task], pa.int64()),
+        }
+        combine = CombinedBeforeShuffle(combination, ["k"])
+        sent += combine(iter([pa.record_batch(columns)]))
+    is_merged_or_refused(combination, pa.Table.from_batches(sent), rows, -(2**63), 2**63 - 1)
+
+
+@given(shares=SHARES, cut=st.integers(0, 8))
+def test_only_the_whole_sum_of_decimals_is_refused(shares: list[tuple[str, int]], cut: int) -> None:
+    """A sum has ten digits more than its rows, so the rows of a test are sums of many rows."""
+    schema = T.StructType([T.StructField("v", T.DecimalType(28, 0))])
+    combination = Aggregates({"v": Sum("v")}, schema, "operator 'x'")
+    rows = [(key, (10**38 - 1) // 8 * share) for key, share in shares]
+    sent = []
+    for task in (rows[:cut], rows[cut:]):
+        values = pa.array([Decimal(v) for _, v in task], pa.decimal128(38, 0))
+        partials = pa.table({"k": pa.array([k for k, _ in task], pa.string()), "v": values})
+        merged = combination.merge_some(partials, ["k"])
+        sent.append(partials if merged is None else merged)
+    is_merged_or_refused(combination, pa.concat_tables(sent), rows, 1 - 10**38, 10**38 - 1)
+
+
+def test_a_piece_that_does_not_fit_is_left_as_it_is_and_the_next_is_combined() -> None:
+    schema = T.StructType([T.StructField("v", T.LongType())])
+    combine = CombinedBeforeShuffle(Aggregates({"v": Sum("v")}, schema, "x"), ["k"], most_bytes=1)
+    pieces = [[2**62, 2**62], [1, 2, 3], [-(2**62), -1]]
+    columns = [{"k": ["a"] * len(values), f"{INPUT}0": values} for values in pieces]
+    found = [batch.column("v").to_pylist() for batch in combine(map(pa.record_batch, columns))]
+    assert found == [[2**62, 2**62], [6], [-(2**62) - 1]]
+
+
 def keeps_everything(table: pa.Table, keys: list[str]) -> pa.Table:
     return table
 

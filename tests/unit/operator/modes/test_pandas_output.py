@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -98,3 +101,81 @@ def test_integers_are_coerced_to_decimals_if_the_session_says_so() -> None:
     schema = T.StructType([T.StructField("a", T.DecimalType(3, 2))])
     output = PandasOutput(OutputRows(schema, "an_operator", coerces_integers=True))
     assert taken(output, pd.DataFrame({"a": [7]})) == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (T.LongType(), [1, 2, 3]),
+        (T.DoubleType(), [0.5, None, 2.5]),
+        (T.StringType(), ["x", None, "z"]),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_frame_that_is_changed_and_yielded_again(
+    kind: T.DataType, values: list[object], beside: bool
+) -> None:
+    output = output_of(kind, T.StringType()) if beside else output_of(kind)
+
+    def yielded() -> Iterator[pd.DataFrame]:
+        frame = pd.DataFrame({"a": values[:1], **({"b": ["b"]} if beside else {})})
+        for value in values:
+            frame.loc[0, "a"] = value
+            yield frame
+
+    output.extend(yielded())
+    assert output.take().column(0).to_pylist() == values
+
+
+def test_a_frame_over_an_array_that_is_changed() -> None:
+    output = output_of(T.LongType(), T.LongType())
+    numbers = np.zeros((1, 2), np.int64)
+
+    def yielded() -> Iterator[pd.DataFrame]:
+        frame = pd.DataFrame(numbers, columns=["a", "b"], copy=False)
+        for number in (1, 2):
+            numbers[:] = number
+            yield frame
+
+    output.extend(yielded())
+    assert output.take().column(0).to_pylist() == [1, 2]
+
+
+def test_lists_and_dicts_in_a_frame_that_are_changed() -> None:
+    fields = T.StructType([T.StructField("n", T.ArrayType(T.LongType()))])
+    output = output_of(T.ArrayType(T.LongType()), fields)
+
+    def yielded() -> Iterator[pd.DataFrame]:
+        numbers: list[int] = []
+        frame = pd.DataFrame({"a": [numbers], "b": [{"n": numbers}]})
+        for number in (1, 2):
+            numbers.append(number)
+            yield frame
+
+    output.extend(yielded())
+    lists, structs = output.take().columns
+    assert lists.to_pylist() == ['{"c0":[1]}', '{"c0":[1,2]}']
+    assert structs.to_pylist() == ['{"c0":{"c0":[1]}}', '{"c0":{"c0":[1,2]}}']
+
+
+def test_fractions_beside_whole_numbers_change_no_digit_of_other_frames() -> None:
+    output = output_of(T.LongType())
+    frames = [pd.DataFrame({"a": [BEYOND_FLOATS]}), pd.DataFrame({"a": [np.nan]})]
+    assert taken(output, *frames, frames[0]) == [[BEYOND_FLOATS, None, BEYOND_FLOATS]]
+
+
+def test_an_error_counts_the_rows_of_frames_before() -> None:
+    output = output_of(T.LongType())
+    output.extend([pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3.0, 0.5]})])
+    with pytest.raises(StateValueError, match=r"value 0\.5 is not") as refused:
+        output.take()
+    assert refused.value.row == 3
+
+
+def test_a_call_is_cut_whatever_its_frames_hold() -> None:
+    output = output_of(T.LongType(), T.StringType())
+    frames = [pd.DataFrame({"a": [n] * n, "b": ["x"] * n}) for n in (1, 2, 3)]
+    output.extend(frames)
+    output.cut(3)
+    assert output.rows == 3
+    assert output.take().column(0).to_pylist() == [1, 2, 2]

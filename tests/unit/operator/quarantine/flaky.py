@@ -100,3 +100,32 @@ class FlakyFrames(Flaky):
 
     def _row(self, key, values):
         return pd.DataFrame({"key": [key[0]], "n": [self.count.get()[0]], "text": [str(values)]})
+
+
+class Deleting(StatefulProcessor):
+    """Sets three timers, the first of which deletes the third; key a raises at a given time."""
+
+    def __init__(self, bad_ms):
+        self.bad_ms = bad_ms
+
+    def init(self, handle):
+        """Keep the handle."""
+        self.handle = handle
+
+    def handleInputRows(self, key, rows, timerValues):
+        """Set the timers."""
+        for time_ms in (1_010, 1_020, 1_030):
+            self.handle.registerTimer(time_ms)
+        return iter(())
+
+    def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+        """Delete the last timer at the first, then raise if it is the bad one."""
+        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        yield Row(key=key[0], time_ms=time_ms)
+        if time_ms == 1_010:
+            self.handle.deleteTimer(1_030)
+        if key[0] == "a" and time_ms == self.bad_ms:
+            raise ValueError(f"timer {time_ms}")
+
+    def close(self):
+        """Do nothing."""

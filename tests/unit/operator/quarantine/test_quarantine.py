@@ -8,10 +8,11 @@ from pyspark.sql import Row
 
 from pyspark_ckpt import PlanError, ProcessorError, QuarantineError
 from pyspark_ckpt.errors import CrashedError
+from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 
-from .flaky import BAD, BAD_TIMER, Flaky, FlakyFrames
+from .flaky import BAD, BAD_TIMER, Deleting, Flaky, FlakyFrames
 
 STATES = ("count", "values", "seen", "sum")
 
@@ -132,6 +133,27 @@ def test_a_timer_that_raises_parks_its_key_and_stays():
     )
     found = [row.text for row in mended.release()]
     assert found == ["[5]", "timer 1005", "timer 1007", "timer 1008"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100_000])
+@pytest.mark.parametrize("bad_ms", [1_010, 1_020, 1_030])
+def test_what_a_timer_that_raises_has_deleted_is_as_if_it_had_not(monkeypatch, at_once, bad_ms):
+    monkeypatch.setattr(processing, "TIMERS_AT_ONCE", at_once)
+    harness = ProcessorHarness(Deleting(bad_ms), timeMode="ProcessingTime", onError="quarantine")
+    harness.testMany({key: [Row(v=0)] for key in "ab"})
+    found = [(row.key, row.time_ms) for row in harness.setProcessingTime(5_000)]
+    before = [time_ms for time_ms in (1_010, 1_020, 1_030) if time_ms < bad_ms]
+    assert [time_ms for key, time_ms in found if key == "a"] == before
+    assert [time_ms for key, time_ms in found if key == "b"] == [1_010, 1_020, 1_030]
+    # The first timer deletes the third; a key that is parked between them has lost it.
+    left = {1_010: [1_010, 1_020, 1_030], 1_020: [1_020], 1_030: []}[bad_ms]
+    assert harness.peekTimers("a") == left
+    assert harness.peekTimers("b") == []
+    mended = ProcessorHarness.restored(
+        Deleting(None), harness.snapshot(), timeMode="ProcessingTime", onError="quarantine"
+    )
+    assert [row.time_ms for row in mended.release()] == left
+    assert mended.setProcessingTime(6_000) == []
 
 
 def test_new_rows_of_a_released_key_follow_its_old_ones():

@@ -53,6 +53,24 @@ def fill(epochs: SubtaskEpochs, name: str, ttl_ms: int | None) -> None:
     epochs.end()
 
 
+def test_the_sweep_keeps_up_with_writes_in_memory_and_on_disk(
+    subtask_epochs: SubtaskEpochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry_sweep, "LEAST_ENTRIES", 0)
+    subtask_epochs.limit_bytes = max(subtask_epochs.limit_bytes, 20_000)
+    for epoch in range(6):
+        subtask_epochs.set_time(1000 * (epoch + 1))
+        keys = [(group, b"%d-%s" % (epoch, key)) for group, key in MANY]
+        state = subtask_epochs.begin(keys=keys).getValueState("v", NUMBER, TTL_MS)
+        for position in range(len(keys)):
+            subtask_epochs.to_key(position)
+            state.update((position,))
+        assert subtask_epochs.writes.is_spilled == (subtask_epochs.limit_bytes == 20_000)
+        subtask_epochs.end()
+        # Those of the epoch before are expired.
+        assert len(subtask_epochs.entries()) == len(keys)
+
+
 def test_expired_entries_go_in_stretches_and_no_epoch_reads_them_all(
     subtask_epochs: SubtaskEpochs, reads: Reads
 ) -> None:

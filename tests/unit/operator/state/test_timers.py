@@ -36,7 +36,12 @@ class Epochs:
         for time_ms in times_ms:
             self.timers.register(time_ms)
 
-    def fire(self, now_ms: int, most: int = 100) -> list[tuple[int, int]]:
+    def fire(
+        self,
+        now_ms: int,
+        most: int = 100,
+        handle: Callable[[int, int], None] = lambda time_ms, position: None,
+    ) -> list[tuple[int, int]]:
         """Fire all due timers; return their times and the places of their keys."""
         fired = []
         while due := self.timers.take_due(now_ms, most):
@@ -44,6 +49,7 @@ class Epochs:
             for timer in due:
                 fired.append((timer.time_ms, KEYS.index((timer.key_group, timer.encoded_key))))
                 self.subtask.to_key(fired[-1][1])
+                handle(*fired[-1])
                 self.timers.delete(timer.time_ms)
         return fired
 
@@ -143,6 +149,52 @@ def test_a_taken_timer_that_is_deleted_and_registered_again_fires_once_more(
     assert epochs.timers.earliest_ms() == third.time_ms
     epochs.end()
     assert epochs.fire(30) == [(30, 0)]
+
+
+def test_a_due_timer_that_is_deleted_fires_however_many_are_taken_at_once(
+    epochs: Epochs, later: Callable[[], object]
+) -> None:
+    found = []
+    for most in (1, 2, 3, 100):
+        epochs.register(0, 10, 20, 30, 40, 1000)
+        epochs.register(1, 20)
+        later()
+
+        def change(time_ms: int, position: int) -> None:
+            if (time_ms, position) == (10, 0):
+                for deleted_ms in (20, 30, 30, 40, 50):
+                    epochs.timers.delete(deleted_ms)
+                epochs.timers.register(30)
+                assert epochs.of_key(0) == [10, 30, 1000]
+
+        epochs.subtask.to_key(0)
+        epochs.timers.delete(40)  # before they fire
+        found.append(epochs.fire(100, most, change))
+        assert epochs.timers.earliest_ms() == 1000
+        epochs.end()
+        assert epochs.fire(100) == []
+        assert epochs.of_key(0) == [1000]
+        epochs.end()
+        assert len(epochs.subtask.entries()) == 2
+    assert found == [[(10, 0), (20, 0), (20, 1), (30, 0)]] * 4
+
+
+@pytest.mark.parametrize("most", [1, 100])
+def test_a_timer_that_has_fired_can_be_registered_for_the_next_epoch(
+    epochs: Epochs, most: int
+) -> None:
+    epochs.register(0, 10, 20, 30)
+
+    def change(time_ms: int, position: int) -> None:
+        if time_ms == 20:
+            epochs.timers.register(10)
+            epochs.timers.register(25)
+            epochs.timers.register(26)
+            epochs.timers.delete(26)  # was not due when timers began to fire
+
+    assert epochs.fire(100, most, change) == [(10, 0), (20, 0), (30, 0)]
+    epochs.end()
+    assert epochs.fire(100) == [(10, 0), (25, 0)]
 
 
 def test_what_is_taken_names_time_and_key(epochs: Epochs) -> None:

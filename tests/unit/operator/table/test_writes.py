@@ -98,6 +98,19 @@ def test_memory_is_bounded_and_all_writes_come_back(make_writes: MakeWrites) -> 
     assert pairs(writes) == [(b"%05d" % number, b"v" * 100) for number in range(5000)]
 
 
+def test_entries_on_disk_count(make_writes: MakeWrites) -> None:
+    in_memory, on_disk = make_writes(1 << 30), make_writes(10_000)
+    for writes in (in_memory, on_disk):
+        writes.add_many([b"%04d" % number for number in range(500)], [b"v"] * 500)
+        for number in range(500, 1000):
+            writes.add(b"%04d" % number, b"v")
+    assert not in_memory.is_spilled
+    assert on_disk.is_spilled
+    assert in_memory.entries == on_disk.entries == 1000
+    on_disk.add(b"0000", None)
+    assert on_disk.entries == 1001  # whether it is on disk would be another read
+
+
 def test_a_spill_takes_little_beside_the_writes(make_writes: MakeWrites) -> None:
     """Memory is full when writes are spilled, so only a few are encoded at a time."""
     writes = make_writes(10**9)

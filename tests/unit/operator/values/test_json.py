@@ -30,6 +30,17 @@ def test_what_is_written_is_read(typed: Typed, data: st.DataObject) -> None:
     assert repr(read) == repr(codec.decode(codec.encode((value,)))[0])
 
 
+@given(TYPES, st.data())
+def test_plain_values_are_written_as_the_values_that_they_are_of(
+    typed: Typed, data: st.DataObject
+) -> None:
+    kind, values = typed
+    value = data.draw(st.none() | values)
+    codec = TupleCodec(struct(kind), "state")
+    shown, plain = (each.decode(codec.encode((value,)))[0] for each in (codec, codec.plain))
+    assert repr(json_writer(kind, of_plain=True)(plain)) == repr(json_writer(kind)(shown))
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "shown"),
     [

@@ -16,7 +16,9 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from pyspark_ckpt.operator.values.codec import TupleCodec, holds
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
 from tests.unit.operator.spark_values import TYPES, struct
 
@@ -95,6 +97,64 @@ def test_keys_are_those_that_the_plan_sends(
     place = KeyPlaces(schema, 128).place
     wanted = [place(row)[1] for row in rows]
     assert encoded_tuples(in_arrow(schema, rows), schema, Form.KEY).to_pylist() == wanted
+
+
+TIMES: list[tuple[T.DataType, pa.DataType]] = [
+    (T.TimestampType(), pa.int64()),
+    (T.TimestampNTZType(), pa.int64()),
+    (T.DateType(), pa.int32()),
+    (T.DayTimeIntervalType(), pa.int64()),
+    *((kind(), pa.int64()) for kind in TIME_OF_DAY),
+]
+"""Times and the integers that they are in plain form."""
+
+
+def edges_of(kind: T.DataType, integers: pa.DataType) -> list[int | None]:
+    """The least and the greatest integer, of which Python has no time, and some that it has."""
+    if isinstance(kind, TIME_OF_DAY):
+        return [0, 1, 86_399_999_999_999, None]
+    bits = integers.bit_width - 1
+    return [-(1 << bits), (1 << bits) - 1, 0, None, 7]
+
+
+def nested(kind: T.DataType, array: pa.Array) -> list[tuple[T.DataType, pa.Array, list[Any]]]:
+    """An array inside of each nested type, some values of which are null, with plain values."""
+    values = array.cast(pa.int32() if pa.types.is_date(array.type) else pa.int64()).to_pylist()
+    places = range(len(values))
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, None, 2, len(values)], pa.int32()), array)
+    of_lists = [values[:2], [], None, values[2:]]
+    fields = [T.StructField(name, kind) for name in "aa"]  # two of one name
+    structs = pa.StructArray.from_arrays(
+        [array, array], names=["a", "a"], mask=pa.array([place == 1 for place in places])
+    )
+    of_structs = [None if place == 1 else (values[place],) * 2 for place in places]
+    bounds = pa.array([*places, len(values)], pa.int32())
+    maps = pa.MapArray.from_arrays(bounds, pa.array(map(str, places)), array)
+    of_maps = [{str(place): values[place]} for place in places]
+    return [
+        (T.ArrayType(kind), lists, of_lists),
+        (T.StructType(fields), structs, of_structs),
+        (T.MapType(T.StringType(), kind), maps, of_maps),
+        (
+            T.ArrayType(T.StructType(fields)),
+            pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), structs),
+            [of_structs],
+        ),
+    ]
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize(("kind", "integers"), TIMES, ids=str)
+def test_nested_times_that_python_does_not_have(
+    kind: T.DataType, integers: pa.DataType, form: Form
+) -> None:
+    array = pa.array(edges_of(kind, integers), integers).cast(arrow_type(kind))
+    for data_type, column, plain in nested(kind, array):
+        schema = T.StructType([T.StructField("v", data_type)])
+        encode = TupleCodec(schema, "test", is_key=_FORMS[form]).plain.encode
+        wanted = [encode((value,)) for value in plain]
+        assert encoded_tuples([column], schema, form).to_pylist() == wanted
+        assert encoded_tuples([column[1:]], schema, form).to_pylist() == wanted[1:]
 
 
 def test_a_null_in_a_nested_key_column() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.state_columns import ValueColumns
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
@@ -132,6 +134,28 @@ def test_many_keys_are_read_and_written_as_one_by_one(
         subtask_epochs.to_key(1)
         assert state.exists() == alive
         subtask_epochs.end()
+
+
+@pytest.mark.parametrize("kind", [T.TimestampType(), T.TimestampNTZType(), T.DateType()], ids=str)
+def test_many_keys_keep_nested_times_that_python_does_not_have(
+    subtask_epochs: SubtaskEpochs, kind: T.DataType
+) -> None:
+    integers = pa.int32() if isinstance(kind, T.DateType) else pa.int64()
+    least = -(2 ** (integers.bit_width - 1))
+    times = pa.array([least, None, -least - 1], integers).cast(arrow_type(kind))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 2, None, 3], pa.int32()), times)
+    structs = pa.StructArray.from_arrays([lists], names=["of"])
+    inner = T.StructType([T.StructField("of", T.ArrayType(kind))])
+    schema = T.StructType([T.StructField("l", T.ArrayType(kind)), T.StructField("s", inner)])
+    keys = pa.table({"key_position": range(len(KEYS))})
+    given = pa.table({"l": lists, "s": structs})
+    state = subtask_epochs.begin().getValueState("v", schema)
+    subtask_epochs.leave_key()
+    state.updateMany(keys, given)
+    subtask_epochs.end()
+    state = subtask_epochs.begin().getValueState("v", schema)
+    subtask_epochs.leave_key()
+    assert state.getMany(keys).equals(given)
 
 
 ENCODED_AS_COLUMNS = [

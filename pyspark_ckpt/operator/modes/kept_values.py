@@ -1,0 +1,75 @@
+"""Copies of what a processor yields, which it may change before it goes on.
+
+PySpark converts each frame and Row at once. Here many are converted together, so what can change
+is copied first.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import types as T
+
+_CHANGEABLE = (T.BinaryType, T.ArrayType, T.MapType, T.StructType)
+_UNCHANGING = frozenset(
+    {
+        type(None), bool, int, float, str, bytes, Decimal, datetime.date, datetime.datetime,
+        datetime.time, datetime.timedelta, T.VariantVal,
+    }
+)  # fmt: skip
+
+
+def may_change(data_type: T.DataType) -> bool:
+    """Return whether values of a type may be objects that can be changed, such as lists."""
+    return isinstance(data_type, _CHANGEABLE)
+
+
+def kept(value: Any) -> Any:
+    """Return a value that no later change of its lists, dicts, arrays and bytes reaches."""
+    if type(value) in _UNCHANGING:
+        return value
+    if isinstance(value, list | tuple):  # of a Row in a row, only the order of its values counts
+        items = [item if type(item) in _UNCHANGING else kept(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: kept(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | bytearray):
+        return copy.deepcopy(value)
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def kept_row(row: Any) -> Any:
+    """Return a Row or tuple whose values no later change reaches; it keeps its names."""
+    is_kept = not isinstance(row, tuple) or all(type(value) in _UNCHANGING for value in row)
+    return row if is_kept else copy.deepcopy(row)
+
+
+def kept_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a copy of a frame; of its objects, too, if they can be changed."""
+    copied = frame.copy()
+    for place, dtype in enumerate(frame.dtypes):
+        if isinstance(dtype, np.dtype) and dtype.kind == "O":
+            copied.isetitem(place, kept_column(frame.iloc[:, place], may_change=True))
+    return copied
+
+
+def kept_column(column: pd.Series[Any], *, may_change: bool) -> Any:
+    """Return a copy of a column's array; of its objects, too, if those may change."""
+    if not isinstance(column.dtype, np.dtype):
+        return column.array.copy()
+    values = column.to_numpy(copy=True)
+    if may_change and values.dtype.kind == "O":
+        for place, value in enumerate(values):
+            values[place] = kept(value)
+    return values
+
+
+def kept_array(array: pa.Array) -> pa.Array:
+    """Return an array whose memory is not that of a NumPy array, which the processor can change."""
+    return pa.concat_arrays([array]) if pa.types.is_primitive(array.type) else array
