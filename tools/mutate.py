@@ -257,7 +257,8 @@ MUTATIONS = (
     Mutation(
         "claim of an exchange",
         "pyspark_ckpt/restore/exchange.py",
-        "        if self._location.exists(self._next) or begun_exchange(self._location) != self._begun:",
+        "        if self._location.exists(self._next) or begun_exchange(self._location) "
+        "!= self._begun:",
         "        if False:",
         "tests/unit/restore/test_exchange.py",
     ),

@@ -73,7 +73,7 @@ from pyspark_ckpt.query.stopping_failure import (
 from pyspark_ckpt.restarting.stopping import RestartStop
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
-from pyspark_ckpt.spark.query import idle_ms, progress_since, stop_between_epochs
+from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since, stop_between_epochs
 from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -409,7 +409,7 @@ class CheckpointCoordinator:
     def _checkpoint_until_the_end(self) -> None:
         has_failed = False
         try:
-            while not self._query.awaitTermination(self._wait_seconds()):
+            while not ended_within(self._query, self._wait_seconds()):
                 if has_ended(self._spark):
                     has_failed = self._spark_has_ended = True
                     self._note_end_of_spark()
@@ -423,7 +423,7 @@ class CheckpointCoordinator:
             self.watched.cannot_continue(exc)
         self._end(has_failed=has_failed or self.failure is not None)
 
-    def _wait_seconds(self) -> Any:  # PySpark takes floats too
+    def _wait_seconds(self) -> float:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
     def _end(self, *, has_failed: bool) -> None:

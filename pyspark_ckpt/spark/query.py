@@ -101,6 +101,28 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
     query.stop()
 
 
+def ended_within(query: StreamingQuery, seconds: float) -> bool:
+    """Return whether a query has ended within a time, its last epoch included.
+
+    Spark calls a query terminated as soon as it begins no more epochs, while one may be in
+    progress (:func:`end_after_epoch`).
+
+    Raises
+    ------
+    StreamingQueryException
+        If the query has failed.
+    """
+    if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # floats, too
+        return False
+    try:
+        is_in_epoch = bool(query.status["isTriggerActive"])
+    except Exception:  # Spark itself has ended
+        return True
+    if is_in_epoch:
+        time.sleep(_POLL_SECONDS)
+    return not is_in_epoch
+
+
 def _await_pause(query: StreamingQuery, seconds: float) -> None:
     """Wait a moment for the epoch in progress, so that stopping seldom interrupts it."""
     deadline = time.monotonic() + seconds

@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.requests import POLL_MS
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
 from pyspark_ckpt.restore import exchange
@@ -186,7 +187,10 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
         restarts = threading.Thread(target=query.rescale, args=(3,))
         restarts.start()
         try:
-            until(lambda: query._coordinator._restart.is_under_way, "it does not stop")
+            until(lambda: not query._query.isActive, "it does not stop")
+            # The coordinator would have ended by now if it took the query for ended.
+            query._coordinator._thread.join(2 * POLL_MS / 1000)
+            assert query._coordinator._thread.is_alive()
         finally:
             may_go_on.set()
             restarts.join()
@@ -407,7 +411,7 @@ def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) ->
             ending = threading.Thread(target=end)
             ending.start()
             try:
-                until(lambda: not query._turn.acquire(blocking=False), "it does not stop")
+                until(lambda: not query._query.isActive, "it does not stop")
             finally:
                 epoch_of(job)  # of the new run
                 may_go_on.set()
