@@ -239,12 +239,27 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     ours
         Its id if this process made it, ``None`` if another client may use it too.
     """
+    kind: Any = type(session)
+    session.__class__ = _unfinalized(kind)
     users = _clones[session] = _clones.get(spark, spark)
     ending = finalize(session, _unused.put, _Unused(session.client, users, ours))
     ending.atexit = False  # the server continues a query whose client ends
     _start_ending()
     atexit.unregister(_close_all)
     atexit.register(_close_all)
+
+
+@cache
+def _unfinalized(kind: Any) -> Any:
+    """Return a class of sessions whose clients stay open when Python removes the object.
+
+    PySpark closes the client then, in whichever thread removes it. That may be a thread of the
+    pool for which the closing waits in PySpark 4.0 and 4.1, so the process would wait for ever.
+    """
+    if "_is_unfinalized" in vars(kind):
+        return kind
+    names = {"__del__": lambda _: None, "__module__": kind.__module__, "_is_unfinalized": True}
+    return type(kind.__name__, (kind,), names)
 
 
 @cache
