@@ -53,7 +53,7 @@ def data_files(job: Job) -> set[str]:
     ("backend", "checkpoints"),
     [
         pytest.param("rocksdb", 50, marks=pytest.mark.soak),  # as test_many_checkpoints does
-        ("heap", 10),
+        ("heap", 20),
     ],
     ids=["rocksdb", "heap"],
 )
