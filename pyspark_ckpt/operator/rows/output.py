@@ -255,9 +255,9 @@ class OutputRows:
         if self.coerces_integers or data_type.precision - data_type.scale >= digits:
             return
         raise self._misfit(
-            f": Failed to convert the value {shown(value)} of output column {field.name!r} to "
-            f"{data_type.simpleString()}, which has no room for all integers of the column's "
-            "dtype; yield decimal.Decimal, or set "
+            f": Failed to convert the value of the column {field.name!r} of the output, "
+            f"{shown(value)}, to {data_type.simpleString()}, which has no room for all integers of "
+            "the column's dtype; yield decimal.Decimal, or set "
             "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled to true",
             0,
         )

@@ -74,7 +74,9 @@ def test_integers_for_decimals(spark: SparkSession) -> None:
     keyed = ckpt.key_by(spark.range(3).selectExpr("'a' AS k"), "k")
     arguments = Cents(), "cents decimal(10,2)", "Append", "None"
     refused = keyed.transformWithStateInPandas(*arguments, uid="refused")
-    with pytest.raises(Exception, match=f"Failed to convert the value 3 .*{COERCION}"):
+    with pytest.raises(
+        Exception, match=f"Failed to convert the value of the column .*, 3, .*{COERCION}"
+    ):
         refused.collect()
     with session_conf(spark, {COERCION: "true"}):
         coerced = keyed.transformWithStateInPandas(*arguments, uid="coerced")
