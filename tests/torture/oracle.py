@@ -91,6 +91,7 @@ class Input:
         *,
         is_whole: bool,
         epochs: Mapping[int, range] | None = None,
+        watermarks: Mapping[int, int] | None = None,
     ) -> Checked:
         """Check the output of a query from its first file on, which a fork's savepoint decides.
 
@@ -102,6 +103,10 @@ class Input:
             Whether the query has processed all files, with the epoch without rows after them.
         epochs
             The files of the epoch of each file that is not the only one of its epoch.
+        watermarks
+            The watermark of the epoch that begins with a file, in milliseconds, where it may be
+            behind the file before. Spark's file sink skips an epoch that it has committed, if a
+            driver is killed before Spark commits it, and Spark then sees no times of this epoch.
 
         Raises
         ------
@@ -117,7 +122,7 @@ class Input:
         _demand(first >= 0 and last < len(self.files), "rows of no file", (first, last))
         first, last = together[first].start, together[last].stop - 1
         _demand(not is_whole or last == len(self.files) - 1, "files are missing", last)
-        self._check_rows(rows, first, together[: last + 1])
+        self._check_rows(rows, first, together[: last + 1], watermarks or {})
         self._check_timers(timers, first, together[: last + 1], is_whole=is_whole)
         return Checked(first, last, len(rows), len(timers))
 
@@ -137,7 +142,11 @@ class Input:
         return min(files), max(files)
 
     def _check_rows(
-        self, rows: Sequence[Mapping[str, Any]], first: int, together: Sequence[range]
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        first: int,
+        together: Sequence[range],
+        watermarks: Mapping[int, int],
     ) -> None:
         found = _by_key(rows)
         for key in KEYS:
@@ -147,7 +156,10 @@ class Input:
             written: list[tuple[int, int]] = []  # the newest file of an epoch, and its entries
             for files in sorted(set(together), key=lambda files: files.start):
                 each = [file for file in files for _ in range(self.files[file][key])]
-                live = sum(count for newest, count in written if newest >= files.start - 3)
+                watermark_ms = watermarks.get(files.start, time_ms(files.start - 1))
+                live = sum(
+                    count for newest, count in written if time_ms(newest) + TTL_MS > watermark_ms
+                )
                 if files.start >= first:
                     wanted += [(n + at, file, live) for at, file in enumerate(each, 1)]
                     spans.append((n + 1, n + len(each)))
@@ -223,8 +235,10 @@ def _demand(holds: bool, what: str, detail: Any) -> None:
         raise WrongOutputError(f"{what}: {detail}")
 
 
-def epochs_with_files(location: Path) -> tuple[int, dict[int, range]]:
-    """Return the last file before those of a location, and the epoch of each file in its logs.
+def epochs_with_files(location: Path) -> tuple[int, dict[int, range], dict[int, int]]:
+    """Return the last file before those of a location, and the epochs of its logs.
+
+    An epoch is the files of each of its files, and its watermark by its first file.
 
     Parameters
     ----------
@@ -233,10 +247,21 @@ def epochs_with_files(location: Path) -> tuple[int, dict[int, range]]:
     """
     log = location / "offsets"
     entries = sorted(int(path.name) for path in log.glob("[0-9]*"))
-    ends = [json.loads((log / str(n)).read_text().split("\n")[2])["logOffset"] for n in entries]
-    before = -1 if entries[0] == 0 else ends.pop(0)
-    epochs = (range(low + 1, high + 1) for low, high in pairwise([before, *ends]))
-    return before, {file: files for files in epochs for file in files}
+    lines = [(log / str(n)).read_text().split("\n") for n in entries]
+    ends = [json.loads(each[2])["logOffset"] for each in lines]
+    marks_ms = [json.loads(each[1])["batchWatermarkMs"] for each in lines]
+    before = -1
+    if entries[0] != 0:
+        before = ends.pop(0)
+        marks_ms.pop(0)
+    epochs = [range(low + 1, high + 1) for low, high in pairwise([before, *ends])]
+    watermarks: dict[int, int] = {}
+    for files, mark_ms, earlier_ms in zip(epochs, marks_ms, [None, *marks_ms], strict=False):
+        seen_ms = time_ms(files.start - 1)
+        if files and files.start and mark_ms != seen_ms:
+            _demand(mark_ms == earlier_ms, "a watermark that no file has", (files, mark_ms))
+            watermarks[files.start] = mark_ms
+    return before, {file: files for files in epochs for file in files}, watermarks
 
 
 def committed_output(directory: Path) -> list[dict[str, Any]]:

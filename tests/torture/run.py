@@ -70,6 +70,7 @@ class Torture:
         self.input = Input(work / "input", random.Random(seed))
         self._spec: dict[str, Any] = {}
         self._epochs: dict[int, range] = {}
+        self._watermarks: dict[int, int] = {}
         self._screen = Screen(seed, kills)
         self._life: Life | None = None
         self._fed_at = 0.0
@@ -163,10 +164,11 @@ class Torture:
             self._kill_everything()
         self._finish()
         output = committed_output(Path(self._spec["output"]))
-        before, epochs = epochs_with_files(Path(self._spec["location"]))
+        before, epochs, marks_ms = epochs_with_files(Path(self._spec["location"]))
         epochs |= {file: files for file, files in self._epochs.items() if file <= before}
-        self._epochs = epochs
-        checked = self.input.check(output, is_whole=True, epochs=epochs)
+        marks_ms |= {file: each for file, each in self._watermarks.items() if file <= before}
+        self._epochs, self._watermarks = epochs, marks_ms
+        checked = self.input.check(output, is_whole=True, epochs=epochs, watermarks=marks_ms)
         self.figures.rows += checked.rows
         self.figures.timers += checked.timers
         self._screen.tell(

@@ -144,17 +144,38 @@ def test_the_epochs_of_files_are_read_from_sparks_log(tmp_path: Path) -> None:
     log = tmp_path / "offsets"
     log.mkdir()
 
-    def note(epoch: int, end: int) -> None:
-        (log / str(epoch)).write_text(f'v1\n{{}}\n{{"logOffset":{end}}}')
+    def note(epoch: int, end: int, watermark_ms: int) -> None:
+        metadata = f'{{"batchWatermarkMs":{watermark_ms}}}'
+        (log / str(epoch)).write_text(f'v1\n{metadata}\n{{"logOffset":{end}}}')
 
-    note(0, 0)
-    note(1, 2)
-    note(2, 2)  # an epoch without rows
-    note(10, 3)
-    found = {0: range(1), 1: range(1, 3), 2: range(1, 3), 3: range(3, 4)}
-    assert epochs_with_files(tmp_path) == (-1, found)
+    note(0, 0, 0)
+    note(1, 2, time_ms(0))
+    note(2, 2, time_ms(2))  # an epoch without rows
+    note(10, 3, time_ms(2))
+    note(11, 4, time_ms(2))  # Spark has not seen the times of the epoch before
+    found = {0: range(1), 1: range(1, 3), 2: range(1, 3), 3: range(3, 4), 4: range(4, 5)}
+    assert epochs_with_files(tmp_path) == (-1, found, {4: time_ms(2)})
     (log / "0").unlink()  # a fork's location begins with its savepoint's epoch
-    assert epochs_with_files(tmp_path) == (2, {3: range(3, 4)})
+    assert epochs_with_files(tmp_path) == (
+        2, {3: range(3, 4), 4: range(4, 5)}, {4: time_ms(2)},
+    )  # fmt: skip
+    note(11, 4, time_ms(1))
+    with pytest.raises(WrongOutputError, match="a watermark that no file has"):
+        epochs_with_files(tmp_path)
+
+
+def test_a_watermark_that_stood_still_lets_entries_live_longer(given: Input) -> None:
+    """Of the epoch of file 6 Spark has seen no times, so file 7 has the watermark before."""
+    output = output_of(given, 0, -1, FILES - 1)
+    behind = {7: time_ms(5)}
+    totals: dict[str, int] = defaultdict(int)
+    for row in output:
+        if row["kind"] == "row":
+            file, totals[row["key"]] = row["total"] - totals[row["key"]], row["total"]
+            row["live"] += given.files[3][row["key"]] if file == 7 else 0
+    assert given.check(output, is_whole=True, watermarks=behind).last == FILES - 1
+    with pytest.raises(WrongOutputError):
+        given.check(output, is_whole=True)
 
 
 def test_files_that_are_missing_at_the_end_are_found(given: Input) -> None:
