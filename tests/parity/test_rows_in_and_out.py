@@ -260,3 +260,55 @@ def test_output_by_name(both: Callable[..., Both], keys: list[str], count: int) 
     epoch = [(key, v) for key in keys for v in range(3)]
     rows = both("k string, v long", epoch, processor=Loose, output=Loose.OUTPUT).same()
     assert len(rows) == count
+
+
+class OneRow(StatefulProcessor):
+    """Yield the same list again and again, with one more value each time."""
+
+    OUTPUT = "k string, n long, seen array<long>"
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        seen: list[int] = []
+        for value in sorted(row.v for row in rows):
+            seen.append(value)
+            yield Row(k=key[0], n=value, seen=seen)
+
+    def close(self) -> None:
+        pass
+
+
+class OneFrame(OneRow):
+    """Yield the same frame again and again, changed each time."""
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        seen: list[int] = []
+        yielded = pd.DataFrame({"k": [key[0]], "n": [0], "seen": [seen]})
+        for value in sorted(value for frame in rows for value in frame["v"].tolist()):
+            seen.append(value)
+            yielded.loc[0, "n"] = value
+            yield yielded
+
+
+@pytest.mark.parametrize("processor", [OneRow, OneFrame])
+def test_what_is_yielded_again_and_again(
+    both: Callable[..., Both], processor: type[OneRow]
+) -> None:
+    """Output is what an object held when it was yielded."""
+    files = [[("a", 1), ("a", 2), ("b", 3), ("a", 4)], [("b", 5), ("b", 6)]]
+    program = both(
+        "k string, v long",
+        *files,
+        processor=processor,
+        output=OneRow.OUTPUT,
+        pandas=processor is OneFrame,
+    )
+    found = [(row.k, row.n, row.seen) for row in program.same()]
+    assert [each for each in found if each[0] == "a"] == [
+        ("a", 1, [1]), ("a", 2, [1, 2]), ("a", 4, [1, 2, 4]),
+    ]  # fmt: skip
+    assert ("b", 6, [5, 6]) in found
