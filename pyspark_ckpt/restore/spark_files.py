@@ -14,6 +14,7 @@ import json
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any, BinaryIO
 
 from pyspark_ckpt.errors import CorruptFileError
@@ -22,6 +23,10 @@ from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
 from pyspark_ckpt.storage.open import Storage
+
+_COMPACT = ".compact"
+_DEFAULT_INTERVAL = 10
+"""Spark's default of ``spark.sql.streaming.fileSource.log.compactInterval``."""
 
 _VERSION = b"v1"
 _FIELDS = {"path": str, "timestamp": int, "batchId": int}
@@ -71,11 +76,8 @@ def place_source_logs(source: Storage, location: Storage, planned: PlannedSource
     """
     for log in planned.other_logs:
         location.copy_in(source, log.file, _log_path(log, planned))
-    for log in planned.file_logs:
-        with source.open_verified(log.file) as file:
-            name = source.url_of(log.file.path)
-            number = int(log.log_name.removesuffix(".compact"))
-            location.write(_log_path(log, planned), _checked_entries(file, number, name))
+    for _, logs in groupby(planned.file_logs, lambda log: log.source_index):
+        _place_file_logs(source, location, list(logs), planned)
 
 
 def place_state_files(
@@ -120,22 +122,102 @@ def _content(source: Storage, file: SparkStateFile) -> bytes:
         return opened.read()
 
 
+def _place_file_logs(
+    source: Storage, location: Storage, logs: list[SourceLog], planned: PlannedSources
+) -> None:
+    """Write the log of one file source, with names that Spark will expect."""
+    oldest, newest = logs[0], logs[-1]
+    last = _number(newest)
+    compaction = _number(oldest) if oldest.log_name.endswith(_COMPACT) else None
+    older, is_merged = other_compactions(compaction, last)
+    if is_merged:
+        path = f"{_log_directory(newest, planned)}/{last}{_COMPACT}"
+        location.write(path, _entries(source, logs, last))
+        return
+    if older is not None:
+        path = f"{_log_directory(oldest, planned)}/{older}{_COMPACT}"
+        location.write(path, _entries(source, [oldest], older))
+    for log in logs:
+        path = f"{_log_directory(log, planned)}/{log.log_name}"
+        location.write(path, _entries(source, [log], last))
+
+
+def other_compactions(compaction: int | None, last: int) -> tuple[int | None, bool]:
+    """Return which entries are written as compactions, because Spark guesses their interval.
+
+    A snapshot has the newest compaction and the entries after it. Spark keeps more compactions, and
+    takes the difference of two for their interval. From one of them it guesses an interval, which
+    may be shorter than the one that the log was written with. It then asks for a compaction where
+    an entry is, and the query does not start.
+
+    Parameters
+    ----------
+    compaction
+        The number of the compaction, ``None`` if there is none.
+    last
+        The number of the last entry.
+
+    Returns
+    -------
+    tuple of int or None, and bool
+        An older compaction that shows the interval, if one is needed. Whether all entries become
+        one compaction, because no older one can show it.
+    """
+    if compaction is None:
+        return None, last >= _DEFAULT_INTERVAL - 1
+    size, after = compaction + 1, last - compaction
+    if after == 0 or _guessed_interval(size) > after:
+        return None, False
+    intervals = [each for each in range(after + 1, size) if size % each == 0]
+    if not intervals:
+        return None, True
+    likely = [each for each in intervals if each >= _DEFAULT_INTERVAL]
+    return compaction - (likely or intervals[-1:])[0], False
+
+
+def _guessed_interval(size: int) -> int:
+    """Return the interval that Spark guesses from one compaction of a number of entries."""
+    if size // 2 <= _DEFAULT_INTERVAL:
+        return size
+    divisors = range(_DEFAULT_INTERVAL, size // 2 + 1)
+    return next((each for each in divisors if size % each == 0), size)
+
+
+def _number(log: SourceLog) -> int:
+    return int(log.log_name.removesuffix(_COMPACT))
+
+
+def _log_directory(log: SourceLog, planned: PlannedSources) -> str:
+    return f"sources/{planned.sources.log_name(log.source_index)}"
+
+
 def _log_path(log: SourceLog, planned: PlannedSources) -> str:
-    return f"sources/{planned.sources.log_name(log.source_index)}/{log.log_name}"
+    return f"{_log_directory(log, planned)}/{log.log_name}"
 
 
-def _checked_entries(file: BinaryIO, number: int, name: str) -> Iterator[bytes]:
-    """Yield the lines of a file source's log file; each is checked first."""
+def _entries(source: Storage, logs: Iterable[SourceLog], newest: int) -> Iterator[bytes]:
+    """Yield the content of one log file: the entries of some, up to a number; each is checked."""
+    yield _VERSION
+    for log in logs:
+        with source.open_verified(log.file) as file:
+            lines = _checked_entries(file, _number(log), source.url_of(log.file.path))
+            for line, fields in lines:
+                if fields["batchId"] <= newest:
+                    yield b"\n" + line
+
+
+def _checked_entries(
+    file: BinaryIO, number: int, name: str
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the entries of a file source's log file, as text and as fields; each is checked."""
     first = file.readline(_MAX_LINE_BYTES)
     if first.removesuffix(b"\n") != _VERSION:
         raise _not_of_file_source(name, f"it begins with {first[:40]!r}")
-    yield first
     while line := file.readline(_MAX_LINE_BYTES):
-        _check_entry(line, number, name)
-        yield line
+        yield line.removesuffix(b"\n"), _checked_entry(line, number, name)
 
 
-def _check_entry(line: bytes, number: int, name: str) -> None:
+def _checked_entry(line: bytes, number: int, name: str) -> dict[str, Any]:
     try:
         if _CONTROL.search(line):  # Spark ends lines at more of them than Python does
             raise ValueError("it has control characters")
@@ -151,6 +233,7 @@ def _check_entry(line: bytes, number: int, name: str) -> None:
         raise _not_of_file_source(
             name, f"it has a file of batch {fields['batchId']}, beyond its own {number}"
         )
+    return fields
 
 
 def is_checked(path: str) -> bool:

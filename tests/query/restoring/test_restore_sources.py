@@ -154,6 +154,34 @@ def test_output_of_forks_around_compactions(job: Job) -> None:
         assert sequences(fork.result()) == counted_after(job.feed.rows, 20 * (epoch + 1))
 
 
+SOURCE_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
+
+
+@pytest.mark.parametrize(
+    ("interval", "epochs"),
+    [(15, 13), pytest.param(20, 51, marks=pytest.mark.wide)],
+    ids=["none", "one at 39"],
+)
+def test_compactions_of_a_source_that_spark_would_not_guess(
+    job: Job, interval: int, epochs: int
+) -> None:
+    """The log was written with another interval, as that of a fork is; the fork's forks go on."""
+    job = job.but(processor=Count, output="k string, n long")
+    rows = len(events_of(0))
+    with session_conf(job.spark, {SOURCE_INTERVAL: str(interval)}):
+        job.feed.add(*(events_of(epoch) for epoch in range(epochs)))
+        query = job.run()
+    for number in range(2):
+        epoch = epochs + number
+        job.feed.add(events_of(epoch))
+        job = job.but(location=f"fork{number}", out=f"out-fork{number}")
+        query = job.run(newest_checkpoint(query))
+        assert sequences(job.result()) == counted_after(job.feed.rows, rows * epoch)
+    job.feed.add(events_of(epoch + 1))
+    job.run()
+    assert sequences(job.result()) == counted_after(job.feed.rows, rows * epoch)
+
+
 RATES = ("rate", "rate-micro-batch")
 
 

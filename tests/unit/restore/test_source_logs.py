@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.restore.spark_files import place_source_logs
+from pyspark_ckpt.restore.spark_files import other_compactions, place_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.restore.tampered import tampered
@@ -152,3 +152,48 @@ def test_an_offset_that_is_not_sparks(savepoint: Savepoint, offset: str) -> None
     with pytest.raises(CorruptFileError):
         savepoint.restored([offset], logs)
     assert not savepoint.location.exists("sources")
+
+
+def interval_of(compactions: list[int], default: int = 10) -> int:
+    """Return the interval that Spark takes, by the three cases of its CompactibleFileStreamLog."""
+    if not compactions:
+        return default
+    if len(compactions) > 1:
+        return compactions[-1] - compactions[-2]
+    size = compactions[0] + 1
+    if size <= default:
+        return size
+    divisors = [n for n in range(default, size // 2 + 1) if size % n == 0]
+    return divisors[0] if default < size // 2 and divisors else size
+
+
+@pytest.mark.parametrize("interval", range(1, 41))
+def test_spark_expects_the_names_that_a_restored_log_has(interval: int) -> None:
+    """Whatever interval the log was written with, which Spark chose for another restored log."""
+    for last in range(130):
+        newest = (last + 1) // interval * interval - 1
+        stored = newest if newest >= 0 else None
+        older, is_merged = other_compactions(stored, last)
+        compactions = (
+            [last] if is_merged else [each for each in (older, stored) if each is not None]
+        )
+        plain = [] if is_merged else range((-1 if stored is None else stored) + 1, last + 1)
+        expected = interval_of(compactions)
+        assert expected > 0
+        assert all((each + 1) % expected for each in plain), (last, compactions, expected)
+        assert all((each + 1) % expected == 0 for each in compactions[-1:])
+
+
+def test_an_older_compaction_shows_the_interval(savepoint: Savepoint) -> None:
+    """From entry 39 alone Spark guesses an interval of ten, and asks for a compaction at 49."""
+    compacted = {"0/39.compact": log(*(entry(n) for n in range(40)))}
+    tail = {f"0/{n}": log(entry(n)) for n in range(40, 51)}
+    found = savepoint.restored(['{"logOffset":50}'], {**compacted, **tail})
+    older = {"0/19.compact": log(*(entry(n) for n in range(20)))}
+    assert found == {**older, **compacted, **tail}
+
+
+def test_where_no_compaction_can_show_it_all_entries_become_one(savepoint: Savepoint) -> None:
+    tail = {f"0/{n}": log(entry(n)) for n in range(13)}
+    found = savepoint.restored(['{"logOffset":12}'], tail)
+    assert found == {"0/12.compact": log(*(entry(n) for n in range(13)))}
