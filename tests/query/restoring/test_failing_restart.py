@@ -1,0 +1,251 @@
+"""A restart in place fails, is interrupted, or meets another driver: the query goes on, once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.api.restarts import Restarts
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.query.start import QueryStart
+from pyspark_ckpt.restarting import staging
+from pyspark_ckpt.restore import exchange
+from pyspark_ckpt.storage.open import LocalStorage
+from tests.query.harness import (
+    INLINE,
+    INTERVAL,
+    Job,
+    drop_local_copies,
+)
+from tests.query.restoring.numbered_job import (
+    NUMBERED,
+    PARTITIONS,
+    Numbered,
+    check_numbered,
+    epoch_of,
+    subtasks_of,
+    writer_of,
+)
+from tests.query.session_conf import session_conf
+
+
+@pytest.fixture
+def job(job: Job) -> Job:
+    return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
+
+
+def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query stops, its location is exchanged, the start fails: it runs as before."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        real, runs = QueryStart.run, []
+
+        def fails_once(self: QueryStart, *arguments: Any) -> Any:
+            runs.append(self)
+            if len(runs) == 1:
+                assert (job.location_path / "state" / "0" / "2").exists()
+                msg = "no start"
+                raise OSError(msg)
+            return real(self, *arguments)
+
+        monkeypatch.setattr(QueryStart, "run", fails_once)
+        with pytest.raises(OSError, match="no start"):
+            query.rescale(3)
+        assert query.isActive
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        query.stop()
+
+
+def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its end gets the failure, not only the caller of the restart."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+
+        def fails(*_: Any) -> Any:
+            msg = "no start"
+            raise OSError(msg)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(QueryStart, "run", fails)
+            with pytest.raises(OSError, match="no start"):
+                query.rescale(3)
+        assert not query.isActive
+        assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
+        with pytest.raises(ckpt.FailedCheckpointsError, match=r"restart in place.*no start"):
+            query.awaitTermination()
+        epoch_of(job)
+        again = writer_of(job).start()
+        again.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(again) == {0, 1}
+        again.stop()
+
+
+def test_an_exchange_that_fails_in_its_midst_is_undone(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage is away for one move; the query runs on with the subtasks that it had."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        real, moves = LocalStorage.move, []
+
+        def fails_once(self: LocalStorage, relative: str, target: str) -> None:
+            moves.append(relative)
+            if len(moves) == 2:
+                msg = "the storage is away"
+                raise OSError(msg)
+            real(self, relative, target)
+
+        monkeypatch.setattr(LocalStorage, "move", fails_once)
+        with pytest.raises(OSError, match="the storage is away"):
+            query.rescale(3)
+        assert len(moves) > 2
+        assert query.isActive
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        query.stop()
+
+
+def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is out of reach at the check of the fence."""
+
+    def out_of_reach(_: CheckpointCoordinator) -> None:
+        msg = "connection reset"
+        raise OSError(msg)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        with monkeypatch.context() as patched:
+            patched.setattr(CheckpointCoordinator, "check_not_fenced", out_of_reach)
+            with pytest.raises(OSError, match="connection reset"):
+                query.rescale(3)
+        assert query.isActive
+        assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
+
+
+def test_a_rescale_at_an_epoch_that_ran_again_after_a_power_loss(job: Job) -> None:
+    """Its state is that of the epoch with more rows, not that of the epoch that was lost."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        epoch_of(job)
+        query.processAllAvailable()
+        lost = query.triggerCheckpoint()
+        query.stop()
+        _lose_epoch(job, 1)
+        assert drop_local_copies(job.spark)
+        epoch_of(job)
+        job.feed.files_per_epoch = 2
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        check_numbered(job, 3)
+        assert query.rescale(3).epoch == 1 == lost.epoch
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 4)
+        query.stop()
+
+
+def _lose_epoch(job: Job, epoch: int) -> None:
+    """Delete what Spark, which syncs no file, wrote in the newest epoch."""
+    location = job.location_path
+    paths = [location / "offsets" / f"{epoch}", location / "commits" / f"{epoch}"]
+    paths += [*location.glob(f"sources/*/{epoch}"), *location.glob(f"state/*/*/{epoch + 1}.delta")]
+    paths.append(job.base / job.out / "_spark_metadata" / f"{epoch}")
+    for path in paths:
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_location_that_is_half_exchanged_starts(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that ends within the exchange leaves a location that the next start finishes."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+
+        class EndedError(BaseException):
+            pass
+
+        def ends(*arguments: Any) -> None:
+            raise EndedError
+
+        monkeypatch.setattr(exchange, "_move_out", ends)
+        monkeypatch.setattr(Restarts, "_start_as_before", lambda *_: None)
+        with pytest.raises(EndedError):
+            query.rescale(3)
+        monkeypatch.undo()
+        assert (job.location_path / "_rollback").exists()
+        epoch_of(job)
+        again = writer_of(job).start()
+        again.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(again) == {0, 1, 2}
+        again.stop()
+
+
+def test_a_driver_that_starts_meanwhile_keeps_its_location(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first driver is paused before it exchanges anything; the other one commits an epoch."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        others: list[ckpt.CheckpointedQuery] = []
+
+        def paused(*arguments: Any) -> None:
+            epoch_of(job)
+            others.append(writer_of(job).start())
+            others[0].processAllAvailable()
+            exchange.exchange(*arguments)
+
+        monkeypatch.setattr(staging, "exchange", paused)
+        monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
+        with pytest.raises(ckpt.FencedError):
+            query.rescale(3)
+        assert not (job.location_path / "_rollback").exists()
+        epoch_of(job)
+        others[0].processAllAvailable()
+        check_numbered(job, 3)
+        assert subtasks_of(others[0]) == {0, 1}
+        others[0].stop()
+
+
+def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -> None:
+    """The name is taken. The query is not fenced: it takes checkpoints and is rescaled."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).queryName("taken").start()
+        query.processAllAvailable()
+        with pytest.raises(Exception, match="already active"):
+            writer_of(job).queryName("taken").start()
+        epoch_of(job)
+        query.processAllAvailable()
+        assert query.triggerCheckpoint().epoch == 1
+        query.rescale(3)
+        check_numbered(job, 2)
+        query.stop()
