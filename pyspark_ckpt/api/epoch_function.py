@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_announced,
 )
 from pyspark_ckpt.operator.task_failure import marked_errors
-from pyspark_ckpt.query.restartable import in_batch
+from pyspark_ckpt.query.restartable import in_batch_of
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
@@ -120,13 +120,13 @@ class EpochFunction:
         announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(runtime, epoch)))
         _announce(session, announced)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
-        in_batch.set(True)
+        in_batch_of.set(runtime.query_id)
         try:
             with marked_errors():
                 self._function(df, epoch)
         finally:
             _current.reset(token)
-            in_batch.set(False)
+            in_batch_of.set(None)
             _announce(session, None)
 
 

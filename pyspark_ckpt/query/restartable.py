@@ -22,8 +22,8 @@ from pyspark_ckpt.restarting.record import InPlaceRestart
 Program = DataFrame | Callable[[], DataFrame]
 """A query, or a function that builds it."""
 
-in_batch: ContextVar[bool] = ContextVar("in_batch", default=False)
-"""Whether this thread runs the ``foreachBatch`` function of a query."""
+in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
+"""The id of the query whose ``foreachBatch`` function this thread runs."""
 
 
 class Restarter(Protocol):
@@ -245,7 +245,8 @@ class RestartableQuery(ObservedQuery):
 
     def _turn_unless_in_batch(self) -> AbstractContextManager[object]:
         """Wait for a restart or a stop that is under way, unless that waits for this batch."""
-        return nullcontext() if in_batch.get() else self._turn
+        is_in_batch = in_batch_of.get() == self._coordinator.files.query_id
+        return nullcontext() if is_in_batch else self._turn
 
     def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
         """Return whether the query was restarted in place after this run of it.

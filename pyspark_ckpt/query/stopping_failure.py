@@ -92,7 +92,7 @@ def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
 def restart_failed(
     query_id: str, error: BaseException, last: BaseException
 ) -> FailedCheckpointsError:
-    """Return the error of a query that a restart in place stopped, and that could not go on.
+    """Return the error of a query that a restart in place stopped, and that could not continue.
 
     Parameters
     ----------

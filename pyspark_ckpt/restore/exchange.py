@@ -7,7 +7,7 @@ driver can finish an interrupted exchange.
 A file system renames a directory at once. An object store copies and deletes file by file; there, a
 second marker says that all is moved out.
 
-Two drivers must not do one exchange. So whoever does it claims it with a numbered file, and the
+Two drivers must not do one exchange. So a driver claims it with a numbered file, and the
 highest number has it: each step looks for a higher one first. The file is created exclusively, as a
 driver's term is. The first number also decides whether a restart in place is done at all: a driver
 that starts takes it for void if the driver that wrote the marker has not taken it yet.
@@ -96,7 +96,7 @@ def exchange(
 
 
 def begun_exchange(location: Storage) -> Exchange | None:
-    """Return the exchange that was begun in a location, ``None`` if there is none.
+    """Return the exchange that was begun in a location, ``None`` without one.
 
     Raises
     ------

@@ -153,7 +153,7 @@ def other_compactions(compaction: int | None, last: int) -> tuple[int | None, bo
     Parameters
     ----------
     compaction
-        The number of the compaction, ``None`` if there is none.
+        The number of the compaction, ``None`` without one.
     last
         The number of the last entry.
 

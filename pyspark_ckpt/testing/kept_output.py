@@ -54,7 +54,7 @@ class KeptOutput:
                 f"{self._where}: the processor returned a DataFrame: yield it, or return a list "
                 "of frames"
             )
-        # Each is copied before the processor goes on: a query has it as it is now, too.
+        # Each is copied before the processor continues: a query has it as it is now, too.
         yielded = [self._as_it_is(item) for item in output or ()]
         if self._checked is not None:
             self._checked.extend(yielded)

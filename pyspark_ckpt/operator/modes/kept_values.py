@@ -1,4 +1,4 @@
-"""Copies of what a processor yields, which it may change before it goes on.
+"""Copies of what a processor yields, which it may change before it continues.
 
 PySpark converts each frame and Row at once. Here many are converted together, so what can change
 is copied first.

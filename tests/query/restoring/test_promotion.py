@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
@@ -28,35 +27,18 @@ from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import BACKEND, INLINE, INTERVAL, SAVEPOINT_DIR, Job, until
 from tests.query.leftovers import metadata_json
 from tests.query.life.test_commands import command
+from tests.query.restoring.numbered_job import (
+    KEYS,
+    NUMBERED,
+    PARTITIONS,
+    Mended,
+    Numbered,
+    epoch_of,
+)
 from tests.query.session_conf import session_conf
 from tests.recovery.processes import kill_all
 
-PARTITIONS = "spark.sql.shuffle.partitions"
-KEYS = [f"k{number}" for number in range(20)]
-NUMBERED = "k string, n long, what string"
 IGNORED = ["output.what"]
-
-
-class Numbered(StatefulProcessor):
-    """Number the rows of each key."""
-
-    what = "a"
-
-    def init(self, handle: Any) -> None:
-        self.n = handle.getValueState("n", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for _ in rows:
-            n = (self.n.get() or (0,))[0] + 1
-            self.n.update((n,))
-            yield Row(k=key[0], n=n, what=self.what)
-
-    def close(self) -> None:
-        pass
-
-
-class Mended(Numbered):
-    what = "b"
 
 
 class Late(Numbered):
@@ -71,10 +53,6 @@ class Late(Numbered):
 def job(job: Job) -> Job:
     job = job.but(processor=Numbered, output=NUMBERED)
     return job.using({INLINE: "0b", INTERVAL: "1h", SAVEPOINT_DIR: str(job.base / "savepoints")})
-
-
-def epoch_of(job: Job) -> None:
-    job.feed.add([(key, 0) for key in KEYS])
 
 
 class Sink:
