@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
-from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
+from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.attaching import StartedQuery, remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.drain import LastEpochs
@@ -273,7 +273,7 @@ class QueryStart:
         operators = self._location.operators.descriptors
         if any(operator.on_error is OnError.QUARANTINE for operator in operators):
             storage = self._location.checkpoints(self._location.make_query_id())
-            ReleaseFiles(storage).arm()  # before an epoch begins, because keys may be parked
+            ReleaseFiles(storage).arm(BEFORE_ALL)  # keys of the snapshot may be parked
 
     def _release_parked_keys(self) -> None:
         """Request that the first epoch releases all parked keys, if the settings say so."""

@@ -48,7 +48,7 @@ from pyspark_ckpt.operator.capture.capture_file import (
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
-from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
+from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.drain import DRAIN_MARKER, LastEpochs
 from pyspark_ckpt.restore.exchange import begun_exchange
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
@@ -309,7 +309,7 @@ def _small_parsers() -> dict[str, Parser]:
 
 def _decided(storage: LocalStorage) -> object:
     files = ReleaseFiles(storage)
-    files.arm()
+    files.arm(BEFORE_ALL)
     return files.decide(3)
 
 

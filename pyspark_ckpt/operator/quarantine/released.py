@@ -42,7 +42,7 @@ class ReleasesOfEpoch:
 
     def arm(self) -> None:
         """Have later epochs decide what they release."""
-        self._files().arm()
+        self._files().arm(self._epoch)
 
 
 class _NoReleases:

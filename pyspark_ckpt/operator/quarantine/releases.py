@@ -2,15 +2,18 @@
 
 ::
 
-    releases/armed                              there is a parked key, or was once
+    releases/armed                              there is a parked key, or was once; the epoch that
+                                                parked the first one
     releases/<time>-<random>.request.json       a request to release keys
     releases/epoch-<timeline>-<epoch>.json      the requests that an epoch carries out
 
-From the first parked key on, each epoch decides once which requests it carries out. The first task
-that asks writes the decision exclusively. All other tasks of the epoch read that file, and so do
-all attempts to repeat the epoch. So a request has its effect in one epoch, the same in every
-attempt. A rollback begins a new timeline, in which epochs decide again. A request that an epoch has
-carried out is done in all timelines.
+Each epoch behind the one that parked the first key decides once which requests it carries out. The
+one that parked it decides nothing, also when it is repeated: the key is not parked where it begins,
+so a request would be taken for done and have no effect. The first task that asks writes the
+decision exclusively. All other tasks of the epoch read that file, and so do all attempts to repeat
+the epoch. So a request has its effect in one epoch, the same in every attempt. A rollback begins a
+new timeline, in which epochs decide again. A request that an epoch has carried out is done in all
+timelines.
 
 Everybody who may write the directory can post a request, so every file is checked.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 import re
 import secrets
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -35,10 +38,9 @@ _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 
 MAX_BYTES = 4 << 20
+BEFORE_ALL = -1
 KEPT = 50
 """How many decisions stay, for epochs that are repeated."""
-
-_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +69,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if any(release.keys is None for release in own):
             return EVERY_KEY
         return frozenset(bytes.fromhex(key) for release in own for key in release.keys or ())
+
+
+class _Armed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last epoch that decides nothing."""
+
+    timeline: int
+    epoch: int
 
 
 class ReleasedKeys(Protocol):
@@ -106,11 +115,18 @@ class ReleaseFiles:
         self._storage = storage
         self._timeline = timeline
 
-    def arm(self) -> None:
-        """Have epochs decide from now on, because a key is parked."""
+    def arm(self, epoch: int) -> None:
+        """Have the epochs behind this one decide, because it has a parked key.
+
+        Parameters
+        ----------
+        epoch
+            The epoch; :data:`BEFORE_ALL` if each one has to decide.
+        """
         if not self.is_armed:
+            armed = _Armed(timeline=self._timeline, epoch=epoch)
             with suppress(FileExistsError):
-                self._storage.write(_ARMED, [b"1"])
+                self._storage.write(_ARMED, [msgspec.json.encode(armed)])
 
     @property
     def is_armed(self) -> bool:
@@ -133,16 +149,16 @@ class ReleaseFiles:
         CorruptFileError
             If a file is not what this library writes.
         """
-        if not self.is_armed:
+        if not self._decides(epoch):
             return Decision()
         found = self.decided(epoch)
         if found is not None:
             return found
         names = self._storage.list(_RELEASES)
         before = self._newest_before(epoch, names)
-        done = () if before is None else self._read(before, Decision).done
+        done = () if before is None else self._decision(before).done
         waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
-        releases = tuple(self._read(name, ReleaseRequest).release for name in waiting)
+        releases = tuple(self._requested(name) for name in waiting)
         kept = [name for name in done if name in names]
         decision = Decision(releases=releases, done=(*kept, *waiting))
         try:
@@ -156,8 +172,23 @@ class ReleaseFiles:
         """Return what an epoch releases, ``None`` if no task has decided it."""
         return self._of(epoch) if self._storage.exists(self._path(epoch)) else None
 
+    def _decides(self, epoch: int) -> bool:
+        if not self.is_armed:
+            return False
+        armed = self._read(_ARMED, _Armed | Literal[1])
+        # Files of earlier versions have the number 1 for: each epoch decides.
+        return armed == 1 or (self._timeline, epoch) > (armed.timeline, armed.epoch)
+
     def _of(self, epoch: int) -> Decision:
-        return self._read(self._name(epoch), Decision)
+        return self._decision(self._name(epoch))
+
+    def _decision(self, name: str) -> Decision:
+        found: Decision = self._read(f"{_RELEASES}/{name}", Decision)
+        return found
+
+    def _requested(self, name: str) -> Release:
+        found: ReleaseRequest = self._read(f"{_RELEASES}/{name}", ReleaseRequest)
+        return found.release
 
     def _newest_before(self, epoch: int, names: list[str]) -> str | None:
         found = [(_place(name), name) for name in names if _EPOCH.fullmatch(name)]
@@ -173,7 +204,7 @@ class ReleaseFiles:
         ]
         if not old:
             return
-        done_then = set(self._read(max(old, key=_place), Decision).done) & set(done)
+        done_then = set(self._decision(max(old, key=_place)).done) & set(done)
         self._storage.delete(f"{_RELEASES}/{name}" for name in [*old, *sorted(done_then)])
 
     def _name(self, epoch: int) -> str:
@@ -182,8 +213,7 @@ class ReleaseFiles:
     def _path(self, epoch: int) -> str:
         return f"{_RELEASES}/{self._name(epoch)}"
 
-    def _read(self, name: str, kind: type[_T]) -> _T:
-        path = f"{_RELEASES}/{name}"
+    def _read(self, path: str, kind: Any) -> Any:
         size_bytes = self._storage.size_bytes(path)
         try:
             if size_bytes is not None and size_bytes > MAX_BYTES:

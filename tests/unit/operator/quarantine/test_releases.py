@@ -6,14 +6,20 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.operator.quarantine.releases import KEPT, Decision, Release, ReleaseFiles
+from pyspark_ckpt.operator.quarantine.releases import (
+    BEFORE_ALL,
+    KEPT,
+    Decision,
+    Release,
+    ReleaseFiles,
+)
 from pyspark_ckpt.storage.open import LocalStorage
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> ReleaseFiles:
     files = ReleaseFiles(LocalStorage(tmp_path))
-    files.arm()
+    files.arm(BEFORE_ALL)
     return files
 
 
@@ -44,9 +50,29 @@ def test_no_epoch_decides_before_a_key_is_parked(tmp_path: Path) -> None:
     files.request(release())
     assert keys(files.decide(0)) == set()
     assert files.decided(0) is None
-    files.arm()
-    files.arm()
+    files.arm(0)
+    files.arm(5)
     assert keys(files.decide(1)) == {b"a", b"b", b"c"}
+
+
+def test_the_epoch_that_parks_the_first_key_releases_nothing_when_it_is_repeated(
+    tmp_path: Path,
+) -> None:
+    files = ReleaseFiles(LocalStorage(tmp_path))
+    assert keys(files.decide(4)) == set()
+    files.arm(4)
+    files.request(release(b"a"))
+    assert keys(files.decide(4)) == set()
+    assert files.decided(4) is None
+    assert keys(files.decide(5)) == {b"a"}
+
+
+def test_a_file_that_names_no_epoch_has_each_epoch_decide(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.write("releases/armed", [b"1"])
+    files = ReleaseFiles(storage)
+    files.request(release(b"a"))
+    assert keys(files.decide(0)) == {b"a"}
 
 
 def test_tasks_that_race_decide_the_same(files: ReleaseFiles) -> None:
@@ -60,7 +86,7 @@ def test_tasks_that_race_decide_the_same(files: ReleaseFiles) -> None:
 
 def test_each_timeline_decides_for_itself_and_repeats_no_request(tmp_path: Path) -> None:
     first = ReleaseFiles(LocalStorage(tmp_path), 0)
-    first.arm()
+    first.arm(6)
     first.request(release(b"a"))
     assert keys(first.decide(7)) == {b"a"}
     second = ReleaseFiles(LocalStorage(tmp_path), 1)
