@@ -42,6 +42,10 @@ class Changes:
     keys: Sequence[bytes]
     values: Sequence[bytes | None]
 
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.values):
+            raise ValueError(f"changes of {len(self.keys)} keys have {len(self.values)} values")
+
     def __len__(self) -> int:
         return len(self.keys)
 

@@ -11,6 +11,7 @@ Measured facts shape it:
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -82,6 +83,11 @@ longer than a short epoch, again and again (measured, design 27)."""
 _SCAN_STEP = 64
 """A scan takes so many entries from rocksdict at once, fewer if they are large."""
 
+_KEYS_OF_A_READ = 256
+"""RocksDB holds 300 bytes for each key of a read: 50,000 at once take half as long again as 256
+at a time, which stay in the processor's cache (measured: 58 and 37 ms, with 50,000 keys missing 31
+and 15)."""
+
 _KEYS_AT_ONCE = 10_000
 
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
@@ -120,7 +126,11 @@ class RocksDBBackend(StateBackend):
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         wanted = keys if isinstance(keys, list) else list(keys)
         try:  # a context manager takes as long as reading one key
-            return cast("list[bytes | None]", self._database.get(wanted))
+            get = self._database.get
+            found: list[bytes | None] = []
+            for start in range(0, len(wanted), _KEYS_OF_A_READ):
+                found += cast("list[bytes | None]", get(wanted[start : start + _KEYS_OF_A_READ]))
+            return found
         except StateBackendError:
             raise
         except Exception as exc:
@@ -401,6 +411,9 @@ def _scan_options() -> ReadOptions:
 
 
 def _add(batch: WriteBatch, changes: Changes) -> None:
+    if None not in changes.values:
+        deque(map(batch.put, changes.keys, changes.values), maxlen=0)
+        return
     for key, value in zip(changes.keys, changes.values, strict=True):
         if value is None:
             batch.delete(key)

@@ -24,7 +24,7 @@ from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS, stamp_mark
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
+from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE
 from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import wire_type
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
@@ -149,7 +149,7 @@ def decoded(decoder: Any, column: BinaryColumn, what: str) -> list[Any]:
         values: list[Any] = decoder.decode(
             b"".join((_ARRAY, len(column).to_bytes(4, "big"), column.joined))
         )
-    except msgspec.MsgspecError as exc:
+    except UNREADABLE as exc:
         raise not_decoded(what, exc) from exc
     return values
 

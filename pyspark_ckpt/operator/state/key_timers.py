@@ -172,7 +172,7 @@ class KeyTimers:
         current = self.table.current
         event_time_ms = current.event_time_ms
         try:
-            for position, time in zip(positions_of(keys, self._where), times, strict=True):
+            for position, time in zip(positions_of(keys, self._where).tolist(), times, strict=True):
                 self.table.enter(position)
                 change(int(time))
         finally:

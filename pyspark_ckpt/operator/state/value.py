@@ -179,10 +179,17 @@ class ValueState:
                 None if data is None else self._shown(self._aging, key, data)
                 for key, data in zip(stored_keys, stored, strict=True)
             ]
+        columns, prefix = self._value_columns, self._codec.prefix
         if isinstance(keys, pd.DataFrame):
-            return self._value_columns.frame(self._codec.decode_many(stored), keys.index)
-        # Python's times lack instants that Arrow has, and depend on the worker's time zone.
-        return self._value_columns.table(self._codec.plain.decode_many(stored))
+            frame = columns.stored_frame(stored, prefix, keys.index)
+            if frame is None:
+                frame = columns.frame(self._codec.decode_many(stored), keys.index)
+            return frame
+        table = columns.stored_table(stored, prefix)
+        if table is None:
+            # Python's times lack instants that Arrow has, and depend on the worker's time zone.
+            table = columns.table(self._codec.plain.decode_many(stored))
+        return table
 
     def updateMany(self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table) -> None:
         """Set the values of several keys from columns, a row per key in their order.

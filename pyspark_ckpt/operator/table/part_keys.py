@@ -40,6 +40,7 @@ class PartKeys(Sequence[StoredKey]):
         self.order: Numbers = order.to_numpy().astype(np.int64)
         self._groups, self._encoded = groups.take(order), encoded.take(order)
         self._pairs: list[StoredKey] | None = None
+        self._below: tuple[bytes, list[bytes]] = b"", []
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -59,13 +60,17 @@ class PartKeys(Sequence[StoredKey]):
             self._pairs = list(zip(_as_list(self._groups), _as_list(self._encoded), strict=True))
         return self._pairs
 
-    def below(self, state_id: bytes, places: Sequence[int]) -> list[bytes]:
-        """Return the stored keys of a state for the keys at some places."""
+    def below(self, state_id: bytes, places: Numbers) -> list[bytes]:
+        """Return the stored keys of a state for the keys at some places, not to be changed."""
         groups, encoded = self._groups, self._encoded
-        if list(places) != list(range(len(self))):
+        if not np.array_equal(places, np.arange(len(self))):
             wanted = pa.array(places, pa.int64())
             groups, encoded = groups.take(wanted), encoded.take(wanted)
-        return _as_list(joined(groups, repeated(state_id, len(groups)), encoded))
+            return _as_list(joined(groups, repeated(state_id, len(groups)), encoded))
+        if self._below[0] != state_id:  # a state is most often read, then written
+            keys = _as_list(joined(groups, repeated(state_id, len(groups)), encoded))
+            self._below = state_id, keys
+        return self._below[1]
 
 
 def _as_list(column: pa.Array) -> list[bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.part_keys import Numbers, PartKeys
 from pyspark_ckpt.operator.table.undo import UndoableWrites, UndoLog
 from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend
@@ -109,12 +109,13 @@ class StateTable:
                 "handleExpiredTimer or handleInitialState, not in init or handleBroadcastRows"
             ) from None
 
-    def stored_keys(self, state_id: bytes, positions: Sequence[int]) -> list[bytes]:
-        """Return a state's stored keys for several keys of the part."""
+    def stored_keys(self, state_id: bytes, positions: Numbers) -> list[bytes]:
+        """Return a state's stored keys for several keys of the part. The caller keeps the list."""
         keys = self._keys
         if isinstance(keys, PartKeys):
             return keys.below(state_id, positions)
-        return [keys[position][0] + state_id + keys[position][1] for position in positions]
+        some = [keys[position] for position in positions.tolist()]
+        return [group + state_id + key for group, key in some]
 
     def get(self, key: bytes) -> bytes | None:
         """Return one entry."""
@@ -127,12 +128,15 @@ class StateTable:
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return several entries, in their order."""
+        self.reads += len(keys)
+        if not self._writes.entries:
+            self._missed += len(keys)
+            return self._backend.get_many(keys)
         values = self._writes.find_many(keys)
         places = [place for place, write in enumerate(values) if write is NOT_WRITTEN]
         stored = self._backend.get_many([keys[place] for place in places])
         for place, value in zip(places, stored, strict=True):
             values[place] = value
-        self.reads += len(keys)
         self._missed += len(places)
         return values
 

@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.leaves import unwrapped
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, canonical_fields
+from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE, canonical_fields
 from pyspark_ckpt.operator.values.wire_form import (
     STATE_STYLE,
     ValueStyle,
@@ -125,7 +125,7 @@ class TupleCodec:
         head = _ARRAY_HEAD + len(found).to_bytes(4, "big")
         try:  # one call for all takes a sixth of the time
             plain = self._many_decoder.decode(b"".join([head, *found]))
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             plain = None
         if plain is None or self._read is not None:
             return [None if data is None else self.decode(data) for data in stored]
@@ -144,7 +144,7 @@ class TupleCodec:
         """
         try:
             wire: tuple[Any, ...] = self._decoder.decode(data)
-        except msgspec.MsgspecError as e:
+        except UNREADABLE as e:
             raise StateValueError(
                 f"{self._what}: stored bytes do not fit the schema "
                 f"{self._schema.simpleString()} ({e})"

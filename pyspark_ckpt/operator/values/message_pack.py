@@ -25,6 +25,9 @@ from pyspark_ckpt.operator.values.leaves import (
 )
 from pyspark_ckpt.operator.values.wire_form import Converter, WireForm, fields_converter
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are no value of the type; the second for bad texts."""
+
 _FIXED = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,

@@ -61,7 +61,7 @@ def encoded_tuples(
         Binary arrays without nulls, whose bytes come first.
     """
     rows = len(heads[0]) if heads else len(columns[0])
-    head = repeated(_tuple_head(len(schema.fields)), rows)
+    head = repeated(tuple_head(len(schema.fields)), rows)
     parts = [
         part
         for column, field in zip(columns, schema.fields, strict=True)
@@ -98,7 +98,8 @@ def big_endian(values: Bytes) -> Bytes:
     return swapped.view(np.uint8).reshape(len(values), width)
 
 
-def _tuple_head(width: int) -> bytes:
+def tuple_head(width: int) -> bytes:
+    """Return the first bytes of an encoded tuple of so many values."""
     if width <= _FIX_TUPLE:
         return bytes([0x90 | width])
     return b"\xdc" + width.to_bytes(2, "big")

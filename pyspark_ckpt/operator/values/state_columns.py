@@ -13,7 +13,9 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
+from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
+from pyspark_ckpt.operator.values.stored_columns import stored_columns
 
 _NULLABLE: dict[type[T.DataType], str] = {
     T.ByteType: "Int8",
@@ -25,6 +27,8 @@ _NULLABLE: dict[type[T.DataType], str] = {
     T.BooleanType: "boolean",
 }
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_IN_FRAMES = {*_NULLABLE, *TEXTS, T.BinaryType}
+"""Types whose values in a frame are made of an Arrow column as a whole."""
 
 
 class ValueColumns:
@@ -71,6 +75,26 @@ class ValueColumns:
             ],
             names=self._schema.names,
         )
+
+    def stored_frame(
+        self, stored: Sequence[bytes | None], prefix: bytes, index: pd.Index[Any]
+    ) -> pd.DataFrame | None:
+        """Return encoded tuples as :meth:`frame` does; ``None`` if the codec has to read them."""
+        if not all(type(field.dataType) in _IN_FRAMES for field in self._schema.fields):
+            return None
+        columns = stored_columns(stored, self._schema, prefix)
+        if columns is None:
+            return None
+        series = {
+            field.name: _series_of(field.dataType, column, index)
+            for field, column in zip(self._schema.fields, columns, strict=True)
+        }
+        return pd.DataFrame(series, index=index)
+
+    def stored_table(self, stored: Sequence[bytes | None], prefix: bytes) -> pa.Table | None:
+        """Return encoded tuples as :meth:`table` does; ``None`` if the codec has to read them."""
+        columns = stored_columns(stored, self._schema, prefix)
+        return None if columns is None else pa.Table.from_arrays(columns, names=self._schema.names)
 
     def encoded(
         self, frame: pd.DataFrame | pa.Table, length: int, prefix: bytes
@@ -140,16 +164,35 @@ class ValueColumns:
 
 
 def _series(data_type: T.DataType, column: Sequence[Any], index: pd.Index[Any]) -> pd.Series[Any]:
-    nullable = _NULLABLE.get(type(data_type))
-    if nullable is None:
+    if type(data_type) not in _NULLABLE:
         return pd.Series(list(column), index=index, dtype=object)
-    kind = nullable.lower().replace("boolean", "bool")
+    kind = _dtype(data_type)
     filled = column
     mask = np.zeros(len(column), dtype=bool)
     if None in column:
         mask = np.fromiter((value is None for value in column), dtype=bool, count=len(column))
         filled = [0 if value is None else value for value in column]
-    numbers = np.array(filled, dtype=kind)
+    return _nullable(data_type, np.array(filled, dtype=kind), mask, index)
+
+
+def _series_of(data_type: T.DataType, column: pa.Array, index: pd.Index[Any]) -> pd.Series[Any]:
+    if type(data_type) not in _NULLABLE:
+        return pd.Series(column.to_numpy(zero_copy_only=False), index=index, dtype=object)
+    mask = np.array(column.is_null())
+    filled = column.fill_null(False if isinstance(data_type, T.BooleanType) else 0)
+    return _nullable(data_type, np.array(filled, dtype=_dtype(data_type)), mask, index)
+
+
+def _dtype(data_type: T.DataType) -> str:
+    return _NULLABLE[type(data_type)].lower().replace("boolean", "bool")
+
+
+def _nullable(
+    data_type: T.DataType,
+    numbers: np.ndarray[Any, Any],
+    mask: np.ndarray[Any, Any],
+    index: pd.Index[Any],
+) -> pd.Series[Any]:
     array: Any
     if isinstance(data_type, T.BooleanType):
         array = pd.arrays.BooleanArray(numbers, mask)

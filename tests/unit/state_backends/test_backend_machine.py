@@ -127,3 +127,9 @@ TestRocksDBHistory = RocksDBMachine.TestCase
 TestRocksDBHistory.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestHeapHistory = HeapMachine.TestCase
 TestHeapHistory.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+def test_changes_have_a_value_for_each_key() -> None:
+    for values in ([b"2"], [b"2", b"3", b"4"]):
+        with pytest.raises(ValueError, match="2 keys"):
+            Changes([b"a", b"b"], values)

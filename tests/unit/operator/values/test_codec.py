@@ -231,3 +231,11 @@ def test_no_encoded_key_is_the_beginning_of_another(
     first, second = encode(one), encode(other)
     assert first == second or not second.startswith(first)
     assert repr(msgspec.msgpack.decode(first)) == repr(list(one))
+
+
+def test_a_stored_text_that_is_no_text_is_an_error_of_the_library() -> None:
+    codec = TupleCodec(T.StructType([T.StructField("s", T.StringType())]), "state 's'")
+    with pytest.raises(StateValueError, match="do not fit"):
+        codec.decode(b"\x91\xa1\xff")
+    with pytest.raises(StateValueError, match="do not fit"):
+        codec.decode_many([b"\x91\xa1\xff", b"\x91\xa0"])

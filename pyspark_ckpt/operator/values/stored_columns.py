@@ -1,0 +1,201 @@
+"""Encoded tuples of many keys as Arrow columns, without a Python object for each value.
+
+It reads what :mod:`pyspark_ckpt.operator.values.message_pack_columns` and the codecs write, where
+all columns are numbers, times, truth values, texts or bytes. Where a tuple is anything else it
+reads nothing, and the codec reads the tuples one by one, or names the one that is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
+from pyspark_ckpt.operator.values.message_pack_columns import tuple_head
+
+Numbers = np.ndarray[Any, Any]
+Read = tuple[pa.Array, Numbers]
+"""A column, and where the next one begins in each tuple."""
+
+_NULL = 0xC0
+_MOST_BYTES = 9
+_WIDE_INTEGERS = {
+    0xCC: ">u1", 0xCD: ">u2", 0xCE: ">u4", 0xCF: ">u8",
+    0xD0: ">i1", 0xD1: ">i2", 0xD2: ">i4", 0xD3: ">i8",
+}  # fmt: skip
+_LENGTHS_OF_TEXTS = {0xD9: ">u1", 0xDA: ">u2", 0xDB: ">u4"}
+_LENGTHS_OF_BINARIES = {0xC4: ">u1", 0xC5: ">u2", 0xC6: ">u4"}
+
+
+class _OtherFormError(Exception):
+    """A tuple is not of the form that can be read a column at a time."""
+
+
+def stored_columns(
+    stored: Sequence[bytes | None], schema: T.StructType, prefix: bytes
+) -> list[pa.Array] | None:
+    """Return encoded tuples as a column for each field; ``None`` in `stored` becomes nulls.
+
+    Parameters
+    ----------
+    stored
+        The tuples.
+    schema
+        Their Spark schema.
+    prefix
+        What tuples of this schema begin with.
+
+    Returns
+    -------
+    list of pyarrow.Array or None
+        The columns in the types of :func:`arrow_type`; ``None`` if the codec has to read them.
+    """
+    readers = [_READERS.get(type(field.dataType)) for field in schema.fields]
+    found = [data for data in stored if data is not None]
+    if not found or not readers or None in readers:
+        return None
+    # The bytes behind the last tuple are for looks beyond the end of one that is damaged.
+    data = np.frombuffer(b"".join([*found, bytes(_MOST_BYTES)]), np.uint8)
+    lengths = np.fromiter(map(len, found), np.int64, len(found))
+    ends = np.cumsum(lengths)
+    places = ends - lengths
+    columns = []
+    try:
+        for byte in prefix + tuple_head(len(schema.fields)):
+            _expect(data[places] == byte)
+            places = places + 1
+        _expect(places <= ends)
+        for field, read in zip(schema.fields, readers, strict=True):
+            assert read is not None
+            column, places = read(data, places, arrow_type(field.dataType))
+            _expect(places <= ends)
+            columns.append(column)
+        _expect(places == ends)
+    except (_OtherFormError, pa.ArrowException):
+        return None
+    return columns if len(found) == len(stored) else _spread(columns, stored)
+
+
+def _spread(columns: list[pa.Array], stored: Sequence[bytes | None]) -> list[pa.Array]:
+    missing = np.fromiter((data is None for data in stored), np.bool_, len(stored))
+    numbers = np.cumsum(~missing) - 1
+    places = pa.array(np.where(missing, 0, numbers), mask=missing)
+    return [column.take(places) for column in columns]
+
+
+def _expect(is_so: Numbers) -> None:
+    if not is_so.all():
+        raise _OtherFormError
+
+
+def _wide(
+    data: Numbers, places: Numbers, marks: Numbers, kinds: dict[int, str], values: Numbers
+) -> Numbers:
+    """Set the values whose mark is followed by a number; return how many bytes follow each mark."""
+    widths = np.zeros(len(marks), np.int64)
+    for mark, kind in kinds.items():
+        rows = np.flatnonzero(marks == mark)
+        if len(rows):
+            dtype = np.dtype(kind)
+            in_bytes = data[places[rows, None] + np.arange(1, 1 + dtype.itemsize)]
+            numbers = in_bytes.view(dtype)[:, 0]
+            if mark == 0xCF:
+                _expect(numbers <= np.iinfo(np.int64).max)
+            values[rows] = numbers
+            widths[rows] = dtype.itemsize
+    return widths
+
+
+def _integers(data: Numbers, places: Numbers, kind: pa.DataType) -> Read:
+    marks = data[places]
+    values = marks.view(np.int8).astype(np.int64)  # the small ones are their own marks
+    widths = _wide(data, places, marks, _WIDE_INTEGERS, values)
+    nulls = marks == _NULL
+    _expect((widths > 0) | nulls | (marks <= 0x7F) | (marks >= 0xE0))
+    numbers = pa.array(values, mask=nulls)
+    if pa.types.is_date32(kind):
+        numbers = numbers.cast(pa.int32())
+    return numbers.cast(kind), places + 1 + widths
+
+
+def _floats(data: Numbers, places: Numbers, kind: pa.DataType) -> Read:
+    marks = data[places]
+    nulls = marks == _NULL
+    _expect(nulls | (marks == 0xCB))
+    values = data[places[:, None] + np.arange(1, _MOST_BYTES)].view(">f8")[:, 0]
+    numbers = pa.array(values.astype(np.float64), mask=nulls, from_pandas=False)
+    return numbers.cast(kind), places + np.where(nulls, 1, _MOST_BYTES)
+
+
+def _booleans(data: Numbers, places: Numbers, kind: pa.DataType) -> Read:
+    marks = data[places]
+    nulls = marks == _NULL
+    _expect(nulls | (marks == 0xC2) | (marks == 0xC3))
+    return pa.array(marks == 0xC3, kind, mask=nulls), places + 1
+
+
+def _texts(data: Numbers, places: Numbers, kind: pa.DataType) -> Read:
+    marks = data[places]
+    is_short = (marks & 0xE0) == 0xA0
+    lengths = np.where(is_short, marks & 0x1F, 0).astype(np.int64)
+    column, ends = _sized(data, places, lengths, is_short, _LENGTHS_OF_TEXTS, kind)
+    column.validate(full=True)  # stored bytes may be no UTF-8
+    return column, ends
+
+
+def _binaries(data: Numbers, places: Numbers, kind: pa.DataType) -> Read:
+    lengths = np.zeros(len(places), np.int64)
+    return _sized(data, places, lengths, lengths > 0, _LENGTHS_OF_BINARIES, kind)
+
+
+def _sized(
+    data: Numbers,
+    places: Numbers,
+    lengths: Numbers,
+    is_short: Numbers,
+    kinds: dict[int, str],
+    kind: pa.DataType,
+) -> Read:
+    marks = data[places]
+    widths = _wide(data, places, marks, kinds, lengths)
+    nulls = marks == _NULL
+    _expect((widths > 0) | nulls | is_short)
+    begins = places + 1 + widths
+    _expect(begins + lengths <= len(data))
+    offsets = np.zeros(len(places) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    _expect(offsets[-1:] <= len(data))
+    of_bytes = np.repeat(begins - offsets[:-1], lengths) + np.arange(offsets[-1])
+    buffers = [
+        _validity(nulls),
+        pa.py_buffer(offsets.astype(np.int32)),
+        pa.py_buffer(data[of_bytes]),
+    ]
+    return pa.Array.from_buffers(kind, len(places), buffers), begins + lengths
+
+
+def _validity(nulls: Numbers) -> pa.Buffer | None:
+    if not nulls.any():
+        return None
+    return pa.array(~nulls).buffers()[1]
+
+
+_READERS: dict[type[T.DataType], Callable[[Numbers, Numbers, pa.DataType], Read]] = {
+    **dict.fromkeys(
+        (
+            T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DateType, T.TimestampType,
+            T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType, *TIME_OF_DAY,
+        ),
+        _integers,
+    ),
+    T.FloatType: _floats,
+    T.DoubleType: _floats,
+    T.BooleanType: _booleans,
+    **dict.fromkeys(TEXTS, _texts),
+    T.BinaryType: _binaries,
+}  # fmt: skip
