@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.pandas import PandasOutput
+from pyspark_ckpt.operator.modes.pandas import FrameIndexes, PandasOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
 
 BEYOND_FLOATS = 2**53 + 1
@@ -179,3 +179,14 @@ def test_a_call_is_cut_whatever_its_frames_hold() -> None:
     output.cut(3)
     assert output.rows == 3
     assert output.take().column(0).to_pylist() == [1, 2, 2]
+
+
+def test_the_name_of_an_index_stays_with_the_frame_that_got_it() -> None:
+    indexes = FrameIndexes()
+    first = pd.DataFrame({"a": [1, 2]})
+    first.index = indexes.of(2)
+    assert indexes.of(2) is first.index, "one is made for all frames of a length"
+    first.index.name = "mine"
+    assert indexes.of(2).name is None
+    assert indexes.of(3).tolist() == [0, 1, 2]
+    assert first.index.name == "mine"
