@@ -214,10 +214,28 @@ MUTATIONS = (
     ),
     Mutation(
         "token of a location that is cleared halfway",
-        "pyspark_ckpt/restore/seeding.py",
-        "if name not in {SEEDING_MARKER, IDENTITY_NAME}]",
-        "if name != SEEDING_MARKER]",
-        "tests/unit/restore/test_leftovers.py",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME}",
+        "        kept = {SEEDING_MARKER, SEEDINGS}",
+        "tests/unit/restore/location/test_leftovers.py",
+    ),
+    Mutation(
+        "look for a driver that has taken a seeding over",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "        if not is_there or self._location.exists(seeding_path(self._number + 1)):",
+        "        if not is_there:",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "end of a seeding that another driver has taken over",
+        "pyspark_ckpt/restore/location/seedings.py",
+        """        except FileExistsError as exc:
+            raise _taken_over(self._location) from exc
+        self._location.delete([SEEDING_MARKER])""",
+        """        except FileExistsError:
+            pass
+        self._location.delete([SEEDING_MARKER])""",
+        "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(
         "types of schemas that PySpark would import",
@@ -256,18 +274,18 @@ MUTATIONS = (
     ),
     Mutation(
         "claim of an exchange",
-        "pyspark_ckpt/restore/exchange.py",
+        "pyspark_ckpt/restore/location/exchange.py",
         "        if self._location.exists(self._next) or begun_exchange(self._location) "
         "!= self._begun:",
         "        if False:",
-        "tests/unit/restore/test_exchange.py",
+        "tests/unit/restore/location/test_exchange.py",
     ),
     Mutation(
         "new content that was deleted before it was moved in",
-        "pyspark_ckpt/restore/exchange.py",
+        "pyspark_ckpt/restore/location/exchange.py",
         "    if set(missing) - rewritten:",
         "    if False:",
-        "tests/unit/restore/test_exchange.py",
+        "tests/unit/restore/location/test_exchange.py",
     ),
     Mutation(
         "proof of a candidate before its promotion",

@@ -25,7 +25,7 @@ from pyspark_ckpt.errors import (
     FencedError,
     RestoreError,
 )
-from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, SEEDING_MARKER
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.log import restart_entry
 from pyspark_ckpt.log_fields import library_logger
@@ -42,7 +42,8 @@ from pyspark_ckpt.restarting.staging import (
     check_can_be_changed,
     put_back,
 )
-from pyspark_ckpt.restore.exchange import Exchange, finish_restart
+from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
+from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
@@ -96,7 +97,7 @@ def bound_parallelism(location: Storage) -> int | None:
             "pyspark_ckpt.rollback again: it finishes what was interrupted"
         )
     log = SparkLog(location)
-    begun = None if location.exists(SEEDING_MARKER) else log.begun_epoch()
+    begun = None if is_half_seeded(location) else log.begun_epoch()
     return None if begun is None else log.offsets_entry(begun).parallelism
 
 

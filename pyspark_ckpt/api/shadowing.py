@@ -25,7 +25,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.restore.exchange import live_shadows
+from pyspark_ckpt.restore.location.exchange import live_shadows
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.shadowing.followed import FollowedQuery
 from pyspark_ckpt.shadowing.promotion import Promotion

@@ -57,6 +57,9 @@ POINTED_NAME = "_pointed"
 SEEDING_MARKER = "_seeding"
 """Present while a restore fills a fresh checkpointLocation."""
 
+SEEDINGS = "_seedings"
+"""In a checkpointLocation: its restores, two numbers for each, for its begin and its end."""
+
 ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges the content of a checkpointLocation."""
 
@@ -113,6 +116,11 @@ def checkpoint_id_of(name: str) -> int | None:
 def term_path(term: int) -> str:
     """Return the path of the file with which a driver claims its term."""
     return f"{_DRIVERS}/{term}"
+
+
+def seeding_path(number: int) -> str:
+    """Return the path of the file with which a driver begins or ends a seeding of a location."""
+    return f"{SEEDINGS}/{number}"
 
 
 def id_mark_path(number: int) -> str:

@@ -9,7 +9,7 @@ from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
 from pyspark_ckpt.errors import CkptError, FencedError
 from pyspark_ckpt.query.requests import RequestHandler
-from pyspark_ckpt.restore.exchange import remove_leftovers_of_restarts
+from pyspark_ckpt.restore.location.exchange import remove_leftovers_of_restarts
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage
 

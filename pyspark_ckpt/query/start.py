@@ -40,7 +40,7 @@ from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Restarter
 from pyspark_ckpt.restore.claim import ClaimedSource
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
@@ -252,7 +252,7 @@ class QueryStart:
             checkpoints = RetryingStorage(self._location.checkpoints(query_id))
             with closing(open_store(checkpoints, self._settings, query_id)) as store:
                 store.claim()
-        self._location.check_not_exchanged()
+        self._location.check_not_exchanged(query_id)
 
     def _check_storages(self) -> None:
         """Refuse directories in which two drivers could write one file."""

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
-    SEEDING_MARKER,
     checkpoint_id_of,
     checkpoint_name,
 )
@@ -29,15 +28,16 @@ from pyspark_ckpt.formats.rolled_back import (
 )
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.restore.exchange import (
+from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
     exchange,
     finish_exchange,
     is_note,
 )
+from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
-from pyspark_ckpt.restore.seeding import begin_seeding, finish_seeding, seed
+from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
@@ -208,17 +208,17 @@ def _stage(
         )
     # It is not checked: the operators are the checkpoint's own, whatever state store they use.
     plan = plan_of(source, _operators(source.metadata), RestoreRequest(source.path))
-    new_id = begin_seeding(staged)
+    new_id = write_query_id(staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
     session = own_session(spark, source.plain_conf)
-    seed(session, staged, new_checkpoints, plan, place=location)
+    seed(session, staged, new_checkpoints, new_id, plan, place=location)
     # Ids only grow: the newest directory, complete or not, has the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
-    finish_seeding(staged, source.path)
+    logger.info("staged %s in %s", source.path, staged.url)
     return source.metadata.epoch
 
 
@@ -250,7 +250,7 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
     query_id = SparkLog(location).query_id()
     if query_id is None or SparkLog(location).committed_epoch() is None:
         raise RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
-    if location.exists(SEEDING_MARKER):
+    if is_half_seeded(location):
         raise RestoreError(
             f"{location.url}: a restore into this location was interrupted; start the query with "
             "restoreFrom again"

@@ -21,11 +21,16 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.restore.exchange import KEPT_BY_RESTART, STAGED_BY_RESTART, Exchange, exchange
+from pyspark_ckpt.restore.location.exchange import (
+    KEPT_BY_RESTART,
+    STAGED_BY_RESTART,
+    Exchange,
+    exchange,
+)
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
 from pyspark_ckpt.restore.rescale import move_state
-from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit
+from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit, write_state
 from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
@@ -100,7 +105,8 @@ def change_in_place(
         each.operator_id: Seed(each.wanted, _handles(session, each, plan, query_id))
         for each in plan.started
     }
-    seeded = place_state(session, staged, seeds, plan, place=location)
+    seeded = write_state(session, staged.child(SCRATCH), seeds, plan)
+    place_state(seeded, staged, seeds, plan, place=location)
     _write_offsets(location, staged, plan)
     write_commit(staged, seeded, plan)
     staged.remove_directory(SCRATCH)

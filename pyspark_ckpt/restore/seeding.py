@@ -4,22 +4,21 @@ The new query gets copies of all files that it needs, so it never depends on wha
 from. Its location looks as if the query had just committed the epoch of the checkpoint or
 savepoint: state stores, source offsets, watermark. The query continues with the next epoch.
 
-A marker is in the location from before the first file until after the last one. A location with
-the marker holds nothing but an unfinished seeding, and is filled anew.
+While a location is filled, it holds nothing but an unfinished seeding, and another driver may fill
+it anew (``restore/location/seedings.py``).
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import IDENTITY_NAME, SEEDING_MARKER
 from pyspark_ckpt.formats.origin import write_origin
-from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import (
@@ -34,9 +33,7 @@ from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
-from pyspark_ckpt.storage.open import Storage, open_storage
-
-logger = library_logger(__name__)
+from pyspark_ckpt.storage.open import Storage
 
 QUERY_ID_NAME = "metadata"
 """Spark's file with the id of the query."""
@@ -48,10 +45,12 @@ def seed(
     spark: SparkSession,
     location: Storage,
     checkpoints: Storage,
+    query_id: str,
     plan: RestorePlan,
     place: Storage | None = None,
+    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fill a location that was marked; all is durable but the removal of the marker.
+    """Fill a location that nobody else fills; durable on return.
 
     Parameters
     ----------
@@ -61,11 +60,15 @@ def seed(
         The ``checkpointLocation``.
     checkpoints
         The new query's checkpoints directory.
+    query_id
+        Its id.
     plan
         What becomes of each operator and source. It may refuse Spark's own operators, whose files
         are copied all the same.
     place
         Where the location will lie, if it is moved once it is filled.
+    check_still_ours
+        Raises if another driver fills the location now.
 
     Raises
     ------
@@ -75,8 +78,7 @@ def seed(
         If the plan refuses an operator of this library; nothing was written.
     """
     plan.check_operators()
-    query_id = SparkLog(location).query_id()
-    assert query_id is not None  # begin_seeding wrote it
+    scratch = f"{SCRATCH}-{query_id}"  # a driver that was paused may still write into another one
     with plan.source.reading():
         seeds = {
             operator.operator_id: Seed(
@@ -84,12 +86,15 @@ def seed(
             )
             for operator in plan.started
         }
-        seeded = place_state(spark, location, seeds, plan, place)
+        check_still_ours()
+        seeded = write_state(spark, location.child(scratch), seeds, plan)
+        place_state(seeded, location, seeds, plan, place, check_still_ours)
         _write_logs(location, seeded, plan)
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
+        check_still_ours()
         place_spark_files(plan.source.storage, location, state_files, plan.sources, place)
     write_origin(checkpoints, plan.origin)
-    location.remove_directory(SCRATCH)
+    location.remove_directory(scratch)
 
 
 def _handles(
@@ -109,14 +114,10 @@ def _handles(
     return []
 
 
-def place_state(
-    spark: SparkSession,
-    location: Storage,
-    seeds: dict[int, Seed],
-    plan: RestorePlan,
-    place: Storage | None,
+def write_state(
+    spark: SparkSession, scratch: Storage, seeds: dict[int, Seed], plan: RestorePlan
 ) -> SparkLog:
-    """Write state stores as they are when the epoch has been committed.
+    """Let Spark write state stores with handles in a directory that is removed later.
 
     Returns
     -------
@@ -125,9 +126,21 @@ def place_state(
     """
     planned = plan.spark_operators
     session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
-    seeded = write_seeds(session, location.child(SCRATCH), list(seeds.values()))
-    copy_first_version(seeded.storage, location, dict(enumerate(seeds)), plan.epoch + 1, place)
-    return seeded
+    return write_seeds(session, scratch, list(seeds.values()))
+
+
+def place_state(
+    seeded: SparkLog,
+    location: Storage,
+    seeds: dict[int, Seed],
+    plan: RestorePlan,
+    place: Storage | None,
+    check_still_ours: Callable[[], None] = lambda: None,
+) -> None:
+    """Put state stores in place as they are when the epoch has been committed."""
+    version = plan.epoch + 1
+    new_ids = dict(enumerate(seeds))
+    copy_first_version(seeded.storage, location, new_ids, version, place, check_still_ours)
 
 
 def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
@@ -166,12 +179,6 @@ def _entry(metadata: dict[str, Any], planned: PlannedSources, *, is_v2: bool) ->
     return OffsetsEntry(metadata, planned.offsets, keys)
 
 
-def begin_seeding(location: Storage) -> str:
-    """Mark an empty location as being seeded and give its query an id; both durable on return."""
-    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
-    return write_query_id(location)
-
-
 def write_query_id(location: Storage) -> str:
     """Give the query of a fresh location its id, as Spark would; durable on return.
 
@@ -183,28 +190,3 @@ def write_query_id(location: Storage) -> str:
     query_id = str(uuid.uuid4())
     location.write(QUERY_ID_NAME, [json.dumps({"id": query_id}).encode()])
     return query_id
-
-
-def clear_unfinished(location: Storage, checkpoints_directory: str | None) -> None:
-    """Remove what an interrupted seeding left behind; the marker is removed last.
-
-    The token is removed after the query's id. With an id whose checkpoints have an owner, and no
-    token, the location could not start: it would look like a copy of itself.
-    """
-    query_id = SparkLog(location).query_id()
-    if checkpoints_directory is not None and query_id is not None:
-        open_storage(checkpoints_directory).delete_directory(query_id)
-    names = [name for name in location.list() if name not in {SEEDING_MARKER, IDENTITY_NAME}]
-    for name in names:
-        if location.size_bytes(name) is None:
-            location.remove_directory(name)
-        else:
-            location.delete([name])
-    location.delete([IDENTITY_NAME])
-    location.delete([SEEDING_MARKER])
-
-
-def finish_seeding(location: Storage, source: str) -> None:
-    """Remove the marker: the location is complete, like that of any query."""
-    location.delete([SEEDING_MARKER])
-    logger.info("seeded %s from %s", location.url, source)

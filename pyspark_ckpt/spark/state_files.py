@@ -17,7 +17,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +79,7 @@ def copy_first_version(
     operator_ids: Mapping[int, int],
     version: int,
     place: Storage | None = None,
+    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy state stores that have only their first version, as another version; durable.
 
@@ -92,6 +93,8 @@ def copy_first_version(
         The version of the stores in `target`.
     place
         Where `target` will lie, if it is moved once it is filled.
+    check_still_ours
+        Is called before each file. Raises if another driver fills `target` now.
 
     Raises
     ------
@@ -108,6 +111,7 @@ def copy_first_version(
                 content = iter([with_operator_id(source.read(path), place or target, new)])
             else:
                 content = source.chunks(path)
+            check_still_ours()
             target.write(f"{STATE}/{new}/{_as_version(within, version, source)}", content)
 
 

@@ -50,7 +50,7 @@ from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.drain import DRAIN_MARKER, LastEpochs
-from pyspark_ckpt.restore.exchange import begun_exchange
+from pyspark_ckpt.restore.location.exchange import begun_exchange
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id

@@ -33,7 +33,7 @@ from pyspark_ckpt.operator.durable.upload import BackgroundUploads
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.restore.claim import ClaimedSource
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreRequest
 from pyspark_ckpt.savepoint.attempt import SavepointAttempt
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
@@ -170,6 +170,7 @@ class Application:
             )
             location.restore(None, request, None)  # type: ignore[arg-type]
         query_id = location.make_query_id()
+        location.check_not_exchanged(query_id)
         self.query_id = query_id
         self.storage = location.checkpoints(query_id)
         origin = read_origin(self.storage)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from pyspark_ckpt.checkpoint import cleaning
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable import local_version
-from pyspark_ckpt.restore import seeding
+from pyspark_ckpt.restore.location import start_location
 from pyspark_ckpt.storage import local
 from pyspark_ckpt.stores.directory import CompletedCheckpoints, DriverTerm
 from tests.simulation import application
@@ -21,6 +21,10 @@ from tests.unit.memory_pointers import MemoryPointers
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
+
+
+def _never(_: Any) -> bool:
+    return False
 
 
 @contextmanager
@@ -78,7 +82,7 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
     "lineage": [(local_version, "_complete_version", _any_version)],
     "predecessors": [(application, "following", _without_predecessors)],
     "pending": [(cleaning, "garbage", _without_pending)],
-    "marker": [(seeding, "SEEDING_MARKER", "_other")],
+    "half-seeded": [(start_location, "is_half_seeded", _never)],
     "directories-of-others": [(local, "_is_durable", _is_there)],
 }
 """What is replaced to break each line."""

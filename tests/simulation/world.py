@@ -11,9 +11,9 @@ import os
 import shutil
 from pathlib import Path
 
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.restarting.rollback import rollback
+from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.settings import ClaimMode, HighAvailability, Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_storage
@@ -154,7 +154,7 @@ class World(Checks):
         with self.scheduler.quiet():
             location = open_storage(last.path)
             is_filled = SparkLog(location).committed_epoch() is not None
-            if is_filled and not location.exists(SEEDING_MARKER):
+            if is_filled and not is_half_seeded(location):
                 return False
             return not open_storage(last.restore).exists("_metadata")
 

@@ -22,7 +22,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.storage import retrying as retrying_storage
 from pyspark_ckpt.storage.open import LocalStorage, Storage

@@ -14,7 +14,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.query.requests import RequestHandler
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.savepoint.taker import SavepointTaker
 from pyspark_ckpt.storage import retrying as retrying_storage
 from pyspark_ckpt.storage.open import Storage

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from tests.query.harness import INLINE, Job, newest_checkpoint, refused, until
 from tests.query.model import Reveal, events_of, expected, in_order
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
-from pyspark_ckpt.restore import exchange
+from pyspark_ckpt.restore.location import exchange
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     INLINE,

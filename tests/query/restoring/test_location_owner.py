@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.restore.exchange import Exchange, exchange
+from pyspark_ckpt.restore.location.exchange import Exchange, exchange
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     CHECKPOINT_DIR,

@@ -20,7 +20,7 @@ from pyspark_ckpt.formats.modes import SavepointFormat, TimeMode
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator
-from pyspark_ckpt.restore.seeding import begin_seeding, seed
+from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
@@ -225,10 +225,10 @@ def test_no_location_is_seeded_without_the_state_of_a_refused_operator(
     made = plan(in_mode(source, "EventTime", 7), operator(time_mode=TimeMode.NONE), allow=True)
     assert not made.started
     location = LocalStorage(tmp_path / "location")
-    before = begin_seeding(location), sorted(location.list()), storage.list()
+    before = write_query_id(location), location.list(), storage.list()
     with pytest.raises(RestoreError, match="timeMode EventTime -> None"):
-        seed(None, location, storage, made)
-    assert (before[0], sorted(location.list()), storage.list()) == before
+        seed(None, location, storage, before[0], made)
+    assert (before[0], location.list(), storage.list()) == before
 
 
 @pytest.mark.parametrize("stored", MODES)

@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
-from pyspark_ckpt.restore.exchange import (
+from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
     exchange,

@@ -13,10 +13,7 @@ from pyspark_ckpt.errors import FencedError, PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
-    IDENTITY_NAME,
     ROLLBACK_MARKER,
-    SEEDING_MARKER,
-    written_path,
 )
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
@@ -25,16 +22,10 @@ from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
-from pyspark_ckpt.restore.exchange import finish_restart
+from pyspark_ckpt.restore.location.exchange import finish_restart
+from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
-from pyspark_ckpt.restore.seeding import (
-    QUERY_ID_NAME,
-    begin_seeding,
-    clear_unfinished,
-    finish_seeding,
-    seed,
-    write_query_id,
-)
+from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
 from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.spark.log import SparkLog
@@ -234,17 +225,28 @@ class StartLocation:
         path = f"offsets/{begun}"
         self._found_offsets = path, self.storage.fingerprint(path)
 
-    def check_not_exchanged(self) -> None:
+    def check_not_exchanged(self, query_id: str | None = None) -> None:
         """Check that no driver has exchanged the content since it was found whole.
 
         After this driver has fenced those before it, none of them begins an exchange. What one of
         them began before is seen here.
 
+        Parameters
+        ----------
+        query_id
+            The id of the query that is about to begin; a restore of another driver changes it.
+
         Raises
         ------
         FencedError
-            If one exchanges it, or has done so.
+            If one exchanges or fills it, or has done so.
         """
+        if query_id is not None and (self._is_half_seeded or self._log.query_id() != query_id):
+            raise FencedError(
+                f"{self.storage.url}: another driver has restored a query into this location while "
+                "this one was starting. Run a query once at a time: let that driver run it, or "
+                "start it again"
+            )
         exchanged = self.storage.exists(ROLLBACK_MARKER)
         if not exchanged and self._found_offsets is not None:
             path, found = self._found_offsets
@@ -312,16 +314,23 @@ class StartLocation:
         logger.info("%s", plan)
         if file_sink is not None:
             file_sink.check_fresh(plan.epoch)
-        self._clear_for_seeding()
+        seeding = begin_seeding(self.storage)
+        seeding.clear(self._checkpoints_directory)
         if table is not None:
             table.make()
-        query_id = begin_seeding(self.storage)
+        query_id, storage = seeding.name_query(), self.storage
         self.claim_directory()
-        seed(spark, self.storage, self.checkpoints(query_id), plan)
+        checkpoints = self.checkpoints(query_id)
+        seed(spark, storage, checkpoints, query_id, plan, check_still_ours=seeding.check)
         if file_sink is not None:
             file_sink.fill(plan.epoch)
-        finish_seeding(self.storage, plan.path)
-        logger.info("query %s no longer needs %s: all files are copied", query_id, plan.path)
+        seeding.end()
+        logger.info(
+            "seeded %s from %s, which query %s no longer needs: all files are copied",
+            storage.url,
+            plan.path,
+            query_id,
+        )
 
     def _log_not_restored(self, path: str) -> None:
         """Log that a path is ignored; as a warning, unless the location was restored from it."""
@@ -373,7 +382,9 @@ class StartLocation:
             self._check_began_without_initial_state()
             return None
         if self._is_half_seeded:
-            clear_unfinished(self.storage, self._checkpoints_directory)
+            seeding = begin_seeding(self.storage)
+            seeding.clear(self._checkpoints_directory)
+            seeding.end()
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
         time_ms = self._initial_time_ms(checkpoints) or now_ms()
@@ -470,23 +481,12 @@ class StartLocation:
 
     @property
     def _is_half_seeded(self) -> bool:
-        return self.storage.exists(SEEDING_MARKER)
+        return is_half_seeded(self.storage)
 
     @property
     def _committed_epoch(self) -> int | None:
         """The epoch to continue from; a half seeded location has none."""
         return None if self._is_half_seeded else self._log.committed_epoch()
-
-    def _clear_for_seeding(self) -> None:
-        # A start that was killed may have left a temporary file of one of them, or of the marker.
-        names = {written_path(name) for name in self.storage.list()}
-        if self._is_half_seeded or names <= {QUERY_ID_NAME, IDENTITY_NAME, SEEDING_MARKER}:
-            clear_unfinished(self.storage, self._checkpoints_directory)
-        else:
-            raise RestoreError(
-                f"{self.storage.url} is not empty and has no committed epoch: give the query a "
-                "fresh checkpointLocation"
-            )
 
 
 def _is_or_replaces(origin: Origin, path: str) -> bool:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
-from pyspark_ckpt.restore.exchange import live_shadows, remove_leftovers_of_restarts
-from pyspark_ckpt.restore.seeding import begin_seeding, clear_unfinished
+from pyspark_ckpt.formats.layout import SEEDING_MARKER, SEEDINGS
+from pyspark_ckpt.restore.location.exchange import live_shadows, remove_leftovers_of_restarts
+from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
+from pyspark_ckpt.restore.seeding import write_query_id
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
@@ -61,17 +62,18 @@ def test_a_restore_that_is_killed_while_it_clears_a_location_does_not_lock_it(
 ) -> None:
     """In a bucket, the owner's record may still be there: a listing lacked it (seed 53851)."""
     location = LocalStorage(tmp_path / "location")
-    query_id = begin_seeding(location)
+    begin_seeding(location).clear(None)
+    query_id = write_query_id(location)
     location.write("state/0/1.delta", [b"x"])
     location.write("offsets/0", [b"x"])
     directory = LocalStorage(tmp_path / "checkpoints" / query_id)
     claim_directory(location, directory)
     with suppress(KilledError):
-        clear_unfinished(EndsAfter(location.root, deletions), None)
+        begin_seeding(EndsAfter(location.root, deletions)).clear(None)
     known = SparkLog(location).query_id()
     if known is not None:
         assert known == query_id
         check_owner(location, directory)
-    assert location.exists(SEEDING_MARKER) or not location.list()
-    clear_unfinished(location, None)
-    assert location.list() == []
+    assert is_half_seeded(location)
+    begin_seeding(location).clear(None)
+    assert sorted(location.list()) == [SEEDING_MARKER, SEEDINGS]

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import OPERATORS, Epochs
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
 from pyspark_ckpt.restarting.staging import put_back
-from pyspark_ckpt.restore.exchange import (
+from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
     exchange,
@@ -21,7 +21,7 @@ from pyspark_ckpt.restore.exchange import (
     finish_restart,
     remove_leftovers_of_restarts,
 )
-from pyspark_ckpt.restore.location import StartLocation
+from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage

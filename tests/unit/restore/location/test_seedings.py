@@ -1,0 +1,276 @@
+"""Two drivers never fill a location together, and nobody clears one that is complete."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
+from pyspark_ckpt.formats.layout import SEEDING_MARKER, SEEDINGS, seeding_path
+from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
+from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.memory import MemoryStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests.faults.epochs import OPERATORS
+
+MOST_STEPS = 40
+
+
+class Paused:
+    """A driver that is paused, or killed, before one of its steps."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.left = at
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.meanwhile()
+
+
+class PausedObjects(MemoryStorage):
+    """An object store, as a driver sees it that is paused before it looks or creates."""
+
+    paused = Paused()
+
+    def exists(self, relative: str) -> bool:
+        self.paused.step()
+        return super().exists(relative)
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.paused.step()
+        return super().write(relative, chunks)
+
+
+class PausedDisk(LocalStorage):
+    """A disk, as a driver sees it that is paused before it looks or creates."""
+
+    paused = Paused()
+
+    def exists(self, relative: str) -> bool:
+        self.paused.step()
+        return super().exists(relative)
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.paused.step()
+        return super().write(relative, chunks)
+
+
+class KilledError(Exception):
+    """The driver is killed."""
+
+
+def views(kind: str, directory: Path, paused: Paused) -> tuple[Storage, Storage]:
+    """Return a location as a driver sees it that is paused, and as another one does."""
+    first: PausedObjects | PausedDisk
+    other: Storage
+    if kind == "objects":
+        name = f"{secrets.token_hex(8)}/location"
+        first, other = PausedObjects(name), MemoryStorage(name)
+    else:
+        first, other = PausedDisk(directory), LocalStorage(directory)
+    first.paused = paused
+    return first, other
+
+
+def fill(location: Storage, epoch: int) -> str:
+    """Fill a location with the state of an epoch as a restore does; return the query's id."""
+    seeding = begin_seeding(location)
+    seeding.clear(None)
+    query_id = seeding.name_query()
+    text = json.dumps([query_id, epoch]).encode()
+    for name in (f"state/0/{epoch + 1}.snapshot", f"offsets/{epoch}", f"commits/{epoch}"):
+        seeding.check()
+        location.write(name, [text])
+    seeding.end()
+    return query_id
+
+
+def run(location: Storage, epoch: int) -> None:
+    """Commit an epoch, as the query of a complete location does."""
+    for name in (f"state/0/{epoch + 1}.delta", f"offsets/{epoch}", f"commits/{epoch}"):
+        location.write(name, [json.dumps([SparkLog(location).query_id(), epoch]).encode()])
+
+
+def content(location: Storage) -> dict[str, tuple[str, int]]:
+    paths = [
+        path for name in ("state", "offsets", "commits") for path in location.files_below(name)
+    ]
+    return {path: tuple(json.loads(location.read(path))) for path in paths}
+
+
+def filled(query_id: str, epoch: int, *, has_run: bool) -> dict[str, tuple[str, int]]:
+    last = epoch + has_run
+    found = {f"state/0/{epoch + 1}.snapshot": (query_id, epoch)}
+    if has_run:
+        found[f"state/0/{last + 1}.delta"] = query_id, last
+    for name in ("offsets", "commits"):
+        found |= {f"{name}/{each}": (query_id, each) for each in range(epoch, last + 1)}
+    return found
+
+
+def check_filled(location: Storage, query_id: str, epoch: int, *, has_run: bool = False) -> None:
+    """Check that a location has this content, and at most one file of a driver that was paused.
+
+    Between its look and its next file, nothing stops a driver.
+    """
+    found, wanted = content(location), filled(query_id, epoch, has_run=has_run)
+    assert wanted.items() <= found.items()
+    more = found.keys() - wanted.keys()
+    assert len(more) <= 1
+    assert all(found[path][0] != query_id for path in more)
+
+
+kinds = pytest.mark.parametrize("kind", ["objects", "disk"])
+
+
+def has_unfinished(location: Storage) -> None:
+    """Leave what a driver leaves that is killed while it fills a location."""
+    seeding = begin_seeding(location)
+    seeding.clear(None)
+    seeding.name_query()
+    location.write("state/0/4.snapshot", [b'["killed", 3]'])
+    location.write("offsets/3", [b'["killed", 3]'])
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@kinds
+def test_a_paused_driver_adds_nothing_to_what_another_has_filled(
+    kind: str, is_used: bool, tmp_path: Path
+) -> None:
+    """The other one restores another snapshot and runs an epoch; epochs 3 and 7 differ in names."""
+    fenced = 0
+    for at in range(1, MOST_STEPS):
+        paused = Paused(at)
+        first, other = views(kind, tmp_path / str(at), paused)
+        if is_used:
+            has_unfinished(other)
+        ids = []
+
+        def start(other: Storage = other, ids: list[str] = ids) -> None:
+            if is_half_seeded(other) or SparkLog(other).committed_epoch() is None:
+                ids.append(fill(other, 7))
+            run(other, SparkLog(other).committed_epoch() + 1)  # type: ignore[operator]
+
+        paused.meanwhile = start
+        try:
+            query_id = fill(first, 3)
+        except (FencedError, RestoreError, OSError):  # the last: what it deleted is there again
+            fenced += 1
+            check_filled(other, ids[0], 7, has_run=True)
+        else:
+            check_filled(other, query_id, 3, has_run=paused.left <= 0)
+            assert not ids
+        assert not is_half_seeded(other)  # whether the marker came late or not
+    assert 10 < fenced < MOST_STEPS - 5
+
+
+@kinds
+def test_a_paused_driver_never_completes_what_another_has_half_filled(
+    kind: str, tmp_path: Path
+) -> None:
+    """The other driver is killed at any of its steps; whoever starts next clears all of it."""
+    half = 0
+    for at in range(1, MOST_STEPS, 3):
+        for killed_at in range(1, MOST_STEPS, 2):
+            paused, killed = Paused(at), Paused(killed_at)
+            place = tmp_path / f"{at}-{killed_at}"
+            first, other = views(kind, place, paused)
+            second = (
+                PausedDisk(place)
+                if kind == "disk"
+                else PausedObjects(first.url.removeprefix("memory://"))
+            )
+            second.paused = killed
+
+            def killed_now() -> None:
+                raise KilledError
+
+            def start(second: Storage = second) -> None:
+                with suppress(KilledError, RestoreError):
+                    fill(second, 7)
+
+            killed.meanwhile, paused.meanwhile = killed_now, start
+            query_id = None
+            with suppress(FencedError, RestoreError):
+                query_id = fill(first, 3)
+            if is_half_seeded(other):
+                assert query_id is None
+                half += 1
+                if not other.exists(SEEDING_MARKER):
+                    assert not content(other)  # killed before it did anything
+                query_id = fill(other, 5)
+                check_filled(other, query_id, 5)
+            elif content(other):
+                query_id = SparkLog(other).query_id()
+                assert query_id is not None
+                epoch = SparkLog(other).committed_epoch()
+                assert epoch in (3, 7)
+                check_filled(other, query_id, epoch)
+    assert half > 20
+
+
+@kinds
+def test_a_location_with_epochs_is_never_cleared(kind: str, tmp_path: Path) -> None:
+    _, location = views(kind, tmp_path / "a", Paused())
+    location.write("offsets/0", [b"x"])
+    with pytest.raises(RestoreError, match="is not empty and has no committed epoch"):
+        begin_seeding(location)
+    assert location.list() == ["offsets"]
+
+
+@kinds
+def test_an_epoch_that_begins_at_the_same_time_is_not_cleared(kind: str, tmp_path: Path) -> None:
+    """The restore found a fresh location, and a query without one began there before its file."""
+    for at in range(1, 6):
+        paused = Paused(at)
+        first, other = views(kind, tmp_path / str(at), paused)
+        paused.meanwhile = lambda other=other: other.write("offsets/0", [b"x"])  # type: ignore[misc]
+        with suppress(RestoreError, FencedError):
+            begin_seeding(first)
+            continue  # it began before the query, which then finds the location half seeded
+        assert other.read("offsets/0") == b"x"
+        assert not is_half_seeded(other)
+
+
+def test_a_start_sees_a_restore_that_began_or_ended_meanwhile(tmp_path: Path) -> None:
+    location = LocalStorage(tmp_path / "location")
+    start = StartLocation(location, None, OPERATORS)
+    query_id = start.make_query_id()
+    start.check_not_exchanged(query_id)
+    seeding = begin_seeding(location)
+    with pytest.raises(FencedError, match="another driver has restored a query into this location"):
+        start.check_not_exchanged(query_id)
+    seeding.clear(None)
+    restored = seeding.name_query()
+    seeding.end()
+    with pytest.raises(FencedError, match="another driver has restored a query into this location"):
+        start.check_not_exchanged(query_id)
+    start.check_not_exchanged(restored)
+
+
+def test_what_version_0_1_0_left_half_filled_is_filled_anew(tmp_path: Path) -> None:
+    location = LocalStorage(tmp_path / "location")
+    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
+    location.write("metadata", [b'{"id":"q"}'])
+    location.write("offsets/3", [b"x"])
+    assert is_half_seeded(location)
+    query_id = fill(location, 7)
+    check_filled(location, query_id, 7)
+    assert not is_half_seeded(location)
+
+
+def test_a_changed_file_of_a_seeding_is_not_taken_for_its_end(tmp_path: Path) -> None:
+    location = LocalStorage(tmp_path / "location")
+    location.write(seeding_path(1), [b""])
+    with pytest.raises(CorruptFileError, match="fresh checkpointLocation"):
+        is_half_seeded(location)
+    assert location.list() == [SEEDINGS]
