@@ -340,23 +340,30 @@ def _present(
 def _check_missing(
     transaction: lmdb.Transaction[bytes], under: Sequence[bytes], found: Sequence[bytes | None]
 ) -> None:
-    """Check that each missing key lies between two good neighbours, so that no damage hides it."""
+    """Check that each missing key lies between two good neighbours, so that no damage hides it.
+
+    A damaged pointer leads to a good entry elsewhere. So the two neighbours have to lie between
+    their own neighbours, too.
+    """
     cursor = transaction.cursor()
     before, after = b"", b""
     for key, stored in zip(under, found, strict=True):
         if stored is not None or before < key < after:
             continue
-        before, after = b"", _AFTER_ALL
+        before, after, in_order = b"", _AFTER_ALL, True
         if cursor.set_range(key):
             after = cursor.key()
             check(after, cursor.value())
-            has_before = cursor.prev()
+            is_last = not cursor.next()
+            in_order = is_last or after < cursor.key()
+            has_before = (cursor.last() if is_last else cursor.prev()) and cursor.prev()
         else:
             has_before = cursor.last()
         if has_before:
             before = cursor.key()
             check(before, cursor.value())
-        if not before < key < after:
+            in_order &= not cursor.prev() or cursor.key() < before
+        if not (in_order and before < key < after):
             raise DamagedEntryError(f"the entry {key[:80]!r} is not between its neighbours")
 
 

@@ -68,7 +68,7 @@ class KeptOutput:
 
     def take(self) -> pa.RecordBatch:
         """Check the rows that are not checked yet; :meth:`result` returns what was yielded."""
-        return pa.record_batch({}) if self._checked is None else self._checked.take()
+        return pa.RecordBatch.from_pydict({}) if self._checked is None else self._checked.take()
 
     def result(self) -> Any:
         """Return all of the epoch's output, as a list of Rows or as one frame."""

@@ -129,7 +129,9 @@ class _Gate:
 
     def _rows(self) -> pa.RecordBatch:
         groups = pa.array([NO_KEY_GROUP] * len(self._tokens), pa.int32())
-        return pa.record_batch({KEY_GROUP: groups, TOKEN: pa.array(self._tokens, pa.int32())})
+        return pa.RecordBatch.from_pydict(
+            {KEY_GROUP: groups, TOKEN: pa.array(self._tokens, pa.int32())}
+        )
 
 
 class _Adding(_Gate):

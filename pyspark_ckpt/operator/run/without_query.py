@@ -105,7 +105,7 @@ class InitialStateFunction:
         subtask, rows = found
         with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-") as directory:
             handle = self._handle(rows, subtask, Path(directory))
-        yield pa.record_batch(
+        yield pa.RecordBatch.from_pydict(
             {
                 "subtask": pa.array([subtask], pa.int32()),
                 "handle": pa.array([encode_handle(handle)], pa.binary()),

@@ -250,7 +250,7 @@ def test_only_the_whole_sum_of_longs_is_refused(shares: list[tuple[str, int]], c
             f"{INPUT}0": pa.array([v for _, v in task], pa.int64()),
         }
         combine = CombinedBeforeShuffle(combination, ["k"])
-        sent += combine(iter([pa.record_batch(columns)]))
+        sent += combine(iter([pa.RecordBatch.from_pydict(columns)]))
     is_merged_or_refused(combination, pa.Table.from_batches(sent), rows, -(2**63), 2**63 - 1)
 
 

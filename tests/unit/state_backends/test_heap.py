@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import BackendCorruptError, BackendFullError, Changes, open_backend
 from state_backends.backend import VERSION_KEY
+
+_LEAF = 2
+"""The flag of a page with entries in the file of LMDB."""
 
 _FLIP_A_BIT = """
 import os, random, sys
@@ -170,6 +174,38 @@ def test_a_flipped_bit_never_changes_or_hides_an_entry(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _FLIP_A_BIT, str(place), "80"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == ""
+
+
+def test_an_entry_whose_pointer_leads_elsewhere_is_not_missing(tmp_path: Path) -> None:
+    """Entries of 64 bytes: one bit of a pointer leads to another entry, which is whole."""
+    place = tmp_path / "state"
+    value = b"v" * 46
+    keys = [b"%05d" % (2 * n) for n in range(3000)]
+    with open_backend("heap", place, create=True) as backend:
+        backend.load([Changes(keys, [value] * len(keys))], "1")
+    good = (place / "data.mdb").read_bytes()
+    with lmdb.open(str(place), readonly=True, lock=False) as environment:
+        page_bytes = environment.stat()["psize"]
+    hidden = 0
+    for page in range(2, len(good) // page_bytes - 16):
+        start = page * page_bytes
+        _, _, flags, lower, _ = struct.unpack_from("<QHHHH", good, start)
+        if flags != _LEAF:
+            continue
+        for at in range(start + 16, start + lower, 16):
+            (pointer,) = struct.unpack_from("<H", good, at)
+            node = start + pointer
+            key = good[node + 8 : node + 8 + struct.unpack_from("<H", good, node + 6)[0]]
+            for bit in range(6, 16):
+                damaged = bytearray(good)
+                struct.pack_into("<H", damaged, at, pointer ^ 1 << bit)
+                (place / "data.mdb").write_bytes(damaged)
+                with open_backend("heap", place, create=False) as backend:
+                    try:
+                        assert backend.get_many([key]) == [value]
+                    except BackendCorruptError:
+                        hidden += 1
+    assert hidden > 1000
 
 
 def test_an_entry_that_lies_elsewhere_is_not_missing(filled: Path) -> None:

@@ -391,7 +391,7 @@ def test_a_capture_has_no_pickle_and_one_would_be_seen(
     file = query.save()
     assert pickles_in_capture(file) == []
     planted = pickle.dumps({"values": [1, 2]}, protocol)
-    batch = pa.record_batch({"v": pa.array([b"before " + planted])})
+    batch = pa.RecordBatch.from_pydict({"v": pa.array([b"before " + planted])})
     content = in_arrow([batch]) if section in STREAMS else in_changes([(b"key", b"1" + planted)])
     with file.open("rb") as source:
         (part,) = decode_parts(source, "it")

@@ -41,7 +41,9 @@ def info(
 
 def sent(numbers: list[int], *infos: dict[str, Any]) -> pa.RecordBatch:
     padded = [*infos, *[None] * (len(numbers) - len(infos))]
-    return pa.record_batch({"n": pa.array(numbers, pa.int64()), "info": pa.array(padded, INFO)})
+    return pa.RecordBatch.from_pydict(
+        {"n": pa.array(numbers, pa.int64()), "info": pa.array(padded, INFO)}
+    )
 
 
 def read_back(batches: Iterator[pa.RecordBatch]) -> list[tuple[list[Any], list[Any]]]:

@@ -36,7 +36,7 @@ def columns_of(*, with_time: bool = True) -> InputColumns:
 
 
 def sent(*rows: tuple[int, int | None]) -> pa.RecordBatch:
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {
             KEY_GROUP: pa.array([key for key, _ in rows], pa.int32()),
             "c0": pa.array([key for key, _ in rows], pa.int64()),

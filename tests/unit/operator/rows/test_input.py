@@ -68,7 +68,7 @@ def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -
         columns[f"{MASK}{start // 62}"] = pa.array(masks, pa.int64())
     columns[KEY_GROUP] = pa.array(groups or [0] * len(rows), pa.int32())
     columns[TOKEN] = pa.array([12] * len(rows), pa.int32())
-    return pa.record_batch(columns)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def grouped(columns: InputColumns, *frames: pa.RecordBatch) -> dict[Any, tuple[int, list[Row]]]:

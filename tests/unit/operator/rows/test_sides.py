@@ -27,7 +27,7 @@ def sent(kinds: list[str], numbers: list[int]) -> pa.RecordBatch:
     def column(kind: str) -> list[int]:
         return [n if each == kind else 0 for each, n in zip(kinds, numbers, strict=True)]
 
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {
             KEY_GROUP: pa.array([group % 8 for group in column("keyed")], pa.int32()),
             "c0": pa.array(column("keyed"), pa.int64()),

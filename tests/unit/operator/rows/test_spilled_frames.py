@@ -89,7 +89,7 @@ def shuffled(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int
         columns["__ckpt_nulls_0"] = pa.array(bits, pa.int64())
     columns[KEY_GROUP] = pa.array(groups, pa.int32())
     columns[TOKEN] = pa.array([12] * len(rows), pa.int32())
-    return pa.record_batch(columns)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def framed(batch: pa.RecordBatch, schema: T.StructType) -> pd.DataFrame:
