@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.connect.session import SparkSession
 
 from pyspark_ckpt.sessions import connect
 
@@ -17,6 +18,10 @@ _SETTINGS = {
 }
 _CONF = " ".join(f"--conf {key}={value}" for key, value in _SETTINGS.items())
 os.environ["PYSPARK_SUBMIT_ARGS"] = f"{_CONF} {os.environ['PYSPARK_SUBMIT_ARGS']}"
+
+# PySpark closes the client of a session that Python removes, in whichever thread removes it. In 4.0
+# and 4.1 that may be a thread for whose end the closing waits, so the run would never end.
+SparkSession.__del__ = lambda _: None
 
 
 @pytest.fixture(autouse=True)
