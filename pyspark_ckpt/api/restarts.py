@@ -43,7 +43,7 @@ from pyspark_ckpt.restarting.staging import (
     put_back,
 )
 from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
-from pyspark_ckpt.restore.location.seedings import is_half_seeded
+from pyspark_ckpt.restore.location.parallelism import bound_parallelism
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
@@ -82,7 +82,7 @@ def built(build: Callable[[], DataFrame]) -> DataFrame:
     return made
 
 
-def bound_parallelism(location: Storage) -> int | None:
+def parallelism_at(location: Storage) -> int | None:
     """Return the number of subtasks that a location has, ``None`` if it has no epoch yet.
 
     Raises
@@ -96,9 +96,7 @@ def bound_parallelism(location: Storage) -> int | None:
             "query runs again. If no driver does it, start the query there, or call "
             "pyspark_ckpt.rollback again: it finishes what was interrupted"
         )
-    log = SparkLog(location)
-    begun = None if is_half_seeded(location) else log.begun_epoch()
-    return None if begun is None else log.offsets_entry(begun).parallelism
+    return bound_parallelism(location)
 
 
 class NextStarts(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.api.rescaling import follow
-from pyspark_ckpt.api.restarts import Launch, Place, Restarts, bound_parallelism, built
+from pyspark_ckpt.api.restarts import Launch, Place, Restarts, built, parallelism_at
 from pyspark_ckpt.api.sink_writer import SinkWriter
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
@@ -340,7 +340,7 @@ class CheckpointedStreamWriter(SinkWriter):
         if storage is not None:
             with turn_of(storage.url):  # a restart under way in this process is no interrupted one
                 finish_restart(storage)
-        bound = None if storage is None else bound_parallelism(storage)
+        bound = None if storage is None else parallelism_at(storage)
         ours = operators_of(self._stream).descriptors[0].parallelism
         if storage is None or bound in (None, ours):
             return None

@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from pyspark_ckpt.api.restarts import bound_parallelism
+from pyspark_ckpt.api.restarts import parallelism_at
 from pyspark_ckpt.api.restoring import plan_restore
 from pyspark_ckpt.api.shadow_forks import shadow_of_location
 from pyspark_ckpt.cli.output import Result, facts
@@ -51,7 +51,7 @@ def prove(arguments: Namespace) -> Result:
         states_every=arguments.states_every,
     )
     location = open_storage(arguments.location)
-    parallelism = bound_parallelism(location)
+    parallelism = parallelism_at(location)
     if parallelism is None:
         raise CheckpointNotFoundError(
             f"{location.url} is no checkpointLocation of a query with a committed epoch: give the "

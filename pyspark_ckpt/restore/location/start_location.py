@@ -20,14 +20,13 @@ from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import initial_state_of
-from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.restore.location.exchange import finish_restart
+from pyspark_ckpt.restore.location.parallelism import check_parallelism
 from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
-from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
@@ -126,38 +125,10 @@ class StartLocation:
     def check_parallelism(self, spark: SparkSession, option: int | None = None) -> None:
         """Check that the query's parallelism is that of the session and of the location.
 
-        Parameters
-        ----------
-        spark
-            The session.
-        option
-            The writer's option, which has no effect on a query that is built.
-
-        Raises
-        ------
-        PlanError
-            If the parallelism was changed after the query was built, or after Spark wrote the
-            first offsets of the location. Spark would keep the old number.
+        The parameters and errors are those of
+        :func:`~pyspark_ckpt.restore.location.parallelism.check_parallelism`.
         """
-        self._check_not_repartitioned()
-        key = parallelism_key(spark) if option is None else PARALLELISM
-        session = option or set_parallelism(spark)
-        if session is None:  # the number of cores may have changed
-            session = self.operators.descriptors[0].parallelism
-        bound = self.bound_parallelism
-        for operator in self.operators.descriptors:
-            if operator.parallelism != session:
-                raise PlanError(
-                    f"operator {operator.uid!r} was built with {key} = {operator.parallelism}, it "
-                    f"is {session} now: set it in the session and build the query again"
-                )
-            if bound is not None and operator.parallelism != bound:
-                raise PlanError(
-                    f"operator {operator.uid!r} has parallelism {operator.parallelism} ({key}), "
-                    f"Spark bound the location {self.storage.url} to {bound} with its first "
-                    f"epoch: set {key} to {bound} before building the query, or "
-                    f"{self._way_to_another_parallelism}"
-                )
+        check_parallelism(self.storage, self.operators, spark, option)
 
     def check_watermark_policy(self, spark: SparkSession) -> None:
         """Check that Spark uses the watermark policy for which the operators were built.
@@ -443,41 +414,6 @@ class StartLocation:
             )
         if committed == origin.epoch and file_sink.is_fresh(committed):
             file_sink.fill(committed)
-
-    @property
-    def bound_parallelism(self) -> int | None:
-        """The parallelism of Spark's next epoch, ``None`` in a fresh location.
-
-        Spark takes it from the newest offsets, also of an epoch that was never committed.
-        """
-        begun = None if self._is_half_seeded else self._log.begun_epoch()
-        return None if begun is None else self._log.offsets_entry(begun).parallelism
-
-    def _check_not_repartitioned(self) -> None:
-        """Refuse state that Spark distributed to another number of partitions by itself.
-
-        Spark moves the rows of its state store by their hash. The handles in them are of subtasks
-        of the old parallelism.
-        """
-        begun = None if self._is_half_seeded else self._log.begun_epoch()
-        if begun is None:
-            return
-        before, now = self._log.parallelism_before(begun), self.bound_parallelism
-        if before is not None and before != now:
-            raise PlanError(
-                f"{self.storage.url}: epoch {begun} is a repartitioning of Spark's state from "
-                f"{before} to {now} partitions, which does not move the state of this library. To "
-                f"change the parallelism, {self._way_to_another_parallelism}"
-            )
-
-    @property
-    def _way_to_another_parallelism(self) -> str:
-        if self._committed_epoch is None:
-            return "start it at a fresh checkpointLocation (no epoch is committed here)"
-        return (
-            "start it at a fresh checkpointLocation with restoreFrom(the newest savepoint or "
-            "chk-N of this query), which moves the state to the new parallelism"
-        )
 
     @property
     def _is_half_seeded(self) -> bool:
