@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
@@ -92,7 +92,7 @@ naive = datetime.datetime.fromisoformat
 
 
 def aware(text: str) -> datetime.datetime:
-    return naive(text).replace(tzinfo=ZoneInfo("UTC"))
+    return naive(text).replace(tzinfo=string_to_tzinfo("UTC"))
 
 
 VALUES: list[tuple[T.DataType, list[Any]]] = [
