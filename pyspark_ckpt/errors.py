@@ -180,7 +180,7 @@ class CheckpointAbortedError(CheckpointError, RuntimeError):
 
 
 class FencedError(CheckpointError, RuntimeError):
-    """Another driver has taken over a query's checkpoints; this one has to stop."""
+    """Another driver has taken over a query or its location; this one has to stop."""
 
 
 class FailedCheckpointsError(CheckpointError, RuntimeError):

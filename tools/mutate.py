@@ -213,17 +213,10 @@ MUTATIONS = (
         "tests/unit/testing/test_replay.py",
     ),
     Mutation(
-        "token of a location that is cleared halfway",
-        "pyspark_ckpt/restore/location/seedings.py",
-        "        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME}",
-        "        kept = {SEEDING_MARKER, SEEDINGS}",
-        "tests/unit/restore/location/test_leftovers.py",
-    ),
-    Mutation(
         "look for a driver that has taken a seeding over",
         "pyspark_ckpt/restore/location/seedings.py",
-        "        if not is_there or self._location.exists(seeding_path(self._number + 1)):",
-        "        if not is_there:",
+        "        if self._location.exists(seeding_path(self._number + 1)):",
+        "        if False:",
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(
@@ -235,6 +228,20 @@ MUTATIONS = (
         """        except FileExistsError:
             pass
         self._location.delete([SEEDING_MARKER])""",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "end of a seeding that a power loss may take",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "    location.make_durable(SEEDINGS)",
+        "    pass",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "epochs that began beside a seeding",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "    try:\n        _check_fresh(location)",
+        "    try:\n        pass",
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(

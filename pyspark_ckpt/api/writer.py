@@ -143,7 +143,7 @@ class CheckpointedStreamWriter(SinkWriter):
         """
         given = {
             "restore_path": str(path),
-            "claim_mode": None if claimMode is None else _claim_mode(claimMode),
+            "claim_mode": None if claimMode is None else ClaimMode.of_argument(claimMode),
             "allow_non_restored_state": allowNonRestoredState,
         }
         self._migrations = migrations or {}
@@ -200,6 +200,8 @@ class CheckpointedStreamWriter(SinkWriter):
             If a stored state or operator does not fit the query; nothing was started.
         RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If the query cannot be restored; nothing was started or deleted.
+        FencedError
+            If another driver has taken the location over meanwhile.
         ProcessorError
             If the processor raises an error while the initial state is made.
 
@@ -279,6 +281,8 @@ class CheckpointedStreamWriter(SinkWriter):
             If a stored state or operator does not fit the query; nothing was started.
         RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If the query cannot be restored; nothing was started or deleted.
+        FencedError
+            If another driver has taken the location over meanwhile.
         ProcessorError
             If the processor raises an error while the initial state is made.
 
@@ -489,12 +493,3 @@ class CheckpointedStreamWriter(SinkWriter):
             savepoints_directory=shared_directory(spark, settings.savepoints_directory),
             **self._restore_from,
         )
-
-
-def _claim_mode(name: str) -> ClaimMode:
-    try:
-        return ClaimMode(name)
-    except ValueError:
-        raise ConfigurationError(
-            f"claimMode is {name!r}: give one of {', '.join(ClaimMode)}"
-        ) from None

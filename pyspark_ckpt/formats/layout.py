@@ -55,10 +55,10 @@ POINTED_NAME = "_pointed"
 """Present in a checkpoint's directory once a store elsewhere has a pointer to the checkpoint."""
 
 SEEDING_MARKER = "_seeding"
-"""Present while a restore fills a fresh checkpointLocation."""
+"""Present while version 0.1.0 fills a fresh checkpointLocation with what it restores."""
 
 SEEDINGS = "_seedings"
-"""In a checkpointLocation: its restores, two numbers for each, for its begin and its end."""
+"""In a checkpointLocation: a number for the begin of each restore, and one for its end."""
 
 ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges the content of a checkpointLocation."""
@@ -121,6 +121,11 @@ def term_path(term: int) -> str:
 def seeding_path(number: int) -> str:
     """Return the path of the file with which a driver begins or ends a seeding of a location."""
     return f"{SEEDINGS}/{number}"
+
+
+def found_fresh_path(number: int) -> str:
+    """Return the path of the note that a location was fresh when a seeding began."""
+    return f"{SEEDINGS}/{number}-fresh"
 
 
 def id_mark_path(number: int) -> str:

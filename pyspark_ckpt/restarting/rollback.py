@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    SEEDINGS,
     checkpoint_id_of,
     checkpoint_name,
 )
@@ -178,7 +179,7 @@ def _prepared(
         to=to,
         kept=f"{_KEPT}{token}",
         staged=staged,
-        outgoing=tuple(name for name in location.list() if not name.startswith((_KEPT, _STAGED))),
+        outgoing=tuple(filter(_is_content, location.list())),
         incoming=tuple(name for name in location.list(staged) if not is_note(name)),
         rolled_back=void,
     )
@@ -252,8 +253,8 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
         raise RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
     if is_half_seeded(location):
         raise RestoreError(
-            f"{location.url}: a restore into this location was interrupted; start the query with "
-            "restoreFrom again"
+            f"{location.url}: a restore into this location has not ended. If no driver is doing "
+            "it, start the query with restoreFrom again"
         )
     if is_active(spark, query_id):
         raise RestoreError(f"query {query_id} runs at {location.url}: stop it first")
@@ -297,6 +298,11 @@ def _remove_never_started(root: Storage, query_id: str, staged: Storage, locatio
         logger.warning("%s is not deleted, because it has checkpoints", root.url_of(query_id))
         return
     root.delete_directory(query_id)
+
+
+def _is_content(name: str) -> bool:
+    """Return whether a name of a location is exchanged. Its seedings stay: their numbers grow."""
+    return not name.startswith((_KEPT, _STAGED)) and name != SEEDINGS
 
 
 def _is_kept(name: str) -> bool:

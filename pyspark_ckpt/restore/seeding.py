@@ -68,7 +68,7 @@ def seed(
     place
         Where the location will lie, if it is moved once it is filled.
     check_still_ours
-        Raises if another driver fills the location now.
+        Is called before each file. Raises if another driver fills the location now.
 
     Raises
     ------
@@ -89,10 +89,11 @@ def seed(
         check_still_ours()
         seeded = write_state(spark, location.child(scratch), seeds, plan)
         place_state(seeded, location, seeds, plan, place, check_still_ours)
-        _write_logs(location, seeded, plan)
+        _write_logs(location, seeded, plan, check_still_ours)
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
-        check_still_ours()
-        place_spark_files(plan.source.storage, location, state_files, plan.sources, place)
+        source, sources = plan.source.storage, plan.sources
+        place_spark_files(source, location, state_files, sources, place, check_still_ours)
+    check_still_ours()
     write_origin(checkpoints, plan.origin)
     location.remove_directory(scratch)
 
@@ -143,7 +144,12 @@ def place_state(
     copy_first_version(seeded.storage, location, new_ids, version, place, check_still_ours)
 
 
-def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
+def _write_logs(
+    location: Storage,
+    seeded: SparkLog,
+    plan: RestorePlan,
+    check_still_ours: Callable[[], None],
+) -> None:
     """Write Spark's logs of the epoch, after those of the query that wrote the state stores."""
     metadata = {**seeded.offsets_entry(0).metadata, **plan.sources.times_ms}
     # A stored conf may have more keys; only those that Spark itself keeps here are taken.
@@ -154,7 +160,9 @@ def _write_logs(location: Storage, seeded: SparkLog, plan: RestorePlan) -> None:
     offsets = _entry(metadata, plan.sources, is_v2=seeded.offsets_entry(0).keys is not None).text()
     # Spark continues from the newest entry, and wants the one before it too.
     for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
+        check_still_ours()
         location.write(f"offsets/{epoch}", [offsets.encode()])
+    check_still_ours()
     write_commit(location, seeded, plan)
 
 

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -51,13 +51,19 @@ def place_spark_files(
     state_files: Iterable[SparkStateFile],
     sources: PlannedSources,
     place: Storage | None = None,
+    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy all files of Spark that a plan names; as the two functions below."""
-    place_state_files(source, location, state_files, place)
-    place_source_logs(source, location, sources)
+    place_state_files(source, location, state_files, place, check_still_ours)
+    place_source_logs(source, location, sources, check_still_ours)
 
 
-def place_source_logs(source: Storage, location: Storage, planned: PlannedSources) -> None:
+def place_source_logs(
+    source: Storage,
+    location: Storage,
+    planned: PlannedSources,
+    check_still_ours: Callable[[], None] = lambda: None,
+) -> None:
     """Copy the logs that the query's sources need into a location, durably.
 
     Parameters
@@ -68,6 +74,8 @@ def place_source_logs(source: Storage, location: Storage, planned: PlannedSource
         The ``checkpointLocation``.
     planned
         Which logs are copied.
+    check_still_ours
+        Is called before each file. Raises if another driver fills `location` now.
 
     Raises
     ------
@@ -75,9 +83,10 @@ def place_source_logs(source: Storage, location: Storage, planned: PlannedSource
         If a file is missing or changed, or an entry says what Spark would not have written.
     """
     for log in planned.other_logs:
+        check_still_ours()
         location.copy_in(source, log.file, _log_path(log, planned))
     for _, logs in groupby(planned.file_logs, lambda log: log.source_index):
-        _place_file_logs(source, location, list(logs), planned)
+        _place_file_logs(source, location, list(logs), planned, check_still_ours)
 
 
 def place_state_files(
@@ -85,6 +94,7 @@ def place_state_files(
     location: Storage,
     files: Iterable[SparkStateFile],
     place: Storage | None = None,
+    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy the state of Spark's own operators into a location, durably.
 
@@ -98,6 +108,8 @@ def place_state_files(
         Which files are copied.
     place
         Where the location will lie, if it is moved once it is filled.
+    check_still_ours
+        Is called before each file. Raises if another driver fills `location` now.
 
     Raises
     ------
@@ -105,6 +117,7 @@ def place_state_files(
         If a file is missing or changed, or names what Spark would not have written.
     """
     for file in files:
+        check_still_ours()
         path = f"{STATE}/{file.operator_id}/{file.name}"
         if is_operator_metadata(file.name):
             content = _content(source, file)
@@ -123,7 +136,11 @@ def _content(source: Storage, file: SparkStateFile) -> bytes:
 
 
 def _place_file_logs(
-    source: Storage, location: Storage, logs: list[SourceLog], planned: PlannedSources
+    source: Storage,
+    location: Storage,
+    logs: list[SourceLog],
+    planned: PlannedSources,
+    check_still_ours: Callable[[], None],
 ) -> None:
     """Write the log of one file source, with names that Spark will expect."""
     oldest, newest = logs[0], logs[-1]
@@ -132,13 +149,16 @@ def _place_file_logs(
     older, is_merged = other_compactions(compaction, last)
     if is_merged:
         path = f"{_log_directory(newest, planned)}/{last}{_COMPACT}"
+        check_still_ours()
         location.write(path, _entries(source, logs, last))
         return
     if older is not None:
         path = f"{_log_directory(oldest, planned)}/{older}{_COMPACT}"
+        check_still_ours()
         location.write(path, _entries(source, [oldest], older))
     for log in logs:
         path = f"{_log_directory(log, planned)}/{log.log_name}"
+        check_still_ours()
         location.write(path, _entries(source, [log], last))
 
 

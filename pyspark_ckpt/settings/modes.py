@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from pyspark_ckpt.errors import ConfigurationError
+
 
 class Retention(str, Enum):
     """When the checkpoints of a query are deleted; Flink's ``ExternalizedCheckpointRetention``."""
@@ -22,6 +24,22 @@ class ClaimMode(str, Enum):
     CLAIM = "CLAIM"
 
     __str__ = str.__str__
+
+    @classmethod
+    def of_argument(cls, name: str) -> ClaimMode:
+        """Return the mode that the argument ``claimMode`` names.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of that name.
+        """
+        try:
+            return cls(name)
+        except ValueError:
+            raise ConfigurationError(
+                f"claimMode is {name!r}: give one of {', '.join(cls)}"
+            ) from None
 
 
 class HighAvailability(str, Enum):

@@ -4,10 +4,12 @@ A seeding begins with a file whose name is the next number, and its end takes th
 that. Both are created exclusively. So a driver that takes over an unfinished seeding and the one
 that ends it compete for one name: either the location is complete, and nobody clears it, or the
 slower driver finds that it was taken over. A driver that was paused looks for the next number
-before each step.
+before each step. Numbers are never removed.
 
-The marker says that the location held nothing else when the seeding began, so whoever takes over
-may clear all of it. Version 0.1.0 had only the marker.
+``<number>-fresh`` says that the location was fresh when the seeding began, so that whoever takes
+the seeding over may clear all of it. A seeding without it has changed nothing.
+
+Version 0.1.0 has only the marker. It is still written, for a downgrade in the midst of a restore.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pyspark_ckpt.formats.layout import (
     IDENTITY_NAME,
     SEEDING_MARKER,
     SEEDINGS,
+    found_fresh_path,
     seeding_path,
     written_path,
 )
@@ -29,6 +32,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 
 _BEGUN = b"begun\n"
 _ENDED = b"ended\n"
+_NOTE = b"this location is being filled before its query starts\n"
 _FRESH = {QUERY_ID_NAME, IDENTITY_NAME, SEEDING_MARKER, SEEDINGS}
 """What a location has before its first epoch, and what its seedings keep there."""
 
@@ -39,10 +43,30 @@ def is_half_seeded(location: Storage) -> bool:
     Raises
     ------
     CorruptFileError
-        If the file of the newest seeding was changed.
+        If a file of a seeding was changed.
+    """
+    return _is_half_seeded(location, highest_number(location, seeding_path))
+
+
+def settle_seedings(location: Storage) -> None:
+    """Make durable what a killed driver may have left, before this one relies on it.
+
+    The end of a seeding becomes durable, and the marker that may be left beside it is removed. A
+    seeding that has begun and changed nothing is ended.
+
+    Raises
+    ------
+    CorruptFileError
+        If a file of a seeding was changed.
     """
     newest = highest_number(location, seeding_path)
-    return _is_unfinished(location, newest) if newest else location.exists(SEEDING_MARKER)
+    if newest == 0 or _is_half_seeded(location, newest):
+        return
+    if _is_begun(location, newest):
+        with suppress(FileExistsError):  # its driver has ended it
+            location.write(seeding_path(newest + 1), [_ENDED])
+    location.make_durable(SEEDINGS)
+    location.delete([SEEDING_MARKER])
 
 
 def begin_seeding(location: Storage) -> Seeding:
@@ -63,26 +87,32 @@ def begin_seeding(location: Storage) -> Seeding:
     RestoreError
         If the location is neither.
     FencedError
-        If another driver has begun at the same time.
+        If another driver has begun at the same time, or has filled it meanwhile.
     """
     newest = highest_number(location, seeding_path)
-    may_clear = is_half_seeded(location) and location.exists(SEEDING_MARKER)
-    if not may_clear:
-        _check_fresh(location)
+    if _is_half_seeded(location, newest):
+        return _take_over(location, newest)
+    _check_fresh(location)
+    seeding = _taken(location, newest + 1)
     try:
-        location.write(seeding_path(newest + 1), [_BEGUN])
-    except FileExistsError as exc:
-        raise _taken_over(location) from exc
-    seeding = Seeding(location, newest + 1)
-    if not may_clear:
-        try:
-            _check_fresh(location)  # another driver may have run an epoch before this one's file
-        except RestoreError:
-            seeding.end()
-            raise
-        with suppress(FileExistsError):
-            location.write(SEEDING_MARKER, [b"this location is being filled\n"])
+        _check_fresh(location)  # another driver may have run an epoch before this one's file
+    except RestoreError:
+        seeding.end()
+        raise
+    _note_fresh(location, newest + 1)
     return seeding
+
+
+def take_over_seeding(location: Storage) -> Seeding | None:
+    """Take over the seeding that another driver has left unfinished, ``None`` if there is none.
+
+    Raises
+    ------
+    FencedError
+        If another driver does so, too, or the driver has ended it.
+    """
+    newest = highest_number(location, seeding_path)
+    return _take_over(location, newest) if _is_half_seeded(location, newest) else None
 
 
 class Seeding:
@@ -108,15 +138,11 @@ class Seeding:
         FencedError
             If one has.
         """
-        is_there = self._location.exists(seeding_path(self._number))
-        if not is_there or self._location.exists(seeding_path(self._number + 1)):
+        if self._location.exists(seeding_path(self._number + 1)):
             raise _taken_over(self._location)
 
     def clear(self, checkpoints_directory: str | None) -> None:
-        """Remove what is in the location, and the checkpoints directory of its query.
-
-        The token is removed after the query's id. With an id whose checkpoints have an owner, and
-        no token, the location could not start: it would look like a copy of itself.
+        """Remove what is in the location but its token, and its query's checkpoints directory.
 
         Parameters
         ----------
@@ -135,13 +161,13 @@ class Seeding:
             open_storage(checkpoints_directory).delete_directory(query_id)
         kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME}
         for name in [name for name in location.list() if name not in kept]:
-            self.check()
-            if location.size_bytes(name) is None:
+            is_directory = location.size_bytes(name) is None
+            for path in location.files_below(name) if is_directory else (name,):
+                self.check()
+                location.delete([path])
+            if is_directory:
+                self.check()
                 location.remove_directory(name)
-            else:
-                location.delete([name])
-        self.check()
-        location.delete([IDENTITY_NAME])
 
     def name_query(self) -> str:
         """Give the cleared location's query a new id; durable on return.
@@ -173,28 +199,65 @@ class Seeding:
         self._location.delete([SEEDING_MARKER])
 
 
-def _is_unfinished(location: Storage, number: int) -> bool:
+def _take_over(location: Storage, newest: int) -> Seeding:
+    seeding = _taken(location, newest + 1)
+    _note_fresh(location, newest + 1)
+    return seeding
+
+
+def _taken(location: Storage, number: int) -> Seeding:
+    try:
+        location.write(seeding_path(number), [_BEGUN])
+    except FileExistsError as exc:
+        raise _taken_over(location) from exc
+    return Seeding(location, number)
+
+
+def _note_fresh(location: Storage, number: int) -> None:
+    location.write(found_fresh_path(number), [_NOTE])
+    with suppress(FileExistsError):
+        location.write(SEEDING_MARKER, [_NOTE])
+
+
+def _is_half_seeded(location: Storage, newest: int) -> bool:
+    """Return whether the newest seeding, or one that it took over, began to fill a location."""
+    number = newest
+    while number > 0 and _is_begun(location, number):
+        if location.exists(found_fresh_path(number)):
+            return True
+        number -= 1
+    return number == 0 and location.exists(SEEDING_MARKER)  # of version 0.1.0
+
+
+def _is_begun(location: Storage, number: int) -> bool:
     path = seeding_path(number)
     content = location.read(path)
     if content not in (_BEGUN, _ENDED):
         raise CorruptFileError(
             f"{location.url_of(path)} says neither that a restore into this location has begun nor "
-            "that it has ended: restore into a fresh checkpointLocation"
+            "that it has ended: restore the newest chk-N or savepoint of the query into a fresh "
+            "checkpointLocation"
         )
     return content == _BEGUN
 
 
 def _check_fresh(location: Storage) -> None:
     # A start that was killed may have left a temporary file of one of them.
-    if not {written_path(name) for name in location.list()} <= _FRESH:
-        raise RestoreError(
-            f"{location.url} is not empty and has no committed epoch: give the query a fresh "
-            "checkpointLocation"
+    if {written_path(name) for name in location.list()} <= _FRESH:
+        return
+    if SparkLog(location).committed_epoch() is not None:
+        raise FencedError(
+            f"{location.url}: another driver has filled this location while this one was starting: "
+            "let that driver run the query, or start it again once it has ended"
         )
+    raise RestoreError(
+        f"{location.url} is not empty and has no committed epoch: give the query a fresh "
+        "checkpointLocation"
+    )
 
 
 def _taken_over(location: Storage) -> FencedError:
     return FencedError(
-        f"{location.url}: another driver fills this location, too. Run a query once at a time: let "
-        "that driver run it, or start the query again once it has ended"
+        f"{location.url}: another driver restores a query into this location, or has done so. Run "
+        "a query once at a time: let that driver run it, or start the query again once it has ended"
     )

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import FencedError, PlanError, RestoreError
+from pyspark_ckpt.errors import CkptError, FencedError, PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -23,7 +23,12 @@ from pyspark_ckpt.operator.plan.initial_state import initial_state_of
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.parallelism import check_parallelism
-from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
+from pyspark_ckpt.restore.location.seedings import (
+    begin_seeding,
+    is_half_seeded,
+    settle_seedings,
+    take_over_seeding,
+)
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
@@ -176,6 +181,7 @@ class StartLocation:
             If one was.
         """
         finish_restart(self.storage)
+        settle_seedings(self.storage)
         if self.storage.exists(ROLLBACK_MARKER):
             raise RestoreError(
                 f"{self.storage.url}: a rollback of this location was interrupted; call "
@@ -242,8 +248,9 @@ class StartLocation:
         """
         if self._is_half_seeded:
             raise RestoreError(
-                f"{self.storage.url}: a restore into this location was interrupted; start the "
-                "query with restoreFrom again"
+                f"{self.storage.url}: a restore into this location has not ended. If no driver is "
+                "doing it, start the query with restoreFrom again; to begin without it, give a "
+                "fresh checkpointLocation"
             )
 
     def clear_interrupted_offsets(self) -> None:
@@ -286,19 +293,23 @@ class StartLocation:
         if file_sink is not None:
             file_sink.check_fresh(plan.epoch)
         seeding = begin_seeding(self.storage)
-        seeding.clear(self._checkpoints_directory)
-        if table is not None:
-            table.make()
-        query_id, storage = seeding.name_query(), self.storage
-        self.claim_directory()
-        checkpoints = self.checkpoints(query_id)
-        seed(spark, storage, checkpoints, query_id, plan, check_still_ours=seeding.check)
-        if file_sink is not None:
-            file_sink.fill(plan.epoch)
+        try:
+            seeding.clear(self._checkpoints_directory)
+            if table is not None:
+                table.make()
+            query_id = seeding.name_query()
+            self.claim_directory()
+            checkpoints = self.checkpoints(query_id)
+            seed(spark, self.storage, checkpoints, query_id, plan, None, seeding.check)
+        except (OSError, CkptError):
+            seeding.check()  # a driver that has taken it over removes what this one needs
+            raise
         seeding.end()
+        if file_sink is not None:  # the next start does it if this one is killed
+            file_sink.fill(plan.epoch)
         logger.info(
             "seeded %s from %s, which query %s no longer needs: all files are copied",
-            storage.url,
+            self.storage.url,
             plan.path,
             query_id,
         )
@@ -352,8 +363,8 @@ class StartLocation:
             self.check_not_half_seeded()
             self._check_began_without_initial_state()
             return None
-        if self._is_half_seeded:
-            seeding = begin_seeding(self.storage)
+        seeding = take_over_seeding(self.storage)
+        if seeding is not None:
             seeding.clear(self._checkpoints_directory)
             seeding.end()
         query_id = self.make_query_id()

@@ -12,7 +12,12 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import SEEDING_MARKER, SEEDINGS, seeding_path
-from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
+from pyspark_ckpt.restore.location.seedings import (
+    begin_seeding,
+    is_half_seeded,
+    settle_seedings,
+    take_over_seeding,
+)
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -205,8 +210,6 @@ def test_a_paused_driver_never_completes_what_another_has_half_filled(
             if is_half_seeded(other):
                 assert query_id is None
                 half += 1
-                if not other.exists(SEEDING_MARKER):
-                    assert not content(other)  # killed before it did anything
                 query_id = fill(other, 5)
                 check_filled(other, query_id, 5)
             elif content(other):
@@ -227,18 +230,20 @@ def test_a_location_with_epochs_is_never_cleared(kind: str, tmp_path: Path) -> N
     assert location.list() == ["offsets"]
 
 
-@kinds
-def test_an_epoch_that_begins_at_the_same_time_is_not_cleared(kind: str, tmp_path: Path) -> None:
+def test_an_epoch_that_begins_at_the_same_time_is_not_cleared(tmp_path: Path) -> None:
     """The restore found a fresh location, and a query without one began there before its file."""
-    for at in range(1, 6):
-        paused = Paused(at)
-        first, other = views(kind, tmp_path / str(at), paused)
-        paused.meanwhile = lambda other=other: other.write("offsets/0", [b"x"])  # type: ignore[misc]
-        with suppress(RestoreError, FencedError):
-            begin_seeding(first)
-            continue  # it began before the query, which then finds the location half seeded
-        assert other.read("offsets/0") == b"x"
-        assert not is_half_seeded(other)
+
+    class Overtaken(LocalStorage):
+        def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+            if relative == seeding_path(1):
+                super().write("offsets/0", [b"x"])
+            return super().write(relative, chunks)
+
+    location = Overtaken(tmp_path / "location")
+    with pytest.raises(RestoreError, match="is not empty and has no committed epoch"):
+        begin_seeding(location)
+    assert location.read("offsets/0") == b"x"
+    assert not is_half_seeded(location)
 
 
 def test_a_start_sees_a_restore_that_began_or_ended_meanwhile(tmp_path: Path) -> None:
@@ -266,6 +271,72 @@ def test_what_version_0_1_0_left_half_filled_is_filled_anew(tmp_path: Path) -> N
     query_id = fill(location, 7)
     check_filled(location, query_id, 7)
     assert not is_half_seeded(location)
+
+
+def test_a_start_relies_on_no_end_that_a_power_loss_may_take(tmp_path: Path) -> None:
+    """A driver was killed after it had named the end, before the name was durable."""
+    location = Noting(tmp_path / "location")
+    fill(location, 3)
+    location.write(SEEDING_MARKER, [b"left by a driver that was killed before it removed it"])
+    location.durable.clear()
+    settle_seedings(location)
+    assert location.durable == [SEEDINGS]
+    assert not location.exists(SEEDING_MARKER)
+    assert not is_half_seeded(location)
+
+
+class Noting(LocalStorage):
+    """A location that notes which directories were made durable."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.durable: list[str | None] = []
+
+    def make_durable(self, directory: str | None = None) -> None:
+        self.durable.append(directory)
+        super().make_durable(directory)
+
+
+def test_a_seeding_that_has_changed_nothing_locks_no_location(tmp_path: Path) -> None:
+    """Its driver was killed between its number and its second look; a query has begun there."""
+    location = LocalStorage(tmp_path / "location")
+    location.write(seeding_path(1), [b"begun\n"])
+    run(location, 0)
+    settle_seedings(location)
+    assert not is_half_seeded(location)
+    assert SparkLog(location).committed_epoch() == 0
+    with pytest.raises(FencedError, match="has filled this location"):
+        begin_seeding(location)
+    assert SparkLog(location).committed_epoch() == 0
+
+
+def test_a_driver_that_was_overtaken_before_it_did_anything_is_fenced(tmp_path: Path) -> None:
+    paused = Paused()
+    first, other = views("disk", tmp_path / "location", paused)
+    seen = []
+
+    def settle() -> None:
+        seen.append(other.list(SEEDINGS))
+        settle_seedings(other)
+
+    for at in range(1, MOST_STEPS):
+        paused.left, paused.meanwhile = at, settle
+        with suppress(FencedError):
+            begin_seeding(first).check()
+            continue
+        assert not is_half_seeded(other)
+    assert any(seen)
+
+
+def test_nothing_is_taken_over_where_nothing_is_unfinished(tmp_path: Path) -> None:
+    location = LocalStorage(tmp_path / "location")
+    assert take_over_seeding(location) is None
+    assert location.list() == []
+    has_unfinished(location)
+    seeding = take_over_seeding(location)
+    assert seeding is not None
+    seeding.end()
+    assert take_over_seeding(location) is None
 
 
 def test_a_changed_file_of_a_seeding_is_not_taken_for_its_end(tmp_path: Path) -> None:
