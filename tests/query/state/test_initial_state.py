@@ -110,7 +110,7 @@ def test_half_made(job: Job) -> None:
         (job.location_path / name).parent.mkdir(parents=True, exist_ok=True)
         (job.location_path / name).write_text("half of some")
     job.feed.add([("k1", 1)])
-    with pytest.raises(ckpt.RestoreError, match="interrupted"):
+    with pytest.raises(ckpt.RestoreError, match="has not ended"):
         job.but(arguments={}).run()
     query = job.run()
     assert job.result() == [("k1", 101)]
