@@ -42,6 +42,9 @@ _COLLECTED_EVERY = 16
 _EXIT_HANDLERS = ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml")
 """What a client registers for the end of the process; the name differs between versions."""
 
+_REQUESTS = "ExecutePlanResponseReattachableIterator"
+"""The class of PySpark's requests. In 4.0 and 4.1 all clients of a process share its threads."""
+
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Sessions that the library made, each with the user's session."""
 
@@ -305,9 +308,19 @@ def end_session(session: Any) -> None:
 
 
 def _close(client: Any) -> None:
-    """Close a client's channel, and let the process forget the client."""
+    """Close a client's channel, and let the process forget the client.
+
+    In PySpark 4.0 and 4.1 the client's own ``close`` waits for requests of all clients of the
+    process, which are repeated for minutes if their server has ended. Meanwhile no client sends
+    another one.
+    """
     with suppress(Exception):
-        client.close()
+        requests = getattr(sys.modules[type(client).__module__], _REQUESTS, None)
+        if hasattr(requests, "shutdown"):
+            client._channel.close()
+            client._closed = True
+        else:
+            client.close()
     for name in _EXIT_HANDLERS:
         if hasattr(client, name):
             atexit.unregister(getattr(client, name))
