@@ -31,8 +31,11 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 QUERY_ID = "0123456789"
 NUM_RETAINED = 2
-COUNT = OperatorDescriptor(uid="count", parallelism=1, max_parallelism=128, key_schema="{}")
-RARE = OperatorDescriptor(uid="rare", parallelism=1, max_parallelism=128, key_schema="{}")
+_FIELD = '{"name":"user","type":"string","nullable":true,"metadata":{}}'
+KEY_SCHEMA = f'{{"type":"struct","fields":[{_FIELD}]}}'
+COUNT = OperatorDescriptor(uid="count", parallelism=1, max_parallelism=128, key_schema=KEY_SCHEMA)
+RARE = OperatorDescriptor(uid="rare", parallelism=1, max_parallelism=128, key_schema=KEY_SCHEMA)
+OWN_OPERATORS = StatefulOperators((COUNT, RARE))
 OPERATORS = StatefulOperators((COUNT, RARE, SparkOperator("dedupe")))
 _SUBTASKS = frozenset({Subtask("count", 0), Subtask("rare", 0)})
 _NATIVE_ID = 2
@@ -81,10 +84,18 @@ class Epochs:
         Where the tasks write.
     location
         The ``checkpointLocation`` with Spark's files; the default one is deleted with this object.
+    operators
+        Without an operator of Spark's own, the query can be restored without Spark.
     """
 
-    def __init__(self, storage: Storage, location: Path | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        location: Path | None = None,
+        operators: StatefulOperators = OPERATORS,
+    ) -> None:
         self.storage = storage
+        self._operators = operators
         self._own = None if location is not None else tempfile.TemporaryDirectory()
         self.location = Path(self._own.name) if location is None else location
         self.handles: list[Handle] = []
@@ -92,11 +103,12 @@ class Epochs:
         self._spark = SparkFiles(self.location)
         name = {"operatorInfo": {"operatorId": _NATIVE_ID, "operatorName": "dedupe"}}
         stored = json.dumps({**name, "stateStoreInfo": []})
-        self._spark.put(f"state/{_NATIVE_ID}/_metadata/metadata", f"v1\n{stored}")
+        if operators is OPERATORS:
+            self._spark.put(f"state/{_NATIVE_ID}/_metadata/metadata", f"v1\n{stored}")
 
     def continued_on(self, storage: Storage, location: Path) -> Epochs:
         """Return the same query where its files are now."""
-        other = Epochs(storage, location)
+        other = Epochs(storage, location, self._operators)
         other.handles, other.rare = self.handles, self.rare
         return other
 
@@ -120,7 +132,8 @@ class Epochs:
         assert handle.epoch == epoch
         if self.rare is None:
             self.rare = _handle("rare", epoch, None, (self._segment("rare", epoch),))
-        self._spark.put(f"state/{_NATIVE_ID}/0/{epoch + 1}.delta", f"state of {epoch}")
+        if self._operators is OPERATORS:
+            self._spark.put(f"state/{_NATIVE_ID}/0/{epoch + 1}.delta", f"state of {epoch}")
         self._spark.commit(epoch)
         self.handles.append(handle)
 
@@ -156,7 +169,7 @@ class Epochs:
             query_id=QUERY_ID,
             query_name=None,
             backend_type="heap",
-            operators=OPERATORS,
+            operators=self._operators,
             source_ids=(0,),
         )
 
@@ -181,7 +194,7 @@ def _handle(
 ) -> Handle:
     return Handle(
         query_id=QUERY_ID, uid=uid, subtask=0, parallelism=1, max_parallelism=128, epoch=epoch,
-        key_schema="{}", base=base, segments=segments,
+        key_schema=KEY_SCHEMA, base=base, segments=segments,
     )  # fmt: skip
 
 
