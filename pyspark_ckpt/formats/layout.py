@@ -55,7 +55,7 @@ POINTED_NAME = "_pointed"
 """Present in a checkpoint's directory once a store elsewhere has a pointer to the checkpoint."""
 
 SEEDING_MARKER = "_seeding"
-"""Present while version 0.1.0 fills a fresh checkpointLocation with what it restores."""
+"""Present while a restore fills a fresh checkpointLocation; version 0.1.0 goes by it alone."""
 
 SEEDINGS = "_seedings"
 """In a checkpointLocation: a number for the begin of each restore, and one for its end."""

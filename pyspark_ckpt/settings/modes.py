@@ -32,7 +32,7 @@ class ClaimMode(str, Enum):
         Raises
         ------
         ConfigurationError
-            If there is none of that name.
+            If no mode has this name.
         """
         try:
             return cls(name)

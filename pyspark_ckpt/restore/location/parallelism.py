@@ -19,7 +19,7 @@ def bound_parallelism(location: Storage) -> int | None:
     Spark takes it from the newest offsets, also of an epoch that was never committed.
     """
     begun = _begun_epoch(location)
-    return None if begun is None else SparkLog(location).offsets_entry(begun).parallelism
+    return None if begun is None else _parallelism_of(location, begun)
 
 
 def check_parallelism(
@@ -48,9 +48,10 @@ def check_parallelism(
         first offsets of the location. Spark would keep the old number. Also if Spark has
         distributed the state to another number of partitions by itself.
     """
-    bound = bound_parallelism(location)
-    if bound is not None:
-        _check_not_repartitioned(location, bound)
+    begun, bound = _begun_epoch(location), None
+    if begun is not None:
+        bound = _parallelism_of(location, begun)
+        _check_not_repartitioned(location, begun, bound)
     key = parallelism_key(spark) if option is None else PARALLELISM
     session = option or set_parallelism(spark)
     if session is None:  # the number of cores may have changed
@@ -70,14 +71,13 @@ def check_parallelism(
             )
 
 
-def _check_not_repartitioned(location: Storage, now: int) -> None:
+def _check_not_repartitioned(location: Storage, begun: int, now: int | None) -> None:
     """Refuse state that Spark distributed to another number of partitions by itself.
 
     Spark moves the rows of its state store by their hash. The handles in them are of subtasks of
     the old parallelism.
     """
-    begun = _begun_epoch(location)
-    before = None if begun is None else SparkLog(location).parallelism_before(begun)
+    before = SparkLog(location).parallelism_before(begun)
     if before is not None and before != now:
         raise PlanError(
             f"{location.url}: epoch {begun} is a repartitioning of Spark's state from "
@@ -93,6 +93,10 @@ def _way_to_another_parallelism(location: Storage) -> str:
         "start it at a fresh checkpointLocation with restoreFrom(the newest savepoint or "
         "chk-N of this query), which moves the state to the new parallelism"
     )
+
+
+def _parallelism_of(location: Storage, epoch: int) -> int | None:
+    return SparkLog(location).offsets_entry(epoch).parallelism
 
 
 def _begun_epoch(location: Storage) -> int | None:

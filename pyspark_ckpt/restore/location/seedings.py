@@ -6,8 +6,8 @@ that ends it compete for one name: either the location is complete, and nobody c
 slower driver finds that it was taken over. A driver that was paused looks for the next number
 before each step. Numbers are never removed.
 
-``<number>-fresh`` says that the location was fresh when the seeding began, so that whoever takes
-the seeding over may clear all of it. A seeding without it has changed nothing.
+``<number>-fresh`` says that the location was fresh when the seeding began. A driver that takes the
+seeding over may then clear all of it. A seeding without it has changed nothing.
 
 Version 0.1.0 has only the marker. It is still written, for a downgrade in the midst of a restore.
 """
@@ -96,7 +96,7 @@ def begin_seeding(location: Storage) -> Seeding:
     seeding = _taken(location, newest + 1)
     try:
         _check_fresh(location)  # another driver may have run an epoch before this one's file
-    except RestoreError:
+    except (FencedError, RestoreError):
         seeding.end()
         raise
     _note_fresh(location, newest + 1)
@@ -104,7 +104,12 @@ def begin_seeding(location: Storage) -> Seeding:
 
 
 def take_over_seeding(location: Storage) -> Seeding | None:
-    """Take over the seeding that another driver has left unfinished, ``None`` if there is none.
+    """Take over the seeding that another driver has left unfinished.
+
+    Returns
+    -------
+    Seeding or None
+        Durable; ``None`` if none is unfinished.
 
     Raises
     ------

@@ -71,6 +71,7 @@ class StartLocation:
         self.operators = operators
         self._log = SparkLog(storage)
         self._found_offsets: tuple[str, str] | None = None
+        self._found_half_seeded: bool | None = None
 
     @property
     def checkpoints_root(self) -> str:
@@ -182,6 +183,7 @@ class StartLocation:
         """
         finish_restart(self.storage)
         settle_seedings(self.storage)
+        self._found_half_seeded = None
         if self.storage.exists(ROLLBACK_MARKER):
             raise RestoreError(
                 f"{self.storage.url}: a rollback of this location was interrupted; call "
@@ -218,7 +220,9 @@ class StartLocation:
         FencedError
             If one exchanges or fills it, or has done so.
         """
-        if query_id is not None and (self._is_half_seeded or self._log.query_id() != query_id):
+        if query_id is not None and (
+            is_half_seeded(self.storage) or self._log.query_id() != query_id
+        ):
             raise FencedError(
                 f"{self.storage.url}: another driver has restored a query into this location while "
                 "this one was starting. Run a query once at a time: let that driver run it, or "
@@ -239,12 +243,12 @@ class StartLocation:
             )
 
     def check_not_half_seeded(self) -> None:
-        """Check that no restore was interrupted in the location.
+        """Check that each restore into the location has ended.
 
         Raises
         ------
         RestoreError
-            If one was.
+            If one has not.
         """
         if self._is_half_seeded:
             raise RestoreError(
@@ -283,6 +287,8 @@ class StartLocation:
             If a state does not fit.
         CheckpointNotFoundError, CorruptFileError, UnsafePathError
             If there is no good checkpoint or savepoint at the path.
+        FencedError
+            If another driver fills the location, or has done so meanwhile.
         """
         if self._committed_epoch is not None:
             self._log_not_restored(request.path)
@@ -300,11 +306,13 @@ class StartLocation:
             query_id = seeding.name_query()
             self.claim_directory()
             checkpoints = self.checkpoints(query_id)
-            seed(spark, self.storage, checkpoints, query_id, plan, None, seeding.check)
+            check = seeding.check
+            seed(spark, self.storage, checkpoints, query_id, plan, check_still_ours=check)
         except (OSError, CkptError):
             seeding.check()  # a driver that has taken it over removes what this one needs
             raise
         seeding.end()
+        self._found_half_seeded = False
         if file_sink is not None:  # the next start does it if this one is killed
             file_sink.fill(plan.epoch)
         logger.info(
@@ -351,7 +359,9 @@ class StartLocation:
         ------
         RestoreError
             If epoch 0 began with an initial state and the query is built without one now, or if a
-            restore was interrupted.
+            restore has not ended.
+        FencedError
+            If another driver fills the location, or has done so meanwhile.
         """
         all_states = [initial_state_of(operator) for operator in self.operators.descriptors]
         states = [state for state in all_states if state is not None]
@@ -367,6 +377,7 @@ class StartLocation:
         if seeding is not None:
             seeding.clear(self._checkpoints_directory)
             seeding.end()
+            self._found_half_seeded = False
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
         time_ms = self._initial_time_ms(checkpoints) or now_ms()
@@ -428,7 +439,10 @@ class StartLocation:
 
     @property
     def _is_half_seeded(self) -> bool:
-        return is_half_seeded(self.storage)
+        """As this start found it; whoever fills the location looks again before."""
+        if self._found_half_seeded is None:
+            self._found_half_seeded = is_half_seeded(self.storage)
+        return self._found_half_seeded
 
     @property
     def _committed_epoch(self) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +21,10 @@ from pyspark_ckpt.restore.location.exchange import (
     remove_leftovers_of_restarts,
 )
 from pyspark_ckpt.restore.location.start_location import StartLocation
-from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OPERATORS
+from tests.unit.restore.location.paused import Paused, pausing
 
 OLD = {"commits/9": b"old", "offsets/8": b"old", "offsets/9": b"old", "state/0/9.delta": b"old"}
 NEW = {"commits/9": b"newer", "offsets/9": b"newer", "state/0/9.snapshot": b"newer"}
@@ -43,51 +42,14 @@ ROLLBACK = msgspec.structs.replace(
 )
 
 
-class Paused:
-    """A driver that is paused before one of its steps, and does not know it."""
-
-    def __init__(self, at: int = 0) -> None:
-        self.left = at
-        self.meanwhile: Callable[[], object] = lambda: None
-
-    def step(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.meanwhile()
-
-
-class PausedObjects(MemoryStorage):
-    """An object store, as a driver sees it that may be paused before it creates or copies."""
-
-    paused = Paused()
-
-    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        self.paused.step()
-        return super().write(relative, chunks)
-
-    def copy_within(self, relative: str, target: str) -> None:
-        self.paused.step()
-        super().copy_within(relative, target)
-
-
-class PausedDisk(LocalStorage):
-    """A disk, as a driver sees it that may be paused before it creates or renames."""
-
-    paused = Paused()
-
-    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        self.paused.step()
-        return super().write(relative, chunks)
-
-    def move(self, relative: str, target: str) -> None:
-        self.paused.step()
-        super().move(relative, target)
+PausedObjects = pausing(MemoryStorage, "write", "copy_within")
+PausedDisk = pausing(LocalStorage, "write", "move")
 
 
 def paused_and_other(kind: str, directory: Path, at: int) -> tuple[Storage, Storage, Paused]:
     """Return a filled location as a paused driver and as another one see it."""
     paused = Paused(at)
-    first: PausedObjects | PausedDisk
+    first: Storage
     other: Storage
     if kind == "objects":
         name = f"{secrets.token_hex(8)}/location"
@@ -95,7 +57,7 @@ def paused_and_other(kind: str, directory: Path, at: int) -> tuple[Storage, Stor
     else:
         first, other = PausedDisk(directory), LocalStorage(directory)
     fill(other)
-    first.paused = paused
+    first.paused = paused  # type: ignore[attr-defined]
     return first, other, paused
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.formats.layout import SEEDINGS
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.location.start_location import StartLocation
@@ -19,9 +20,9 @@ from pyspark_ckpt.restore.plan import RestoreRequest
 from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OWN_OPERATORS, Epochs, SparkFiles
+from tests.unit.restore.location.paused import Paused, pausing
 
 OLD, NEW = 3, 12
 """The epochs of two checkpoints; the names of what is restored from them differ."""
@@ -56,31 +57,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return paths
 
 
-class Paused(LocalStorage):
-    """A location as a driver sees it that is paused, or killed, before one of its steps."""
+PausedDisk = pausing(LocalStorage, "exists", "write", "delete")
 
-    def __init__(self, root: Path, at: int, meanwhile: Callable[[], object]) -> None:
-        super().__init__(root)
-        self._left = at
-        self._meanwhile = meanwhile
 
-    def exists(self, relative: str) -> bool:
-        self._step()
-        return super().exists(relative)
-
-    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        self._step()
-        return super().write(relative, chunks)
-
-    def delete(self, relatives: Iterable[str]) -> None:
-        for relative in relatives:
-            self._step()
-            super().delete([relative])
-
-    def _step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._meanwhile()
+def paused_at(root: Path, step: int, meanwhile: Callable[[], object]) -> Storage:
+    """Return a location as a driver sees it that is paused, or killed, before one of its steps."""
+    location: Storage = PausedDisk(root)
+    location.paused = Paused(step, meanwhile)  # type: ignore[attr-defined]
+    return location
 
 
 class KilledError(BaseException):
@@ -133,7 +117,7 @@ def test_the_driver_that_is_overtaken_adds_at_most_one_file(
             seen["query"] = start(LocalStorage(root), checkpoints[OLD])
             seen["files"], seen["ids"] = files(root), query_ids(root)
 
-        first = Paused(root, at, overtake)
+        first = paused_at(root, at, overtake)
         try:
             query_id = start(first, checkpoints[NEW])
         except FencedError:
@@ -158,12 +142,11 @@ def test_one_driver_that_is_killed_twice_restores_all(
         root = tmp_path / str(at)
         for steps in (at, again):
             with suppress(KilledError):
-                start(Paused(root, steps, kill), checkpoints[OLD])
+                start(paused_at(root, steps, kill), checkpoints[OLD])
         query_id = start(LocalStorage(root), checkpoints[OLD])
         assert SparkLog(LocalStorage(root)).committed_epoch() == OLD
         assert query_ids(root) == {query_id}
         assert not is_half_seeded(LocalStorage(root))
-        assert not [name for name in LocalStorage(root).list() if name.startswith("_seeding")
-                    and name != "_seedings"]  # fmt: skip
-        assert not [name for name in LocalStorage(root).list() if name.startswith("_seed-")]
+        names = LocalStorage(root).list()
+        assert [name for name in names if name.startswith("_seed")] == [SEEDINGS]
         shutil.rmtree(root)
