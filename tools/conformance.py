@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,25 +32,32 @@ PARTS = {
     "state variables": ("test_state_variables.py",),
     "checkpoint v2": ("test_checkpoint_v2.py",),
     "harness": ("test_harness.py",),
-    "Spark Connect": ("connect/test_parity.py",),
+    "Spark Connect": (
+        "connect/test_pandas.py",
+        "connect/test_pandas_state_variables.py",
+        "connect/test_rows.py",
+        "connect/test_rows_state_variables.py",
+    ),
 }
 
 
 def run(version: str, part: str) -> dict[str, Any]:
-    """Run a part of the tests that a version of PySpark holds; return its counts."""
+    """Run a part of the tests that a version of PySpark holds, each module in a process."""
     began = time.monotonic()
-    paths = [f"tests/conformance/{name}" for name in PARTS[part]]
-    counts = _run_tests(environment(version), paths)
+    counts = counted([])
+    for name in PARTS[part]:
+        found = _run_tests(environment(version), f"tests/conformance/{name}")
+        counts = {kind: counts[kind] + found[kind] for kind in counts}
     counts["seconds"] = round(time.monotonic() - began)
     print(version, part, counts, flush=True)  # noqa: T201
     return counts
 
 
-def _run_tests(python: Path, paths: list[str]) -> dict[str, Any]:
+def _run_tests(python: Path, path: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [
-            python, "-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", "-o", "addopts=",
+            python, "-m", "pytest", path, "-q", "-p", "no:cacheprovider", "-o", "addopts=",
             "--import-mode=importlib", f"--junitxml={report}",
         ]  # fmt: skip
         variables = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
@@ -57,15 +65,14 @@ def _run_tests(python: Path, paths: list[str]) -> dict[str, Any]:
             [*map(str, command)], cwd=ROOT, env={**os.environ, **variables}, check=False
         )
         if not report.exists():  # a test that hung has ended the run
-            lost = ["the run, which ended without a report"]
-            return {"passed": 0, "not_applying": 0, "skipped": 0, "failed": lost}
-        return counted(ET.parse(report).getroot())  # noqa: S314
+            return {**counted([]), "failed": [f"{path}, which ended without a report"]}
+        return counted(ET.parse(report).getroot().iter("testcase"))  # noqa: S314
 
 
-def counted(root: ET.Element) -> dict[str, Any]:
+def counted(cases: Iterable[ET.Element]) -> dict[str, Any]:
     """Return how many tests of a report passed, do not apply, or were skipped by PySpark."""
     counts: dict[str, Any] = {"passed": 0, "not_applying": 0, "skipped": 0, "failed": []}
-    for case in root.iter("testcase"):
+    for case in cases:
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             counts["failed"].append(
