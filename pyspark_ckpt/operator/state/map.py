@@ -100,7 +100,7 @@ class MapState:
         >>> prices.getValue(("tea",)).cents
         250
         """
-        data = self._read(*self._entry_key(key))
+        data = self._read(self._key_codec.encode(key))
         return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
 
     def containsKey(self, key: Value) -> bool:
@@ -127,7 +127,7 @@ class MapState:
         >>> prices.containsKey(("tea",))
         False
         """
-        data = self._table.get(self._entry_key(key)[1])
+        data = self._stored(self._key_codec.encode(key))
         return data is not None and (self._aging is None or self._aging.shown(data) is not None)
 
     def updateValue(self, key: Value, value: Value) -> None:
@@ -254,11 +254,12 @@ class MapState:
             if data is not None:
                 yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
 
-    def _read(self, prefix: bytes, entry_key: bytes) -> bytes | None:
-        data = self._table.get(entry_key)
+    def _read(self, below: bytes) -> bytes | None:
+        data = self._stored(below)
         if data is None or self._aging is None:
             return data
-        return self._shown(prefix, entry_key, data)
+        prefix = self._prefix()
+        return self._shown(prefix, prefix + below, data)
 
     def _shown(self, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
         assert self._aging is not None
@@ -267,6 +268,9 @@ class MapState:
         if renewed is not None and self._table.is_still(entry_key, data):
             self._table.write_below(prefix, entry_key, renewed)
         return shown
+
+    def _stored(self, below: bytes) -> bytes | None:
+        return self._table.get_entry(self._state_id, below)
 
     def _prefix(self) -> bytes:
         return self._table.stored_key(self._state_id)

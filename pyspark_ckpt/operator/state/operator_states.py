@@ -163,6 +163,9 @@ class BroadcastState(MapState):
                 "handleBroadcastRows, where all subtasks see the same rows"
             )
 
+    def _stored(self, below: bytes) -> bytes | None:
+        return self._table.get(self._prefix() + below)
+
     def _prefix(self) -> bytes:
         return OPERATOR_STATE + self._state_id
 

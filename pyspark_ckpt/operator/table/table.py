@@ -24,6 +24,12 @@ _FIRST_KEYS = 4
 _TIMES_AS_MANY = 16
 """Keys of the first read-ahead, and the factor by which the next may be larger."""
 
+_MOST_RUNS = 64
+"""Places of which is known how many keys in a row were asked for an entry there."""
+
+_MOST_OF_RUN = 256
+"""Most keys of a run that are read ahead: a larger read takes as long for each key."""
+
 
 @dataclass(slots=True)
 class CurrentKey:
@@ -49,6 +55,25 @@ class _ReadAhead:
     start: int
     keys: list[bytes]
     values: list[bytes | None]
+
+    def fitting(self, most_bytes: int) -> int:
+        """Return how many such entries have so many bytes, one at least."""
+        size_bytes = sum(map(len, filter(None, self.values)))
+        return max(1, most_bytes * len(self.keys) // max(size_bytes, 1))
+
+
+@dataclass(slots=True)
+class _Run:
+    """Keys in a row that were asked for an entry at the same place below the key.
+
+    `in_row` of them were asked, the last one at position `last`. `ahead` is what was read together,
+    and `fitting` how many entries of that size may be.
+    """
+
+    last: int
+    in_row: int = 1
+    fitting: int = _MOST_OF_RUN
+    ahead: _ReadAhead | None = None
 
 
 class StateTable:
@@ -81,6 +106,7 @@ class StateTable:
         self.undo_log = UndoLog() if isinstance(self._writes, UndoableWrites) else None
         self._ahead: dict[bytes, _ReadAhead] = {}
         self._keys_ahead: dict[bytes, int] = {}
+        self._runs: dict[bytes, _Run] = {}
         self.reads = 0
         self._missed = 0
 
@@ -93,6 +119,7 @@ class StateTable:
         """Continue with another part of the epoch's keys."""
         self._keys = keys
         self._ahead.clear()
+        self._runs.clear()
 
     def enter(self, position: int) -> None:
         """Make one of the part's keys the current one."""
@@ -161,18 +188,60 @@ class StateTable:
         write: Write = self._find(ahead.keys[place])
         return ahead.values[place] if write is NOT_WRITTEN else write
 
+    def get_entry(self, state_id: bytes, below: bytes) -> bytes | None:
+        """Return an entry of the current key, which the next keys may or may not be asked for.
+
+        If several keys in a row were asked for an entry at the same place, as for the same window,
+        as many of the next keys are read together.
+
+        Parameters
+        ----------
+        state_id
+            The state's.
+        below
+            What follows the key in the stored key.
+        """
+        current = self.current
+        if current.key_group is None:
+            return self.get(self.stored_key(state_id))  # raises the error
+        name, position = state_id + below, current.position
+        run = self._runs.get(name)
+        if run is None:
+            if len(self._runs) == _MOST_RUNS:
+                self._runs.clear()
+            self._runs[name] = _Run(position)
+            return self.get(current.key_group + state_id + current.key + below)
+        if position != run.last:
+            run.in_row = run.in_row + 1 if position == run.last + 1 else 1
+            run.last = position
+        ahead = run.ahead
+        if ahead is None or not 0 <= position - ahead.start < len(ahead.keys):
+            if run.in_row < _FIRST_KEYS:
+                return self.get(current.key_group + state_id + current.key + below)
+            self._missed += 1
+            run.ahead = None  # as large as what takes its place
+            count = min(run.in_row, run.fitting, _MOST_OF_RUN)
+            ahead = run.ahead = self._read_together(state_id, below, position, count)
+            run.fitting = ahead.fitting(PREFETCH_BYTES // _MOST_RUNS)
+        self.reads += 1
+        place = position - ahead.start
+        write: Write = self._find(ahead.keys[place])
+        return ahead.values[place] if write is NOT_WRITTEN else write
+
     def _read_ahead(self, state_id: bytes, below: bytes, start: int) -> _ReadAhead:
         self._missed += 1
         name = state_id + below  # all state ids are of one length
         count = self._keys_ahead.get(name, _FIRST_KEYS)
         self._ahead.pop(name, None)  # as large as what takes its place
-        keys = [group + state_id + key + below for group, key in self._keys[start : start + count]]
-        ahead = _ReadAhead(start, keys, self._backend.get_many(keys))
-        self._ahead[name] = ahead
-        size_bytes = sum(map(len, filter(None, ahead.values)))
-        fitting = PREFETCH_BYTES * len(keys) // max(size_bytes, 1)
-        self._keys_ahead[name] = max(1, min(fitting, count * _TIMES_AS_MANY, PREFETCH_KEYS))
+        ahead = self._ahead[name] = self._read_together(state_id, below, start, count)
+        self._keys_ahead[name] = min(
+            ahead.fitting(PREFETCH_BYTES), count * _TIMES_AS_MANY, PREFETCH_KEYS
+        )
         return ahead
+
+    def _read_together(self, state_id: bytes, below: bytes, start: int, count: int) -> _ReadAhead:
+        keys = [group + state_id + key + below for group, key in self._keys[start : start + count]]
+        return _ReadAhead(start, keys, self._backend.get_many(keys))
 
     def put(self, key: bytes, value: bytes) -> None:
         """Write an entry that no scan has to see."""

@@ -226,3 +226,108 @@ def test_a_scan_merges_stored_and_written_entries(
     assert table.has_any_below(b"p") == bool(remaining)
     assert [table.get(key) for key in expected] == list(expected.values())
     table.close()
+
+
+WINDOWS = [b"w%d" % number for number in range(3)]
+"""What is asked for below a key."""
+
+
+def test_entries_at_one_place_of_many_keys_in_a_row_are_read_together(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, _ = WINDOWS
+    entries = {group + ONE + key + first: b"one " + key for group, key in KEYS[::2]}
+    entries |= {group + ONE + key + second: b"other " + key for group, key in KEYS}
+    fill(backend, entries)
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        for _ in range(2):
+            assert table.get_entry(ONE, first) == (None if position % 2 else b"one " + key)
+            assert table.get_entry(ONE, second) == b"other " + key
+    # As many of the next keys as were asked in a row. Twice for a key is once in a row.
+    of_one = [*[1] * 6, 4, 8, 10]
+    assert sorted(reads.keys) == sorted(of_one * 2)
+    assert table.cache_hits == table.reads - 2 * len(of_one)
+
+
+def test_entries_at_places_that_change_are_read_one_by_one(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(backend, {group + ONE + key + below: key for group, key in KEYS for below in WINDOWS})
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        assert table.get_entry(ONE, WINDOWS[position % 3]) == key
+    assert reads.keys == [1] * len(KEYS)
+
+
+def test_entries_that_are_large_are_not_read_together(
+    backend: StateBackend, make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_table, "PREFETCH_BYTES", 64 * 10_000)
+    fill(backend, {group + ONE + key + b"w": key * 5_000 for group, key in KEYS})
+    table = make_table(KEYS)
+    reads = Reads(backend, monkeypatch)
+    for position, (_, key) in enumerate(KEYS):
+        go_to(table, position)
+        assert table.get_entry(ONE, b"w") == key * 5_000
+    assert reads.keys == [1, 1, 1, 4, *[1] * 18]
+
+
+def test_places_are_forgotten_when_there_are_many(
+    backend: StateBackend, make_table: MakeTable
+) -> None:
+    table = make_table(KEYS)
+    for number in range(1_000):
+        assert table.get_entry(ONE, b"%d" % number) is None
+    assert len(table._runs) <= state_table._MOST_RUNS
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2) | st.integers(-3, 9),
+        st.sampled_from(WINDOWS),
+        st.sampled_from(["get", "get", "get", "write", "delete"]),
+    ),
+    max_size=80,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(steps=_STEPS, spills_after=st.none() | st.integers(0, 40), part=st.integers(0, 20))
+def test_what_is_read_together_is_what_is_read_alone(
+    backend: StateBackend,
+    steps: list[tuple[int, bytes, str]],
+    spills_after: int | None,
+    part: int,
+) -> None:
+    old = [key for key, _ in backend.scan()]
+    backend.apply([Changes(old, [None] * len(old))], "cleared")
+    expected: dict[bytes, bytes | None] = {
+        group + ONE + key + below: key + below
+        for place, (group, key) in enumerate(KEYS)
+        for below in WINDOWS
+        if place % 3
+    }
+    fill(backend, {key: value for key, value in expected.items() if value is not None})
+    writes = EpochWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
+    table = StateTable(backend, KEYS, writes)
+    position = 0
+    for number, (forward, below, action) in enumerate(steps):
+        if number == spills_after:
+            writes.spill()
+        if number == part:
+            table.begin_part(KEYS)
+        position = (position + forward) % len(KEYS)
+        table.enter(position)
+        key = table.stored_key(ONE) + below
+        if action == "get":
+            assert table.get_entry(ONE, below) == expected.get(key)
+            continue
+        value = b"%d" % number if action == "write" else None
+        table.write_below(table.stored_key(ONE), key, value)
+        expected[key] = value
+    table.close()
