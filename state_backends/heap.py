@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 from weakref import WeakSet
 
 import lmdb
@@ -82,6 +82,8 @@ _NEW = "new"
 
 _AFTER_ALL = b"\xff" * 512
 
+_OF_LMDB = (DamagedEntryError, OSError, lmdb.Error)
+
 _NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -114,6 +116,8 @@ class HeapBackend(StateBackend):
         return self.get_many([VERSION_KEY])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if len(keys) == 1:
+            return [self._get(keys[0])]
         is_short = max(map(len, keys), default=0) < HEAD_BYTES
         under = list(keys) if is_short else list(map(stored_key, keys))
         with self._translated("read"), self._environment.begin() as transaction:
@@ -129,6 +133,20 @@ class HeapBackend(StateBackend):
             None if stored is None else opened(key, stored)
             for key, stored in zip(keys, found, strict=True)
         ]
+
+    def _get(self, key: bytes) -> bytes | None:
+        """Return one entry, in half the time of a call for several."""
+        under = stored_key(key)
+        try:  # a context manager takes as long as all of it
+            with self._environment.begin() as transaction:
+                stored = transaction.get(under)
+                if stored is None:
+                    _check_missing(transaction, [under], [None])
+                    return None
+                check(under, stored)
+                return opened(key, stored)
+        except _OF_LMDB as exc:
+            self._raise_typed("read", exc)
 
     def scan(self, prefix: bytes = b"", start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         scan = self._scan(prefix, start)
@@ -252,22 +270,30 @@ class HeapBackend(StateBackend):
         """Turn lmdb's exceptions into typed ones that name the directory."""
         try:
             yield
-        except DamagedEntryError as exc:
-            raise BackendCorruptError(f"the heap state in {self._directory}: {exc}") from exc
-        except (lmdb.MapFullError, lmdb.DiskError) as exc:
-            raise _full(self._directory, exc) from exc
-        except OSError as exc:
+        except _OF_LMDB as exc:
+            self._raise_typed(action, exc)
+
+    def _raise_typed(self, action: str, exc: Exception) -> NoReturn:
+        """Raise a typed error that names the directory, or the error itself if it has no type."""
+        error: Exception | None = None
+        if isinstance(exc, DamagedEntryError):
+            error = BackendCorruptError(f"the heap state in {self._directory}: {exc}")
+        elif isinstance(exc, lmdb.MapFullError | lmdb.DiskError):
+            error = _full(self._directory, exc)
+        elif isinstance(exc, OSError):
             if exc.errno in _NO_RESOURCES:
-                raise _no_resources(self._directory, exc) from exc
-            if exc.errno == errno.ENOSPC:
-                raise _full(self._directory, exc) from exc
-            raise
-        except lmdb.Error as exc:
-            if any(os.strerror(number) in str(exc) for number in _NO_RESOURCES):
-                raise _no_resources(self._directory, exc) from exc
-            if os.strerror(errno.EIO) in str(exc) and is_full(self._directory):
-                raise _full(self._directory, exc) from exc  # LMDB reports a short write this way
-            raise BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}") from exc
+                error = _no_resources(self._directory, exc)
+            elif exc.errno == errno.ENOSPC:
+                error = _full(self._directory, exc)
+        elif any(os.strerror(number) in str(exc) for number in _NO_RESOURCES):
+            error = _no_resources(self._directory, exc)
+        elif os.strerror(errno.EIO) in str(exc) and is_full(self._directory):
+            error = _full(self._directory, exc)  # LMDB reports a short write this way
+        else:
+            error = BackendCorruptError(f"LMDB could not {action} {self._directory}: {exc}")
+        if error is None:
+            raise exc
+        raise error from exc
 
 
 @dataclass(slots=True)
