@@ -127,6 +127,8 @@ class RocksDBBackend(StateBackend):
         wanted = keys if isinstance(keys, list) else list(keys)
         try:  # a context manager takes as long as reading one key
             get = self._database.get
+            if len(wanted) == 1:  # rocksdict takes half as long without a list
+                return [cast("bytes | None", get(wanted[0]))]
             found: list[bytes | None] = []
             for start in range(0, len(wanted), _KEYS_OF_A_READ):
                 found += cast("list[bytes | None]", get(wanted[start : start + _KEYS_OF_A_READ]))
