@@ -131,6 +131,20 @@ class RowsCountEachRow(RowsCount):
             yield Row(key=key[0], n=count, total=value)
 
 
+class TuplesCountEachRow(RowsCount):
+    """The same without a Row for each row out, which is most of the processor's time."""
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Any], timerValues: Any
+    ) -> Iterator[tuple[Any, ...]]:
+        values = [row.value for row in rows]
+        count, total = self._state.get() or (0, 0)
+        count += len(values)
+        self._state.update((count, total + sum(values)))
+        for value in values:
+            yield key[0], count, value
+
+
 class ArrowCountEachRow(ArrowCount):
     """The same for all keys at once, as Arrow tables."""
 
