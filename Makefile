@@ -47,7 +47,7 @@ SEEDS ?= 1-1000
 simulate: $(VENV)/.dev ## Simulate histories of faults, two processes, a few minutes; SEEDS=1-1000
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs 2 $(ARGS)
 
-simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, five minutes
+simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, up to an hour
 	$(BIN)/python -m pytest tests/simulation -m soak $(ARGS)
 
 EXAMPLES ?= 20000

@@ -77,8 +77,8 @@ def test_a_history_is_the_same_each_time() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("line", sorted(BREAKS))
 def test_each_broken_line_is_found_by_a_seed(line: str) -> None:
-    run = simulate("1-500", "--break", line, "--stop")
+    run = simulate("1-5000", "--break", line, "--stop")
     assert run.returncode == 1, run.stdout + run.stderr
