@@ -209,9 +209,8 @@ class StateTable:
         if run is None:
             if len(self._runs) == _MOST_RUNS:
                 self._runs.clear()
-            self._runs[name] = _Run(position)
-            return self.get(current.key_group + state_id + current.key + below)
-        if position != run.last:
+            run = self._runs[name] = _Run(position)
+        elif position != run.last:
             run.in_row = run.in_row + 1 if position == run.last + 1 else 1
             run.last = position
         ahead = run.ahead

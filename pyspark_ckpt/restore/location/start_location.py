@@ -439,7 +439,7 @@ class StartLocation:
 
     @property
     def _is_half_seeded(self) -> bool:
-        """As this start found it; whoever fills the location looks again before."""
+        """As this start found it. A driver that fills the location looks again first."""
         if self._found_half_seeded is None:
             self._found_half_seeded = is_half_seeded(self.storage)
         return self._found_half_seeded

@@ -1,4 +1,9 @@
-"""The server that PySpark's parity tests start in this process: any free port of loopback."""
+"""The server that PySpark's parity tests start in this process: any free port of loopback.
+
+These tests need a process of their own, because a process has either classic sessions or Connect's.
+With PySpark 4.1 each module needs one: the closing of a session there waits for retries to the
+server of the module before, which has ended.
+"""
 
 from __future__ import annotations
 

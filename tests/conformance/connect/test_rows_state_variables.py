@@ -1,9 +1,4 @@
-"""PySpark's parity tests of state variables with rows, over Spark Connect.
-
-The tests of this directory need a process of their own, because a process has either classic
-sessions or Connect's. With PySpark 4.1 each of these modules needs one: closing a session there
-waits for retries to the server of the class of tests before, which has ended.
-"""
+"""PySpark's parity tests of state variables with rows, over Spark Connect."""
 
 from __future__ import annotations
 
