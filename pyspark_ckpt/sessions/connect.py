@@ -314,11 +314,11 @@ def _close(client: Any) -> None:
     process, which are repeated for minutes if their server has ended. Meanwhile no client sends
     another one.
     """
+    client._closed = True  # first, so a thread whose request is cancelled sees why
     with suppress(Exception):
         requests = getattr(sys.modules[type(client).__module__], _REQUESTS, None)
         if hasattr(requests, "shutdown"):
             client._channel.close()
-            client._closed = True
         else:
             client.close()
     for name in _EXIT_HANDLERS:

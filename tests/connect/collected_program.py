@@ -1,4 +1,8 @@
-"""Drops sessions of the library, and prints in which threads their clients were closed."""
+"""Drops sessions of the library, and prints in which threads their clients were closed.
+
+It then ends a session, and asks for its active queries while its channel closes, as the start of a
+query in another thread may.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,23 @@ import os
 import sys
 import threading
 from queue import SimpleQueue
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.sessions import connect
+
+
+class Asked:
+    """A channel of a session that is asked for its queries when the channel has just closed."""
+
+    def __init__(self, session: Any, channel: Any) -> None:
+        self._session = session
+        self._channel = channel
+
+    def close(self) -> None:
+        self._channel.close()
+        sys.stdout.write(f"active {connect._active_ids(self._session)}\n")
 
 
 def main() -> None:
@@ -35,6 +52,9 @@ def main() -> None:
     names = {closed.get(timeout=60) for _ in range(2)}
     sys.stdout.write(f"closed in {sorted(names)}\n")
     client_class.close = real
+    made = connect.new_session(users)
+    made.client._channel = Asked(made, made.client._channel)
+    connect.end_session(made)
     users.stop()
 
 
