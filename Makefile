@@ -6,6 +6,8 @@ DEFAULTS := $(VENV)/share/hadoop-defaults.jar
 BIN := $(VENV)/bin
 export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+# Without it, each of a thousand worker processes of the tests compiles the library again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all hand-over conformance conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean

@@ -32,13 +32,13 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_slice_of_histories_keeps_every_promise() -> None:
-    run = simulate("1-6", *NOT_DURABLE)
+    run = simulate("1-3", *NOT_DURABLE)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.wide
 def test_the_seeds_that_failed_once_keep_every_promise() -> None:
-    run = simulate(*FAILED_ONCE)
+    run = simulate("4-6", *FAILED_ONCE)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -323,6 +323,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.wide
 def test_ten_questions_are_answered_in_two_steps_in_a_browser(shown: Shown) -> None:
     console = open_console(shown.storage.url, host="127.0.0.1", port=0)
     try:

@@ -91,6 +91,7 @@ def test_a_live_state_continues_with_the_query(job: Job) -> None:
             lives[0].get("k1")
 
 
+@pytest.mark.wide
 def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
     """The first epoch of the new run, for which the restart waits, reads the state."""
     in_sink: list[tuple[int, int]] = []

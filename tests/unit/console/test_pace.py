@@ -1,5 +1,6 @@
 """Rests of a page: as long as its thread had to wait, and none on an idle machine."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -11,8 +12,17 @@ from pyspark_ckpt.console.data.pace import Pace
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rests of this thread; other threads of the process go on as they do."""
     found: list[float] = []
-    monkeypatch.setattr(time, "sleep", found.append)
+    thread, real = threading.get_ident(), time.sleep
+
+    def sleep(duration_s: float) -> None:
+        if threading.get_ident() == thread:
+            found.append(duration_s)
+        else:
+            real(duration_s)
+
+    monkeypatch.setattr(time, "sleep", sleep)
     return found
 
 
