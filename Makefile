@@ -49,8 +49,8 @@ SEEDS ?= 1-1000
 simulate: $(VENV)/.dev ## Simulate histories of faults, two processes, a few minutes; SEEDS=1-1000
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs 2 $(ARGS)
 
-simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, up to an hour
-	$(BIN)/python -m pytest tests/simulation -m soak $(ARGS)
+simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, two at a time; up to an hour
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation -m soak $(ARGS)
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.dev ## Feed changed files to every parser of stored bytes, half an hour; EXAMPLES=20000

@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.alternation import Repetition, run_repetitions
-from benchmarks.breakdown import break_down, breakdown_lines
-from benchmarks.case import Contender, Kind, Workload
-from benchmarks.figures import Figures
-from benchmarks.machine import describe_machine
-from benchmarks.plot import save_plot
-from benchmarks.program_run import ProgramFailedError
-from benchmarks.report import Report
-from benchmarks.run import WrongResultError
-from benchmarks.selection import with_contenders, with_most_epochs, without_missing_programs
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.machine.properties import describe_machine
+from benchmarks.reports.breakdown import break_down, breakdown_lines
+from benchmarks.reports.plot import save_plot
+from benchmarks.reports.ratios import Figures
+from benchmarks.reports.report import Report
+from benchmarks.runs.alternation import Repetition, run_repetitions
+from benchmarks.runs.case import Contender, Kind, Workload
+from benchmarks.runs.program_run import ProgramFailedError
+from benchmarks.runs.run import WrongResultError
+from benchmarks.runs.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.runs.session import Sessions, use_this_python
 from benchmarks.workloads.known import DEFAULT, WITH_PROGRAMS, WORKLOADS
 
 _CHECKED_IN = Path(__file__).parent / "results"

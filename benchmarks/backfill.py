@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.machine import describe_host
-from benchmarks.markdown_table import table
-from benchmarks.process_memory import Growth, measured
+from benchmarks.machine.process_memory import Growth, measured
+from benchmarks.machine.properties import describe_host
+from benchmarks.reports.markdown_table import table
 from benchmarks.subtask_steps import LIMIT_BYTES, STEPS, Place, command
 from state_backends import BACKEND_TYPES
 

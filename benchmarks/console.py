@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_host
+from benchmarks.machine.properties import describe_host
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.handle import Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata

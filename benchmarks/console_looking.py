@@ -38,11 +38,11 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
-from benchmarks.cpu import CpuTimes, CpuUse, process_seconds
-from benchmarks.input_files import write_files
-from benchmarks.machine import describe_machine
-from benchmarks.run import WrongResultError
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.machine.cpu import CpuTimes, CpuUse, process_seconds
+from benchmarks.machine.properties import describe_machine
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.run import WrongResultError
+from benchmarks.runs.session import Sessions, use_this_python
 from benchmarks.workloads import counting
 
 _NAME = "console_looking"

@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.machine import describe_machine
-from benchmarks.markdown_table import table
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.machine.properties import describe_machine
+from benchmarks.reports.markdown_table import table
+from benchmarks.runs.session import Sessions, use_this_python
 from pyspark_ckpt.restore.source import RestoreSource
 
 _CHECKED_IN = Path(__file__).parent / "results"

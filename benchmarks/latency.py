@@ -28,9 +28,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.machine import describe_machine
-from benchmarks.run import WrongResultError
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.machine.properties import describe_machine
+from benchmarks.runs.run import WrongResultError
+from benchmarks.runs.session import Sessions, use_this_python
 
 _NAME = "w8_latency"
 _MAP_ONLY = "map only, no state"

@@ -27,12 +27,12 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
-from benchmarks.cpu import CpuTimes, CpuUse
-from benchmarks.input_files import write_files
-from benchmarks.machine import describe_machine
-from benchmarks.run import Epoch, WrongResultError
-from benchmarks.session import Sessions, use_this_python
-from benchmarks.spark_run import report_epochs
+from benchmarks.machine.cpu import CpuTimes, CpuUse
+from benchmarks.machine.properties import describe_machine
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.run import Epoch, WrongResultError
+from benchmarks.runs.session import Sessions, use_this_python
+from benchmarks.runs.spark_run import report_epochs
 from benchmarks.workloads import counting
 
 _NAME = "live_reads"

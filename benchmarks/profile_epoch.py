@@ -21,11 +21,11 @@ from typing import Any
 
 from pyspark import TaskContext
 
-from benchmarks.alternation import run_turn
-from benchmarks.breakdown import break_down, breakdown_lines
-from benchmarks.case import Case, Contender, Kind
-from benchmarks.selection import with_contenders
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.reports.breakdown import break_down, breakdown_lines
+from benchmarks.runs.alternation import run_turn
+from benchmarks.runs.case import Case, Contender, Kind
+from benchmarks.runs.selection import with_contenders
+from benchmarks.runs.session import Sessions, use_this_python
 from benchmarks.workloads.known import WORKLOADS
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 

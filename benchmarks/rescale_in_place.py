@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
-from benchmarks.machine import describe_machine
-from benchmarks.markdown_table import table
+from benchmarks.machine.properties import describe_machine
+from benchmarks.reports.markdown_table import table
 from benchmarks.restarts import (
     _CHECKED_IN,
     _ROWS,
@@ -33,7 +33,7 @@ from benchmarks.restarts import (
     _some,
     _stored,
 )
-from benchmarks.session import Sessions, use_this_python
+from benchmarks.runs.session import Sessions, use_this_python
 
 _MOST_S, _MOST_RATIO = 5.0, 1.5
 _MOST_FILES_AHEAD = 10

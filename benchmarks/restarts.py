@@ -25,10 +25,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.machine import describe_machine
-from benchmarks.markdown_table import table
-from benchmarks.session import Sessions, use_this_python
-from benchmarks.spark_run import report_epochs
+from benchmarks.machine.properties import describe_machine
+from benchmarks.reports.markdown_table import table
+from benchmarks.runs.session import Sessions, use_this_python
+from benchmarks.runs.spark_run import report_epochs
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 
 _CHECKED_IN = Path(__file__).parent / "results"

@@ -22,13 +22,13 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_ckpt as ckpt
-from benchmarks.check import check_rows
-from benchmarks.input_files import write_files
-from benchmarks.machine import describe_machine
-from benchmarks.run import Epoch, WrongResultError
-from benchmarks.session import Sessions, use_this_python
-from benchmarks.snapshot_report import ObservedEpoch, SnapshotReport
-from benchmarks.spark_run import report_epochs
+from benchmarks.machine.properties import describe_machine
+from benchmarks.reports.snapshot_report import ObservedEpoch, SnapshotReport
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.run import Epoch, WrongResultError
+from benchmarks.runs.session import Sessions, use_this_python
+from benchmarks.runs.spark_run import report_epochs
 from benchmarks.workloads import counting
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import Handle

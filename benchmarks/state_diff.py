@@ -25,9 +25,9 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.machine import describe_host
-from benchmarks.markdown_table import table
-from benchmarks.session import use_this_python
+from benchmarks.machine.properties import describe_host
+from benchmarks.reports.markdown_table import table
+from benchmarks.runs.session import use_this_python
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 
 _CHECKED_IN = Path(__file__).parent / "results"

@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from benchmarks.bootstrap import Totals
-from benchmarks.machine import describe_host
-from benchmarks.markdown_table import table
-from benchmarks.session import use_this_python
+from benchmarks.machine.properties import describe_host
+from benchmarks.reports.markdown_table import table
+from benchmarks.runs.session import use_this_python
 
 _CHECKED_IN = Path(__file__).parent / "results"
 _KEYS = 10_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.process_memory import BEGIN
+from benchmarks.machine.process_memory import BEGIN
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from benchmarks.case import Program
+from benchmarks.runs.case import Program
 
 FLINK = ".venv-flink"
 BYTEWAX = ".venv-bytewax"

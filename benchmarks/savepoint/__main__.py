@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.machine import describe_machine
-from benchmarks.run import WrongResultError
+from benchmarks.machine.properties import describe_machine
+from benchmarks.runs.run import WrongResultError
+from benchmarks.runs.session import Sessions, use_this_python
+from benchmarks.runs.spark_operators import BACKENDS
 from benchmarks.savepoint.copies import Original
 from benchmarks.savepoint.counted_notes import NOTE_BYTES, Program
 from benchmarks.savepoint.load import disturb
 from benchmarks.savepoint.report import Results, in_turn
-from benchmarks.session import Sessions, use_this_python
-from benchmarks.spark_operators import BACKENDS
 from pyspark_ckpt import CkptError
 
 _CHECKED_IN = Path(__file__).parent.parent / "results"

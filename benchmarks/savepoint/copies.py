@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 import pyspark_ckpt as ckpt
-from benchmarks.check import check_rows
-from benchmarks.run import WrongResultError
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.run import WrongResultError
 from benchmarks.savepoint.counted_notes import Program, expected_counts, some_keys, write_file
 from benchmarks.savepoint.durable_copy import durable_copy_seconds
 

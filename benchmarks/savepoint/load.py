@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import pyspark_ckpt as ckpt
-from benchmarks.check import check_rows
-from benchmarks.run import Epoch
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.run import Epoch
+from benchmarks.runs.spark_run import report_epochs
 from benchmarks.savepoint.copies import COLUMNS, FORMATS
 from benchmarks.savepoint.counted_notes import Program, expected_counts, some_keys, write_file
-from benchmarks.spark_run import report_epochs
 
 _CALIBRATING = 8
 _QUIET_EPOCHS = 6

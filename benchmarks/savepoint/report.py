@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.figures import Spread
-from benchmarks.markdown_table import table
+from benchmarks.reports.markdown_table import table
+from benchmarks.reports.ratios import Spread
 from benchmarks.savepoint.copies import FORMATS, Round
 from benchmarks.savepoint.load import Disturbance
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.case import Contender, Kind
+from benchmarks.runs.case import Contender, Kind
 
 INPUT = "key long, value long"
 OUTPUT = "key long, n long, total long"

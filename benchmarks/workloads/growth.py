@@ -12,11 +12,11 @@ import pandas as pd
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
-from benchmarks.case import Case, Epochs, Figure, FinishedRun, Kind, Target, Workload
-from benchmarks.check import check_rows
-from benchmarks.input_files import write_files
-from benchmarks.spark_operators import BACKENDS, ROWS, ours_name
-from benchmarks.spark_run import read_output, report_epochs, start_query
+from benchmarks.runs.case import Case, Epochs, Figure, FinishedRun, Kind, Target, Workload
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.spark_operators import BACKENDS, ROWS, ours_name
+from benchmarks.runs.spark_run import read_output, report_epochs, start_query
 from benchmarks.workloads.wide_state import (
     AGG,
     COLUMNS,

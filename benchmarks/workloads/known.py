@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.case import Workload
+from benchmarks.runs.case import Workload
 from benchmarks.workloads import (
     growth,
     nexmark,

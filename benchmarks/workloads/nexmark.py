@@ -12,9 +12,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from benchmarks.case import Case, Contender, Epochs, Expected, Kind, Workload
-from benchmarks.input_files import read_files
-from benchmarks.spark_operators import BACKENDS, ROWS, ours, pysparks
+from benchmarks.runs.case import Case, Contender, Epochs, Expected, Kind, Workload
+from benchmarks.runs.input_files import read_files
+from benchmarks.runs.spark_operators import BACKENDS, ROWS, ours, pysparks
 from benchmarks.workloads import sessions
 from benchmarks.workloads.nexmark_events import AUCTION, BID, INPUT, PERSON, write_events
 from benchmarks.workloads.nexmark_processors import (

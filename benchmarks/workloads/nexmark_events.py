@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.case import InputFiles
-from benchmarks.input_files import write_files
+from benchmarks.runs.case import InputFiles
+from benchmarks.runs.input_files import write_files
 
 INPUT = (
     "kind int, id long, name string, city string, state string, seller long, category long, "

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.case import (
+from benchmarks.programs.known import counting_programs
+from benchmarks.runs.case import (
     Case,
     Contender,
     Epochs,
@@ -20,11 +21,10 @@ from benchmarks.case import (
     Target,
     Workload,
 )
-from benchmarks.input_files import write_files
-from benchmarks.limits import IDLE, MAP_ONLY, NONE
-from benchmarks.not_durable import NO_CHECKPOINTS, NotDurableSubtask
-from benchmarks.programs.known import counting_programs
-from benchmarks.spark_operators import (
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.limits import IDLE, MAP_ONLY, NONE
+from benchmarks.runs.not_durable import NO_CHECKPOINTS, NotDurableSubtask
+from benchmarks.runs.spark_operators import (
     ARROW,
     BACKENDS,
     BATCHES,

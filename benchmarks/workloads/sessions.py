@@ -12,10 +12,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from benchmarks.case import Case, Contender, Epochs, InputFiles, Kind, Program, Target, Workload
-from benchmarks.input_files import read_files, write_files
 from benchmarks.programs.known import session_programs
-from benchmarks.spark_operators import BACKENDS, PANDAS, ROWS, ours, ours_name, pysparks
+from benchmarks.runs.case import (
+    Case,
+    Contender,
+    Epochs,
+    InputFiles,
+    Kind,
+    Program,
+    Target,
+    Workload,
+)
+from benchmarks.runs.input_files import read_files, write_files
+from benchmarks.runs.spark_operators import BACKENDS, PANDAS, ROWS, ours, ours_name, pysparks
 from benchmarks.workloads.session_processors import PandasSessions, RowsSessions
 
 INPUT = "key long, time_ms long"

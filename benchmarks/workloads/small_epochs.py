@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from benchmarks.case import Case, Epochs, Figure, InputFiles, Target, Workload
-from benchmarks.input_files import write_files
-from benchmarks.limits import IDLE, MAP_ONLY
-from benchmarks.spark_operators import BACKENDS, BATCHES, ROWS, ours, ours_name
+from benchmarks.runs.case import Case, Epochs, Figure, InputFiles, Target, Workload
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.limits import IDLE, MAP_ONLY
+from benchmarks.runs.spark_operators import BACKENDS, BATCHES, ROWS, ours, ours_name
 from benchmarks.workloads import counting
 from benchmarks.workloads.counting import AGG
 

@@ -17,9 +17,9 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.case import Case, Contender, Epochs, InputFiles, Kind, Workload
-from benchmarks.input_files import write_files
-from benchmarks.spark_operators import ARROW, BACKENDS, BATCHES, PANDAS, ROWS, ours, pysparks
+from benchmarks.runs.case import Case, Contender, Epochs, InputFiles, Kind, Workload
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.spark_operators import ARROW, BACKENDS, BATCHES, PANDAS, ROWS, ours, pysparks
 
 NUMBERS = [f"n{number:02d}" for number in range(30)]
 TEXTS = [f"t{number}" for number in range(5)]

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from benchmarks.case import Case, Contender, Epochs, InputFiles, Kind, Workload
-from benchmarks.input_files import write_files
-from benchmarks.spark_operators import BACKENDS, PANDAS, ROWS, ours, pysparks
+from benchmarks.runs.case import Case, Contender, Epochs, InputFiles, Kind, Workload
+from benchmarks.runs.input_files import write_files
+from benchmarks.runs.spark_operators import BACKENDS, PANDAS, ROWS, ours, pysparks
 
 INPUT = "key long, category long, value long"
 OUTPUT = "key long, category long, n long, total long"

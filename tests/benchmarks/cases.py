@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.case import (
+from benchmarks.runs.case import (
     Case,
     Contender,
     Epochs,
@@ -16,7 +16,7 @@ from benchmarks.case import (
     Target,
     Workload,
 )
-from benchmarks.run import Epoch, Run
+from benchmarks.runs.run import Epoch, Run
 
 OURS = Contender("ours", Kind.OURS, lambda df: df)
 PEER = Contender("peer", Kind.PEER, lambda df: df, slow=True)

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.alternation import in_turn
-from benchmarks.case import Epochs, InputFiles, Program
-from benchmarks.program_run import ProgramFailedError, run_program
-from benchmarks.run import WrongResultError
-from benchmarks.selection import with_contenders, with_most_epochs, without_missing_programs
-from benchmarks.spark_operators import BACKENDS
+from benchmarks.runs.alternation import in_turn
+from benchmarks.runs.case import Epochs, InputFiles, Program
+from benchmarks.runs.program_run import ProgramFailedError, run_program
+from benchmarks.runs.run import WrongResultError
+from benchmarks.runs.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.runs.spark_operators import BACKENDS
 from benchmarks.workloads.known import WORKLOADS
 from tests.benchmarks.cases import OURS, PEER, case, workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from benchmarks.check import check_rows
-from benchmarks.run import WrongResultError
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.run import WrongResultError
 
 COLUMNS = ("key", "n")
 EXPECTED = pd.DataFrame({"key": [1, 1, 2, 3], "n": [5, 5, 6, 7]})

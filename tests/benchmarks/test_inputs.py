@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks.case import Workload
-from benchmarks.input_files import read_files
+from benchmarks.runs.case import Workload
+from benchmarks.runs.input_files import read_files
 from benchmarks.workloads import counting, nexmark, sessions
 from benchmarks.workloads.known import WORKLOADS
 from benchmarks.workloads.nexmark_events import AUCTION, BID, PERSON, events_of

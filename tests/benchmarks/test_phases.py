@@ -11,11 +11,11 @@ from pkgutil import resolve_name
 
 import pytest
 
-from benchmarks import phase_timer
-from benchmarks.not_durable import NotDurableSubtask
-from benchmarks.phase_timer import PhaseTimer
-from benchmarks.phases import PHASES, MeasuredSubtask, patch_phases
 from benchmarks.profile_epoch import ProfiledSubtask
+from benchmarks.reports import phase_timer
+from benchmarks.reports.phase_timer import PhaseTimer
+from benchmarks.reports.phases import PHASES, MeasuredSubtask, patch_phases
+from benchmarks.runs.not_durable import NotDurableSubtask
 from pyspark_ckpt.operator.durable.materialization import Materializer
 from pyspark_ckpt.operator.plan import operator as operator_plan
 from pyspark_ckpt.operator.run import barrier as epoch_end

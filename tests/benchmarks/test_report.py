@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.case import Figure, Target
-from benchmarks.figures import Figures
-from benchmarks.plot import save_plot
-from benchmarks.report import Report
+from benchmarks.reports.plot import save_plot
+from benchmarks.reports.ratios import Figures
+from benchmarks.reports.report import Report
+from benchmarks.runs.case import Figure, Target
 from tests.benchmarks.cases import run, workload
 
 TARGET = Target("rows/s, ours / peer", ("small", "ours"), ("small", "peer"), 3)

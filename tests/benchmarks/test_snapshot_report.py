@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.snapshot_report import ObservedEpoch, SnapshotReport
+from benchmarks.reports.snapshot_report import ObservedEpoch, SnapshotReport
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from benchmarks.process_memory import taken_bytes
+from benchmarks.machine.process_memory import taken_bytes
 
 INTERVAL_S = 0.01
 MARK = "PYSPARK_CKPT_TEST"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from pyspark.sql import types as T
 
-from benchmarks.process_memory import measured
+from benchmarks.machine.process_memory import measured
 from benchmarks.subtask_steps import STEPS, Place, command
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable.base_snapshot import make_base

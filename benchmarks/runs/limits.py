@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from benchmarks.case import Contender, Kind
-from benchmarks.input_files import read_files
+from benchmarks.runs.case import Contender, Kind
+from benchmarks.runs.input_files import read_files
 
 SAMPLED_BELOW = -80
 """Values below it are a tenth of all in the running count's data."""

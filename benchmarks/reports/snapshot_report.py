@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.markdown_table import table
+from benchmarks.reports.markdown_table import table
 
 MOST_TIMES_THE_MEDIAN = 1.5
 MOST_NEW_BYTES = 0.05

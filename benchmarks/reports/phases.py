@@ -16,7 +16,7 @@ from unittest import mock
 
 from pyspark import TaskContext
 
-from benchmarks.phase_timer import PhaseTimer
+from benchmarks.reports.phase_timer import PhaseTimer
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 
 WAIT = "wait for Spark's rows"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from benchmarks.run import WrongResultError
+from benchmarks.runs.run import WrongResultError
 
 
 def in_order(output: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.cpu import own_processes
+from benchmarks.machine.cpu import own_processes
 
 _PROC = Path("/proc")
 _INTERVAL_SECONDS = 0.5

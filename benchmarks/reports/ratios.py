@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.alternation import Repetition
-from benchmarks.case import Figure, Target
-from benchmarks.run import Run
+from benchmarks.runs.alternation import Repetition
+from benchmarks.runs.case import Figure, Target
+from benchmarks.runs.run import Run
 
 Turn = tuple[str, str]
 """Case and contender."""

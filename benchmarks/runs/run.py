@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.case import Figure
-from benchmarks.cpu import CpuUse
+from benchmarks.machine.cpu import CpuUse
+from benchmarks.runs.case import Figure
 
 
 class WrongResultError(Exception):

@@ -11,11 +11,11 @@ from statistics import median
 
 from pyspark.sql import SparkSession
 
-from benchmarks.alternation import run_turn
-from benchmarks.case import Case, Contender
-from benchmarks.markdown_table import table
-from benchmarks.phases import MeasuredSubtask
-from benchmarks.run import Run
+from benchmarks.reports.markdown_table import table
+from benchmarks.reports.phases import MeasuredSubtask
+from benchmarks.runs.alternation import run_turn
+from benchmarks.runs.case import Case, Contender
+from benchmarks.runs.run import Run
 
 SPARK = "Spark: plan, read, shuffle, sort, Arrow out of Python, sink, logs"
 WHOLE = "whole epoch"

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.case import Contender, Kind
+from benchmarks.runs.case import Contender, Kind
 
 Prepare = Callable[[DataFrame], DataFrame]
 """What a query does before the operator, such as setting a watermark."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from benchmarks.case import Contender, Epochs, Program, Workload
-from benchmarks.program_run import is_installed
+from benchmarks.runs.case import Contender, Epochs, Program, Workload
+from benchmarks.runs.program_run import is_installed
 
 
 def with_most_epochs(workload: Workload, most: int | None) -> Workload:

@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
-from benchmarks.case import Case, Contender, FinishedRun, InputFiles, Kind, Sink
-from benchmarks.check import check_rows
-from benchmarks.cpu import CpuTimes, CpuUse
-from benchmarks.input_files import link_files
-from benchmarks.memory import WorkersMemory
-from benchmarks.other_subtask import subtasks_of
-from benchmarks.run import Epoch, Run, WrongResultError
+from benchmarks.machine.cpu import CpuTimes, CpuUse
+from benchmarks.machine.worker_memory import WorkersMemory
+from benchmarks.runs.case import Case, Contender, FinishedRun, InputFiles, Kind, Sink
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.input_files import link_files
+from benchmarks.runs.other_subtask import subtasks_of
+from benchmarks.runs.run import Epoch, Run, WrongResultError
 
 
 def run_query(

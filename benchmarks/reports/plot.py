@@ -6,8 +6,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from benchmarks.case import Case, Figure, Kind, Workload
-from benchmarks.figures import Figures
+from benchmarks.reports.ratios import Figures
+from benchmarks.runs.case import Case, Figure, Kind, Workload
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt  # after the backend is chosen

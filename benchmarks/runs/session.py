@@ -16,7 +16,7 @@ MAX_EPOCHS = 1_000
 def use_this_python() -> None:
     """Let Spark's workers run this interpreter, and find this package wherever they start."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.getenv("PYTHONPATH")]))
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # PySpark's own concatenation of pandas frames warns once in each of its calls.

@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 from pyspark.sql import SparkSession
 
-from benchmarks.case import Case, Contender, InputFiles, Program, Workload
-from benchmarks.cpu import wait_for_quiet
-from benchmarks.program_run import run_program
-from benchmarks.run import Run
-from benchmarks.session import Sessions
-from benchmarks.spark_run import run_query
+from benchmarks.machine.cpu import wait_for_quiet
+from benchmarks.runs.case import Case, Contender, InputFiles, Program, Workload
+from benchmarks.runs.program_run import run_program
+from benchmarks.runs.run import Run
+from benchmarks.runs.session import Sessions
+from benchmarks.runs.spark_run import run_query
 
 Repetition = Mapping[tuple[str, str], Run]
 """One run of each contender, by case and name."""

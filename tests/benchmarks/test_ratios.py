@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.case import Figure, Target
-from benchmarks.figures import Figures, Spread
+from benchmarks.reports.ratios import Figures, Spread
+from benchmarks.runs.case import Figure, Target
 from tests.benchmarks.cases import run
 
 OURS, PEER = ("small", "ours"), ("small", "peer")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.case import Case, InputFiles, Program
-from benchmarks.check import check_rows
-from benchmarks.run import Run
+from benchmarks.runs.case import Case, InputFiles, Program
+from benchmarks.runs.check import check_rows
+from benchmarks.runs.run import Run
 
-_ROOT = Path(__file__).resolve().parent.parent
-_SCRIPTS = Path(__file__).resolve().parent / "programs"
+_ROOT = Path(__file__).resolve().parents[2]
+_SCRIPTS = _ROOT / "benchmarks" / "programs"
 _LIMIT_SECONDS = 3_600
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.alternation import Repetition
-from benchmarks.case import Case, Contender, Figure, Program, Workload
-from benchmarks.figures import Figures, Spread, Turn
-from benchmarks.markdown_table import table
-from benchmarks.run import Run
+from benchmarks.reports.markdown_table import table
+from benchmarks.reports.ratios import Figures, Spread, Turn
+from benchmarks.runs.alternation import Repetition
+from benchmarks.runs.case import Case, Contender, Figure, Program, Workload
+from benchmarks.runs.run import Run
 
 _HOW = (
     "Contenders took turns over the same files, with the same sink, each run in a session of its "

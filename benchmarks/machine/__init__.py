@@ -1,0 +1,1 @@
+"""What a benchmark reads of the machine and of processes."""
