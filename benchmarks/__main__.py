@@ -24,7 +24,12 @@ from benchmarks.runs.alternation import Repetition, run_repetitions
 from benchmarks.runs.case import Contender, Kind, Workload
 from benchmarks.runs.program_run import ProgramFailedError
 from benchmarks.runs.run import WrongResultError
-from benchmarks.runs.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.runs.selection import (
+    with_cases,
+    with_contenders,
+    with_most_epochs,
+    without_missing_programs,
+)
 from benchmarks.runs.session import Sessions, use_this_python
 from benchmarks.workloads.known import DEFAULT, WITH_PROGRAMS, WORKLOADS
 
@@ -132,6 +137,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         f"size, else {_SCRATCH}",
     )
     parser.add_argument(
+        "--cases", nargs="+", default=[], help="only those with one of these words in the title"
+    )
+    parser.add_argument(
         "--contenders", nargs="+", default=[], help="only those with one of these words in the name"
     )
     parser.add_argument(
@@ -169,7 +177,7 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
             raise ValueError(f"{name} is not written for Flink or Bytewax")
         workload = WORKLOADS[name](options.scale, with_programs=options.peers)
         workload = with_most_epochs(workload, options.most_epochs)
-        workload = with_contenders(workload, options.contenders)
+        workload = with_contenders(with_cases(workload, options.cases), options.contenders)
         workloads.append(without_missing_programs(workload))
     return workloads
 

@@ -24,7 +24,7 @@ from pyspark import TaskContext
 from benchmarks.reports.breakdown import break_down, breakdown_lines
 from benchmarks.runs.alternation import run_turn
 from benchmarks.runs.case import Case, Contender, Kind
-from benchmarks.runs.selection import with_contenders
+from benchmarks.runs.selection import with_cases, with_contenders
 from benchmarks.runs.session import Sessions, use_this_python
 from benchmarks.workloads.known import WORKLOADS
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
@@ -64,7 +64,8 @@ def main() -> None:
     """Run contenders of this library under a stopwatch and print what took their time."""
     options = _parse()
     use_this_python()
-    workload = with_contenders(WORKLOADS[options.workload](options.scale), options.contenders)
+    workload = with_cases(WORKLOADS[options.workload](options.scale), options.cases)
+    workload = with_contenders(workload, options.contenders)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-profile-") as directory:
         sessions = Sessions(Path(directory))
         try:
@@ -118,6 +119,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--workload", choices=list(WORKLOADS), default="W1")
     parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--cases", nargs="+", default=[])
     parser.add_argument("--contenders", nargs="+", default=["pyspark_ckpt rows, rocksdb"])
     parser.add_argument(
         "--functions", type=int, default=0, help="functions that cProfile shows, by either order"

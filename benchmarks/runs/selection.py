@@ -45,6 +45,27 @@ def with_contenders(workload: Workload, wanted: Sequence[str]) -> Workload:
     return left
 
 
+def with_cases(workload: Workload, wanted: Sequence[str]) -> Workload:
+    """Return a workload with the cases whose title has one of some words.
+
+    Raises
+    ------
+    ValueError
+        If none is left; the message names the existing ones.
+    """
+    if not wanted:
+        return workload
+    left = [
+        case
+        for case in workload.cases
+        if any(word.lower() in case.title.lower() for word in wanted)
+    ]
+    if not left:
+        titles = [case.title for case in workload.cases]
+        raise ValueError(f"{workload.name} has no case {wanted}; it has {titles}")
+    return replace(workload, cases=left)
+
+
 def without_missing_programs(workload: Workload) -> Workload:
     """Return a workload without the programs that are not installed; its text then names them.
 

@@ -15,7 +15,12 @@ from benchmarks.runs.alternation import in_turn
 from benchmarks.runs.case import Epochs, InputFiles, Program
 from benchmarks.runs.program_run import ProgramFailedError, run_program
 from benchmarks.runs.run import WrongResultError
-from benchmarks.runs.selection import with_contenders, with_most_epochs, without_missing_programs
+from benchmarks.runs.selection import (
+    with_cases,
+    with_contenders,
+    with_most_epochs,
+    without_missing_programs,
+)
 from benchmarks.runs.spark_operators import BACKENDS
 from benchmarks.workloads.known import WORKLOADS
 from tests.benchmarks.cases import OURS, PEER, case, workload
@@ -46,6 +51,11 @@ def test_contenders_are_chosen_by_words_in_their_names() -> None:
     ]
     with pytest.raises(ValueError, match=r"no contender \['typo'\]; it has .*applyInPandas"):
         with_contenders(WORKLOADS["W1"](1), ["typo"])
+
+
+def test_cases_are_chosen_by_words_of_their_titles() -> None:
+    chosen = with_cases(WORKLOADS["W6"](1), ["Query 5", "query 7"])
+    assert [case.title.split(",")[0] for case in chosen.cases] == ["Query 5", "Query 7"]
 
 
 def test_most_epochs_bounds_all_runs() -> None:
@@ -101,6 +111,7 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
         (["--repetitions", "0"], "not at least 1"),
         (["--workload", "W99"], "invalid choice"),
         (["--contenders", "typo"], "no contender"),
+        (["--workload", "W6", "--cases", "query 99"], "no case"),
         (["--peers", "--workload", "W3"], "not written for Flink"),
     ],
 )
