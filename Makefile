@@ -50,7 +50,7 @@ simulate: $(VENV)/.dev ## Simulate histories of faults, two processes, a few min
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs 2 $(ARGS)
 
 simulate-breaks: $(VENV)/.dev ## Show that the simulation finds each broken line of safety, two at a time; up to an hour
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation -m soak $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation -m soak -o faulthandler_timeout=5400 $(ARGS)
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.dev ## Feed changed files to every parser of stored bytes, half an hour; EXAMPLES=20000
