@@ -55,7 +55,7 @@ def ours(
     """
 
     def query(df: DataFrame) -> DataFrame:
-        operator = getattr(ckpt.key_by(prepare(df), key), mode)
+        operator = getattr(ckpt.key_by(prepare(df), *key.split(", ")), mode)
         result: DataFrame = operator(
             statefulProcessor=processor(),
             outputStructType=output,

@@ -12,10 +12,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+import pyspark_ckpt as ckpt
 from benchmarks.runs.case import Case, Contender, Epochs, Expected, Kind, Workload
 from benchmarks.runs.input_files import read_files
-from benchmarks.runs.spark_operators import BACKENDS, ROWS, ours, pysparks
+from benchmarks.runs.spark_operators import ARROW, BACKENDS, ROWS, ours, pysparks
 from benchmarks.workloads import sessions
+from benchmarks.workloads.nexmark_arrow import WindowCounts, WindowsHighestBid
 from benchmarks.workloads.nexmark_events import AUCTION, BID, INPUT, PERSON, write_events
 from benchmarks.workloads.nexmark_processors import (
     SLIDE_MS,
@@ -46,6 +48,9 @@ class _Query:
     expected: Expected
     time_mode: str = "EventTime"
     in_jvm: Callable[[DataFrame], DataFrame] | None = None
+    in_arrow: tuple[Callable[[], ckpt.ArrowProcessor], str] | None = None
+    """The processor for all keys at once, and its key if it has another one."""
+    prepare_in_arrow: Callable[[DataFrame], DataFrame] | None = None
 
 
 def nexmark(scale: float, *, with_programs: bool = False) -> Workload:
@@ -71,6 +76,13 @@ def _case(query: _Query, events: int) -> Case:
         ours(ROWS, processor, key, output, backend, prepare=prepare, time_mode=time_mode)
         for backend in BACKENDS
     ]
+    if query.in_arrow is not None:
+        all_at_once, its_key = query.in_arrow
+        before = query.prepare_in_arrow or prepare
+        contenders += [
+            ours(ARROW, all_at_once, its_key, output, backend, prepare=before, time_mode=time_mode)
+            for backend in BACKENDS
+        ]
     if query.in_jvm is not None:
         contenders.append(Contender(JVM, Kind.PEER, query.in_jvm))
     contenders.append(pysparks(ROWS, processor, key, output, prepare=prepare, time_mode=time_mode))
@@ -109,6 +121,8 @@ def _queries() -> Sequence[_Query]:
             _bids,
             bid_counts,
             in_jvm=_counted_by_window,
+            in_arrow=(WindowCounts, "auction, start_ms"),
+            prepare_in_arrow=_bids_of_windows,
         ),
         _Query(
             "q7",
@@ -119,6 +133,7 @@ def _queries() -> Sequence[_Query]:
             lambda df: _bids(df).withColumn("start_ms", _window_start()),
             highest_bids,
             in_jvm=_highest_by_window,
+            in_arrow=(WindowsHighestBid, "start_ms"),
         ),
         _Query(
             "q8",
@@ -152,6 +167,13 @@ def _bids(df: DataFrame) -> DataFrame:
         .where(F.col("kind") == BID)
         .select("auction", "bidder", "price", "time_ms", "time")
     )
+
+
+def _bids_of_windows(df: DataFrame) -> DataFrame:
+    """Return a row for each bid and each window that it is in, as Spark's ``window`` makes them."""
+    last = F.col("time_ms") - F.col("time_ms") % SLIDE_MS
+    starts = [last - back for back in range(0, WINDOW_MS, SLIDE_MS)]
+    return _bids(df).select("auction", F.explode(F.array(*starts)).alias("start_ms"), "time")
 
 
 def _window_start() -> Column:

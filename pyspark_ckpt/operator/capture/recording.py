@@ -50,6 +50,7 @@ class Processing(Protocol):
     origins: Any
     quarantine: Quarantine | None
     part_under_way: Part | None
+    timers_under_way: Sequence[StoredKey]
     completed_checkpoint_id: int | None
 
     def run(self, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:

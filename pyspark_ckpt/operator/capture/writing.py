@@ -229,6 +229,8 @@ class WrittenFailure:
         if part is not None:
             place = current.position if row is None else processing.origins.place_of(row)
             return {part.stored[place]: None}, [self._kept(part.sent_rows(place))]
+        if processing.timers_under_way:
+            return dict.fromkeys(processing.timers_under_way), []
         if row is not None:
             stored = processing.origins.stored_key_of(row)
             return ({} if stored is None else {stored: None}), []

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    TimerValues,
+)
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_array
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
-from pyspark_ckpt.operator.rows.mode import RowForm
+from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import PartKeys
-from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
+from pyspark_ckpt.operator.values.arrow_forms import sent_column, values_column, whole
 
 
 class ArrowProcessor(StatefulProcessor):
@@ -31,8 +35,9 @@ class ArrowProcessor(StatefulProcessor):
     it. Columns have the Arrow types of their Spark types: times are microseconds in UTC.
 
     For a time to live in event time, what a call writes is as old as the newest row of the call.
-    Timers are set with ``registerTimers(keys, times)`` of the handle, and handled key by key, in
-    ``handleExpiredTimer``, which also yields Arrow tables.
+    Timers are set with ``registerTimers(keys, times)`` of the handle. All keys whose timers expire
+    at the same time come to ``handleExpiredTimers`` in one call. A processor without that method
+    handles them key by key, in ``handleExpiredTimer``, which also yields Arrow tables.
 
     Examples
     --------
@@ -87,6 +92,47 @@ class ArrowProcessor(StatefulProcessor):
         ...
         ...     def close(self): ...
         """
+
+    def handleExpiredTimers(
+        self, keys: pa.Table, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterable[pa.Table] | None:
+        """Handle the keys that have a timer of one time; called on an executor for each such time.
+
+        The times come in their order. A time of more keys than fit into memory may come in several
+        calls, of other keys each. If a processor does not override this method,
+        ``handleExpiredTimer`` is called for each key.
+
+        Parameters
+        ----------
+        keys : pyarrow.Table
+            The key columns, one row per key, and ``key_position``. Pass it, or some of its rows, to
+            ``getMany``, ``updateMany``, ``registerTimers`` and so on.
+        timerValues : TimerValues
+            The epoch's times.
+        expiredTimerInfo : ExpiredTimerInfo
+            Has the time of the timers.
+
+        Returns
+        -------
+        iterable of pyarrow.Table or None
+            The output, with the columns of ``outputStructType``; other columns are left out.
+
+        Examples
+        --------
+        >>> class Reminders(ckpt.ArrowProcessor):
+        ...     def init(self, handle):
+        ...         self.handle = handle
+        ...
+        ...     def handleInputArrow(self, keys, rows, timerValues):
+        ...         now_ms = timerValues.getCurrentProcessingTimeInMs()
+        ...         self.handle.registerTimers(keys, [now_ms + 60_000] * len(keys))
+        ...
+        ...     def handleExpiredTimers(self, keys, timerValues, expiredTimerInfo):
+        ...         yield keys
+        ...
+        ...     def close(self): ...
+        """
+        raise NotImplementedError("it is called only if a processor overrides it")
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """Not called: rows come to :meth:`handleInputArrow`."""
@@ -249,6 +295,38 @@ class ArrowInput:
         """Return a part of an epoch's rows by their keys."""
         return ArrowPart(self._input, batches)
 
+    def timer_keys(self, keys: Sequence[Key]) -> pa.Table:
+        """Return the keys of timers as columns, as :meth:`ArrowPart.process` has them.
+
+        Parameters
+        ----------
+        keys
+            The keys as the processor sees them.
+        """
+        columns = [
+            values_column(field.dataType, values)
+            for field, values in zip(
+                self._input.key_schema.fields, zip(*keys, strict=True), strict=True
+            )
+        ]
+        return pa.Table.from_arrays(columns, names=list(self._input.key_names))
+
     def new_output(self) -> ArrowOutput:
         """Return an empty buffer for the epoch's output."""
         return ArrowOutput(self.output_rows)
+
+
+def timer_keys_of(
+    mode: InputMode, processor: StatefulProcessor
+) -> Callable[[Sequence[Key]], pa.Table] | None:
+    """Return what makes the keys of a call of ``handleExpiredTimers``.
+
+    Returns
+    -------
+    callable or None
+        :meth:`ArrowInput.timer_keys`; ``None`` if each timer gets a call of its own.
+    """
+    if not isinstance(mode, ArrowInput) or not isinstance(processor, ArrowProcessor):
+        return None
+    is_own = type(processor).handleExpiredTimers is not ArrowProcessor.handleExpiredTimers
+    return mode.timer_keys if is_own else None

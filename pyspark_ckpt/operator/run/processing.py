@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -23,6 +25,7 @@ from pyspark_ckpt.errors import (
     ProcessorError,
     StateValueError,
 )
+from pyspark_ckpt.operator.modes.arrow import timer_keys_of
 from pyspark_ckpt.operator.quarantine.parked_keys import RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.quarantine import Quarantine
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
@@ -36,6 +39,8 @@ from pyspark_ckpt.operator.run.output_origins import OutputOrigins
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
+from pyspark_ckpt.operator.state.timers import DueTimer
+from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
@@ -82,8 +87,9 @@ class EpochProcessing:
     If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it. `rows`,
     `keys` and `timers_fired` count what was processed, and `laps` has the time of each phase. The
     next epoch does not have the `lost_attributes` of the processor. `quarantine` is there after
-    ``init`` if there is one. `origins` has the calls that the output comes from, and
-    `part_under_way` the rows that the processor works on.
+    ``init`` if there is one. `origins` has the calls that the output comes from, `part_under_way`
+    the rows that the processor works on, and `timers_under_way` the stored keys of a call for
+    several timers.
     """
 
     def __init__(
@@ -116,6 +122,8 @@ class EpochProcessing:
         self._output = mode.new_output()
         self.origins = OutputOrigins()
         self.part_under_way: Part | None = None
+        self.timers_under_way: Sequence[StoredKey] = ()
+        self._timer_keys = timer_keys_of(mode, processor)
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
@@ -315,39 +323,67 @@ class EpochProcessing:
         if now_ms is None:
             return
         timers = self.states.timers
+        fire = self._fire_one_by_one if self._timer_keys is None else self._fire_together
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
             self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
             self.laps.begin(Phase.USER)
-            step = self._step = "handleExpiredTimer"
-            keys: list[tuple[Any, ...]] = []
-            stored: list[StoredKey] = []
-            ends = self.origins.begin(step, keys, stored=stored)
             self.timers_fired += len(due)
-            for position, timer in enumerate(due):
-                key = self._key = self._decode_key(timer.encoded_key)
-                self._table.enter(position)
-                call = partial(
-                    self._processor.handleExpiredTimer,
-                    key=key,
-                    timerValues=self._timer_values,
-                    expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
-                )
-                if self.quarantine is None:
-                    self._output.extend(call())
-                elif not self.quarantine.fire_timer(step, call, self._output, self._described):
-                    self.timers_fired -= 1
-                    continue
-                keys.append(key)
-                stored.append((timer.key_group, timer.encoded_key))
-                ends.append(self._output.rows)
-                timers.delete(timer.time_ms)
-                if self._output.rows >= CHUNK_ROWS:
-                    yield from self._written()
-                    ends = self.origins.begin(step, keys, len(keys), stored)
+            yield from fire(due)
             if self._output.rows:
                 yield from self._written()
             self._leave_key("handleExpiredTimer")
             self.laps.begin(Phase.READ)
+
+    def _fire_together(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
+        """Fire the timers of each time in one call."""
+        assert self._timer_keys is not None
+        handler: Any = self._processor
+        step = self._step = "handleExpiredTimers"
+        first = 0
+        for time_ms, of_time in groupby(due, key=attrgetter("time_ms")):
+            its = list(of_time)
+            places = range(first, first + len(its))
+            first = places.stop
+            self.timers_under_way = [(timer.key_group, timer.encoded_key) for timer in its]
+            keys = self._timer_keys([self._decode_key(timer.encoded_key) for timer in its])
+            keys = keys.append_column(KEY_POSITION, pa.array(places))
+            self.origins.begin(step)
+            info = ExpiredTimerInfo(time_ms)
+            self._output.extend(handler.handleExpiredTimers(keys, self._timer_values, info))
+            for place in places:
+                self._table.enter(place)
+                self.states.timers.delete(time_ms)
+            self._table.current.leave()
+            self.timers_under_way = ()
+            if self._output.rows >= CHUNK_ROWS:
+                yield from self._written()
+
+    def _fire_one_by_one(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
+        step = self._step = "handleExpiredTimer"
+        keys: list[tuple[Any, ...]] = []
+        stored: list[StoredKey] = []
+        ends = self.origins.begin(step, keys, stored=stored)
+        for position, timer in enumerate(due):
+            key = self._key = self._decode_key(timer.encoded_key)
+            self._table.enter(position)
+            call = partial(
+                self._processor.handleExpiredTimer,
+                key=key,
+                timerValues=self._timer_values,
+                expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
+            )
+            if self.quarantine is None:
+                self._output.extend(call())
+            elif not self.quarantine.fire_timer(step, call, self._output, self._described):
+                self.timers_fired -= 1
+                continue
+            keys.append(key)
+            stored.append((timer.key_group, timer.encoded_key))
+            ends.append(self._output.rows)
+            self.states.timers.delete(timer.time_ms)
+            if self._output.rows >= CHUNK_ROWS:
+                yield from self._written()
+                ends = self.origins.begin(step, keys, len(keys), stored)
 
     def _end(self, epoch: int) -> None:
         self.laps.begin(Phase.USER)
