@@ -10,9 +10,45 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import pyspark_ckpt as ckpt
-from benchmarks.workloads.nexmark_processors import WINDOW_MS
+from benchmarks.workloads.nexmark_processors import SLIDE_MS, WINDOW_MS
 
 _BID = ["price", "auction", "bidder"]
+
+COUNTED = "auction long, slide_ms long, n long, time_ms long"
+HIGHEST = "start_ms long, price long, auction long, bidder long, time_ms long"
+
+
+def counted_slides(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Count the bids of a map task per auction and slide, with the newest time of each count."""
+    bids = pa.Table.from_batches(
+        batches, pa.schema([("auction", pa.int64()), ("time_ms", pa.int64())])
+    )
+    times = bids.column("time_ms").to_numpy()
+    bids = bids.append_column("slide_ms", pa.array(times - times % SLIDE_MS))
+    counted = bids.group_by(["auction", "slide_ms"]).aggregate(
+        [([], "count_all"), ("time_ms", "max")]
+    )
+    yield from counted.rename_columns(["auction", "slide_ms", "n", "time_ms"]).to_batches()
+
+
+def highest_of_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Keep the highest bid of each window of a map task, with the newest time of its bids."""
+    names = [*_BID, "time_ms"]
+    bids = pa.Table.from_batches(batches, pa.schema([(name, pa.int64()) for name in names]))
+    times = bids.column("time_ms").to_numpy()
+    bids = bids.append_column("start_ms", pa.array(times - times % WINDOW_MS))
+    newest = bids.group_by("start_ms").aggregate([("time_ms", "max")])
+    highest = _highest(bids.select(["start_ms", *_BID]), "start_ms")
+    yield from highest.join(newest, "start_ms").rename_columns(["start_ms", *names]).to_batches()
+
+
+def _highest(bids: pa.Table, of: str) -> pa.Table:
+    """Return the highest bid of each value of a column, in the order of the values."""
+    top = bids.group_by(of).aggregate([("price", "max")])
+    tied = bids.join(top, of).filter(pc.field("price") == pc.field("price_max")).drop("price_max")
+    ranked = tied.sort_by([(of, "ascending"), ("auction", "descending"), ("bidder", "descending")])
+    _, first = np.unique(ranked.column(of).to_numpy(), return_index=True)
+    return ranked.take(first)
 
 
 class WindowCounts(ckpt.ArrowProcessor):
@@ -24,9 +60,8 @@ class WindowCounts(ckpt.ArrowProcessor):
 
     def handleInputArrow(self, keys: pa.Table, rows: pa.Table, timerValues: Any) -> None:
         before = self._count.getMany(keys).column("n")
-        counted = rows.group_by("key_position").aggregate([([], "count_all")])
-        counted = counted.sort_by("key_position").column("count_all")
-        n = pc.add(pc.fill_null(before, 0), counted)
+        added = rows.group_by("key_position").aggregate([("n", "sum")]).sort_by("key_position")
+        n = pc.add(pc.fill_null(before, 0), added.column("n_sum"))
         self._count.updateMany(keys, pa.table({"n": n}))
         new = keys.filter(pc.is_null(before))
         self._handle.registerTimers(new, pc.add(new.column("start_ms"), WINDOW_MS))
@@ -57,15 +92,7 @@ class WindowsHighestBid(ckpt.ArrowProcessor):
                 known.filter(pc.is_valid(known.column("price"))).select(["key_position", *_BID]),
             ]
         )
-        top = bids.group_by("key_position").aggregate([("price", "max")]).sort_by("key_position")
-        is_top = pc.equal(
-            bids.column("price"), top.column("price_max").take(bids.column("key_position"))
-        )
-        ranked = bids.filter(is_top).sort_by(
-            [("key_position", "ascending"), ("auction", "descending"), ("bidder", "descending")]
-        )
-        _, first = np.unique(ranked.column("key_position").to_numpy(), return_index=True)
-        self._highest.updateMany(keys, ranked.take(first).select(_BID))
+        self._highest.updateMany(keys, _highest(bids, "key_position").select(_BID))
         new = keys.filter(pc.is_null(before.column("price")))
         self._handle.registerTimers(new, pc.add(new.column("start_ms"), WINDOW_MS))
 
