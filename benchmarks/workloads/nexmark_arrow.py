@@ -67,7 +67,7 @@ class WindowCounts(ckpt.ArrowProcessor):
         self._handle.registerTimers(new, pc.add(new.column("start_ms"), WINDOW_MS))
 
     def handleExpiredTimers(
-        self, keys: pa.Table, timerValues: Any, expiredTimerInfo: Any
+        self, keys: pa.Table, timers: pa.Table, timerValues: Any
     ) -> Iterator[pa.Table]:
         yield keys.append_column("n", self._count.getMany(keys).column("n"))
         self._count.clearMany(keys)
@@ -97,7 +97,7 @@ class WindowsHighestBid(ckpt.ArrowProcessor):
         self._handle.registerTimers(new, pc.add(new.column("start_ms"), WINDOW_MS))
 
     def handleExpiredTimers(
-        self, keys: pa.Table, timerValues: Any, expiredTimerInfo: Any
+        self, keys: pa.Table, timers: pa.Table, timerValues: Any
     ) -> Iterator[pa.Table]:
         bids = self._highest.getMany(keys)
         yield pa.table(

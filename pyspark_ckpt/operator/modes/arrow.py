@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.streaming.stateful_processor import (
-    ExpiredTimerInfo,
-    StatefulProcessor,
-    TimerValues,
-)
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_array
@@ -27,6 +24,9 @@ from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import PartKeys
 from pyspark_ckpt.operator.values.arrow_forms import sent_column, values_column, whole
 
+TIME_MS = "time_ms"
+"""The column of a table of timers that has their times."""
+
 
 class ArrowProcessor(StatefulProcessor):
     """A processor that handles many keys in one call, as Arrow tables.
@@ -35,9 +35,9 @@ class ArrowProcessor(StatefulProcessor):
     it. Columns have the Arrow types of their Spark types: times are microseconds in UTC.
 
     For a time to live in event time, what a call writes is as old as the newest row of the call.
-    Timers are set with ``registerTimers(keys, times)`` of the handle. All keys whose timers expire
-    at the same time come to ``handleExpiredTimers`` in one call. A processor without that method
-    handles them key by key, in ``handleExpiredTimer``, which also yields Arrow tables.
+    Timers are set with ``registerTimers(keys, times)`` of the handle. All timers that are due come
+    to ``handleExpiredTimers`` in one call. A processor without that method handles them one by one,
+    in ``handleExpiredTimer``, which also yields Arrow tables.
 
     Examples
     --------
@@ -94,23 +94,25 @@ class ArrowProcessor(StatefulProcessor):
         """
 
     def handleExpiredTimers(
-        self, keys: pa.Table, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+        self, keys: pa.Table, timers: pa.Table, timerValues: TimerValues
     ) -> Iterable[pa.Table] | None:
-        """Handle the keys that have a timer of one time; called on an executor for each such time.
+        """Handle all timers that are due; called on an executor, at most once per epoch.
 
-        The times come in their order. A time of more keys than fit into memory may come in several
-        calls, of other keys each. If a processor does not override this method,
-        ``handleExpiredTimer`` is called for each key.
+        More than 100,000 timers come in several calls, the earliest first. If a processor does not
+        override this method, ``handleExpiredTimer`` is called for each timer.
 
         Parameters
         ----------
         keys : pyarrow.Table
-            The key columns, one row per key, and ``key_position``. Pass it, or some of its rows, to
-            ``getMany``, ``updateMany``, ``registerTimers`` and so on.
+            The key columns, one row per key, and ``key_position``, which is 0, 1, 2 and so on. The
+            key of the earliest timer is the first. Pass it, or some of its rows, to ``getMany``,
+            ``updateMany``, ``registerTimers`` and so on.
+        timers : pyarrow.Table
+            A row per timer, in the order of the keys, and the earlier timer of a key first.
+            ``time_ms`` is its time in milliseconds since 1970, ``key_position`` says to which key
+            of `keys` it belongs.
         timerValues : TimerValues
             The epoch's times.
-        expiredTimerInfo : ExpiredTimerInfo
-            Has the time of the timers.
 
         Returns
         -------
@@ -127,7 +129,7 @@ class ArrowProcessor(StatefulProcessor):
         ...         now_ms = timerValues.getCurrentProcessingTimeInMs()
         ...         self.handle.registerTimers(keys, [now_ms + 60_000] * len(keys))
         ...
-        ...     def handleExpiredTimers(self, keys, timerValues, expiredTimerInfo):
+        ...     def handleExpiredTimers(self, keys, timers, timerValues):
         ...         yield keys
         ...
         ...     def close(self): ...
@@ -295,13 +297,17 @@ class ArrowInput:
         """Return a part of an epoch's rows by their keys."""
         return ArrowPart(self._input, batches)
 
-    def timer_keys(self, keys: Sequence[Key]) -> pa.Table:
-        """Return the keys of timers as columns, as :meth:`ArrowPart.process` has them.
+    def timer_tables(
+        self, keys: Sequence[Key], times_ms: Sequence[Sequence[int]]
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return what ``handleExpiredTimers`` gets: the keys, and their timers.
 
         Parameters
         ----------
         keys
             The keys as the processor sees them.
+        times_ms
+            The times of the due timers of each key.
         """
         columns = [
             values_column(field.dataType, values)
@@ -309,24 +315,32 @@ class ArrowInput:
                 self._input.key_schema.fields, zip(*keys, strict=True), strict=True
             )
         ]
-        return pa.Table.from_arrays(columns, names=list(self._input.key_names))
+        numbers = np.arange(len(keys))
+        of_timers = np.repeat(numbers, list(map(len, times_ms)))
+        its_times = pa.array(chain.from_iterable(times_ms), pa.int64())
+        return (
+            pa.Table.from_arrays(
+                [*columns, pa.array(numbers)], [*self._input.key_names, KEY_POSITION]
+            ),
+            pa.table({KEY_POSITION: of_timers, TIME_MS: its_times}),
+        )
 
     def new_output(self) -> ArrowOutput:
         """Return an empty buffer for the epoch's output."""
         return ArrowOutput(self.output_rows)
 
 
-def timer_keys_of(
+def timer_tables_of(
     mode: InputMode, processor: StatefulProcessor
-) -> Callable[[Sequence[Key]], pa.Table] | None:
-    """Return what makes the keys of a call of ``handleExpiredTimers``.
+) -> Callable[[Sequence[Key], Sequence[Sequence[int]]], tuple[pa.Table, pa.Table]] | None:
+    """Return what makes the tables of ``handleExpiredTimers``.
 
     Returns
     -------
     callable or None
-        :meth:`ArrowInput.timer_keys`; ``None`` if each timer gets a call of its own.
+        :meth:`ArrowInput.timer_tables`; ``None`` if each timer gets a call of its own.
     """
     if not isinstance(mode, ArrowInput) or not isinstance(processor, ArrowProcessor):
         return None
     is_own = type(processor).handleExpiredTimers is not ArrowProcessor.handleExpiredTimers
-    return mode.timer_keys if is_own else None
+    return mode.timer_tables if is_own else None

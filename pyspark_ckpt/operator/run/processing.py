@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -25,7 +23,7 @@ from pyspark_ckpt.errors import (
     ProcessorError,
     StateValueError,
 )
-from pyspark_ckpt.operator.modes.arrow import timer_keys_of
+from pyspark_ckpt.operator.modes.arrow import timer_tables_of
 from pyspark_ckpt.operator.quarantine.parked_keys import RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.quarantine import Quarantine
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
@@ -40,7 +38,6 @@ from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.timers import DueTimer
-from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
@@ -123,7 +120,7 @@ class EpochProcessing:
         self.origins = OutputOrigins()
         self.part_under_way: Part | None = None
         self.timers_under_way: Sequence[StoredKey] = ()
-        self._timer_keys = timer_keys_of(mode, processor)
+        self._timer_tables = timer_tables_of(mode, processor)
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
@@ -318,14 +315,13 @@ class EpochProcessing:
             yield from part.process(self._processor, 0, self._timer_values) or ()
 
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
-        """Fire due timers by time, and timers of the same time by stored key."""
+        """Fire due timers by time and then by stored key, or all in one call."""
         now_ms = self._clock.timers_now_ms
         if now_ms is None:
             return
         timers = self.states.timers
-        fire = self._fire_one_by_one if self._timer_keys is None else self._fire_together
+        fire = self._fire_one_by_one if self._timer_tables is None else self._fire_together
         while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
-            self._table.begin_part([(timer.key_group, timer.encoded_key) for timer in due])
             self.laps.begin(Phase.USER)
             self.timers_fired += len(due)
             yield from fire(due)
@@ -335,36 +331,33 @@ class EpochProcessing:
             self.laps.begin(Phase.READ)
 
     def _fire_together(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
-        """Fire the timers of each time in one call."""
-        assert self._timer_keys is not None
+        """Fire all timers in one call."""
+        assert self._timer_tables is not None
+        self._step = "handleExpiredTimers"
+        times_of: dict[StoredKey, list[int]] = {}
+        for timer in due:
+            times_of.setdefault(timer.key, []).append(timer.time_ms)
+        self.timers_under_way = list(times_of)
+        self._table.begin_part(self.timers_under_way)
+        keys, timers = self._timer_tables(
+            [self._decode_key(key) for _, key in times_of], list(times_of.values())
+        )
         handler: Any = self._processor
-        step = self._step = "handleExpiredTimers"
-        first = 0
-        for time_ms, of_time in groupby(due, key=attrgetter("time_ms")):
-            its = list(of_time)
-            places = range(first, first + len(its))
-            first = places.stop
-            self.timers_under_way = [(timer.key_group, timer.encoded_key) for timer in its]
-            keys = self._timer_keys([self._decode_key(timer.encoded_key) for timer in its])
-            keys = keys.append_column(KEY_POSITION, pa.array(places))
-            self.origins.begin(step)
-            info = ExpiredTimerInfo(time_ms)
-            self._output.extend(handler.handleExpiredTimers(keys, self._timer_values, info))
-            for place in places:
-                self._table.enter(place)
-                self.states.timers.delete(time_ms)
-            self._table.current.leave()
-            self.timers_under_way = ()
-            if self._output.rows >= CHUNK_ROWS:
-                yield from self._written()
+        self.origins.begin(self._step)
+        self._output.extend(handler.handleExpiredTimers(keys, timers, self._timer_values))
+        self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
+        self.timers_under_way = ()
+        if self._output.rows:
+            yield from self._written()
 
     def _fire_one_by_one(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
         step = self._step = "handleExpiredTimer"
         keys: list[tuple[Any, ...]] = []
         stored: list[StoredKey] = []
         ends = self.origins.begin(step, keys, stored=stored)
+        self._table.begin_part([timer.key for timer in due])
         for position, timer in enumerate(due):
-            key = self._key = self._decode_key(timer.encoded_key)
+            key = self._key = self._decode_key(timer.key[1])
             self._table.enter(position)
             call = partial(
                 self._processor.handleExpiredTimer,
@@ -378,7 +371,7 @@ class EpochProcessing:
                 self.timers_fired -= 1
                 continue
             keys.append(key)
-            stored.append((timer.key_group, timer.encoded_key))
+            stored.append(timer.key)
             ends.append(self._output.rows)
             self.states.timers.delete(timer.time_ms)
             if self._output.rows >= CHUNK_ROWS:

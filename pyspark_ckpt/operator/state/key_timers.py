@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.state.timers import Timers
 from pyspark_ckpt.operator.table.key_positions import positions_of
+from pyspark_ckpt.operator.table.stored_keys import Numbers
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 
@@ -124,7 +126,10 @@ class KeyTimers:
         --------
         >>> handle.registerTimers(keys, [60_000, 90_000])
         """
-        self._each_timer("registerTimers", keys, expiryTimestampsMs, self.timers.register)
+        positions = positions_of(keys, self._where)
+        self.timers.register_many(
+            positions, self._times("registerTimers", len(keys), expiryTimestampsMs)
+        )
 
     def deleteTimers(
         self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[int]
@@ -152,29 +157,32 @@ class KeyTimers:
         >>> handle.registerTimers(keys, [60_000, 90_000])
         >>> handle.deleteTimers(keys, [60_000, 90_000])
         """
-        self._each_timer("deleteTimers", keys, expiryTimestampsMs, self.timers.delete)
+        positions = positions_of(keys, self._where)
+        self.timers.delete_many(
+            positions, self._times("deleteTimers", len(keys), expiryTimestampsMs)
+        )
 
-    def _each_timer(
-        self,
-        method: str,
-        keys: pd.DataFrame | pa.Table,
-        times_ms: Iterable[int],
-        change: Callable[[int], None],
-    ) -> None:
-        given: Any = times_ms
+    def _times(self, method: str, keys: int, given: Any) -> Numbers:
+        is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
+        if is_arrow and pa.types.is_signed_integer(given.type) and not given.null_count:
+            times: Numbers = given.to_numpy()
+        elif isinstance(given, np.ndarray) and given.dtype.kind == "i":
+            times = given
+        else:
+            times = np.array(self._checked(method, keys, given), np.int64)
+        if len(times) != keys:
+            self._refuse(method, keys, len(times))
+        return times
+
+    def _checked(self, method: str, keys: int, given: Any) -> list[int]:
         is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
         times: list[Any] = given.to_pylist() if is_arrow else list(given)
-        if len(times) != len(keys) or any(pd.isna(time) or int(time) != time for time in times):
-            raise StateValueError(
-                f"{self._where}: {method} got {len(times)} times for {len(keys)} keys: give one "
-                "whole number of milliseconds per key"
-            )
-        current = self.table.current
-        event_time_ms = current.event_time_ms
-        try:
-            for position, time in zip(positions_of(keys, self._where).tolist(), times, strict=True):
-                self.table.enter(position)
-                change(int(time))
-        finally:
-            current.leave()
-            current.event_time_ms = event_time_ms
+        if any(pd.isna(time) or int(time) != time or abs(time) >= 1 << 63 for time in times):
+            self._refuse(method, keys, len(times))
+        return list(map(int, times))
+
+    def _refuse(self, method: str, keys: int, times: int) -> NoReturn:
+        raise StateValueError(
+            f"{self._where}: {method} got {times} times for {keys} keys: give one whole number of "
+            "milliseconds per key"
+        )

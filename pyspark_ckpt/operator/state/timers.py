@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     TIME_BYTES,
     TIME_INDEX,
     TIMERS_ID,
+    Numbers,
     decode_time,
     encode_time,
+    encode_times,
 )
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
@@ -35,8 +38,15 @@ class DueTimer:
     """A timer that fires in this epoch."""
 
     time_ms: int
-    key_group: bytes
-    encoded_key: bytes
+    key: StoredKey
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTimers:
+    """The stored keys of timers: with their keys, and by time."""
+
+    below_keys: list[bytes]
+    by_time: list[bytes]
 
 
 class Timers:
@@ -62,7 +72,7 @@ class Timers:
         self._fires_from_ms: int | None = None
         self._last_taken = b""
         self._registered_while_firing: set[bytes] = set()
-        self.parked: Container[tuple[bytes, bytes]] = ()
+        self.parked: Container[StoredKey] = ()
 
     def register(self, time_ms: int) -> None:
         """Register a timer for the current key; registering it twice changes nothing."""
@@ -87,6 +97,48 @@ class Timers:
         if by_time in self._registered_while_firing:
             self._note(by_time)
             self._registered_while_firing.discard(by_time)
+
+    def register_many(self, positions: Numbers, times_ms: Numbers) -> None:
+        """Register a timer for each of several keys of the part, given by their positions."""
+        if self._has_no_clock:
+            self._refuse("registerTimers")
+        if self._fires_from_ms is not None and (times_ms <= self._fires_from_ms).any():
+            self._change_each(self.register, positions, times_ms)
+            return
+        of_keys = self._table.stored_keys(TIMERS_ID, positions)
+        self._write_many(of_keys, _many_stored_keys(of_keys, times_ms), _NOTHING)
+
+    def delete_many(self, positions: Numbers, times_ms: Numbers) -> None:
+        """Delete a timer of each of several keys of the part, given by their positions."""
+        if self._has_no_clock:
+            self._refuse("deleteTimers")
+        of_keys = self._table.stored_keys(TIMERS_ID, positions)
+        stored = _many_stored_keys(of_keys, times_ms)
+        if self._fires_from_ms is not None:
+            end, waiting = _after(self._fires_from_ms), self._registered_while_firing
+            if any(self._last_taken < key < end or key in waiting for key in stored.by_time):
+                self._change_each(self.delete, positions, times_ms)
+                return
+        self._write_many(of_keys, stored, None)
+
+    def _change_each(
+        self, change: Callable[[int], None], positions: Numbers, times_ms: Numbers
+    ) -> None:
+        current = self._table.current
+        event_time_ms = current.event_time_ms
+        try:
+            for position, time_ms in zip(positions.tolist(), times_ms.tolist(), strict=True):
+                self._table.enter(position)
+                change(time_ms)
+        finally:
+            current.leave()
+            current.event_time_ms = event_time_ms
+
+    def _write_many(
+        self, of_keys: Sequence[bytes], stored: _StoredTimers, value: bytes | None
+    ) -> None:
+        self._table.write_below_each(of_keys, stored.below_keys, value)
+        self._table.write_many_below(TIME_INDEX, stored.by_time, value)
 
     def of_current_key(self) -> Iterator[int]:
         """Return an iterator over the current key's timers in the order of time."""
@@ -114,7 +166,7 @@ class Timers:
         for stored_key, left in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
                 timer = _timer(stored_key)
-                if self.parked and (timer.key_group, timer.encoded_key) in self.parked:
+                if self.parked and timer.key in self.parked:
                     if left == _FIRES_ALL_THE_SAME:  # the key was parked behind the deletion
                         self._table.write_below(TIME_INDEX, stored_key, None)
                     continue
@@ -130,7 +182,7 @@ class Timers:
         """Return when the next timer of any key is due, ``None`` if there is none."""
         if self.parked:
             timers = (_timer(stored_key) for stored_key, _ in self._table.scan(TIME_INDEX))
-            found = (t for t in timers if (t.key_group, t.encoded_key) not in self.parked)
+            found = (t for t in timers if t.key not in self.parked)
             timer = next(found, None)
             return None if timer is None else timer.time_ms
         first = self._table.first_below(TIME_INDEX)
@@ -163,7 +215,7 @@ class Timers:
     def _refuse_to_fire_again(self, timer: DueTimer) -> NoReturn:
         raise StateError(
             f"{self._where}: the timer of {timer.time_ms} ms of the key with the stored bytes "
-            f"{timer.encoded_key.hex()} is due for the second time in one epoch. Nothing of this "
+            f"{timer.key[1].hex()} is due for the second time in one epoch. Nothing of this "
             "epoch was committed. This is a bug of the library: report it"
         )
 
@@ -173,6 +225,18 @@ class Timers:
             "'ProcessingTime' or 'EventTime'",
             "UNSUPPORTED_OPERATION",
         )
+
+
+def _many_stored_keys(of_keys: Sequence[bytes], times_ms: Numbers) -> _StoredTimers:
+    times = encode_times(times_ms)
+    id_end = KEY_GROUP_BYTES + len(TIMERS_ID)
+    return _StoredTimers(
+        [of_key + time for of_key, time in zip(of_keys, times, strict=True)],
+        [
+            TIME_INDEX + time + of_key[:KEY_GROUP_BYTES] + of_key[id_end:]
+            for of_key, time in zip(of_keys, times, strict=True)
+        ],
+    )
 
 
 def _after(time_ms: int) -> bytes:
@@ -185,6 +249,5 @@ def _timer(stored_key: bytes) -> DueTimer:
     group_end = time_end + KEY_GROUP_BYTES
     return DueTimer(
         decode_time(stored_key[len(TIME_INDEX) : time_end]),
-        stored_key[time_end:group_end],
-        stored_key[group_end:],
+        (stored_key[time_end:group_end], stored_key[group_end:]),
     )

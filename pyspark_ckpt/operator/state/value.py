@@ -170,9 +170,7 @@ class ValueState:
         >>> count.getMany(keys)["n"].tolist()
         [4, 5]
         """
-        stored_keys = self._table.stored_keys(
-            self._state_id, positions_of(keys, self._value_columns.what)
-        )
+        stored_keys = self._stored_keys(keys)
         stored = self._table.get_many(stored_keys)
         if self._aging is not None:
             stored = [
@@ -215,9 +213,7 @@ class ValueState:
         >>> count.get()
         (1,)
         """
-        stored_keys = self._table.stored_keys(
-            self._state_id, positions_of(keys, self._value_columns.what)
-        )
+        stored_keys = self._stored_keys(keys)
         stamp = b"" if self._aging is None else self._aging.stamp()
         prefix = stamp + self._codec.prefix
         encoded = self._value_columns.encoded(values, len(stored_keys), prefix)
@@ -244,10 +240,7 @@ class ValueState:
         >>> count.exists()
         False
         """
-        for key in self._table.stored_keys(
-            self._state_id, positions_of(keys, self._value_columns.what)
-        ):
-            self._table.delete(key)
+        self._table.delete_many(self._stored_keys(keys))
 
     def _stored_keys(self, keys: pd.DataFrame | pa.Table) -> list[bytes]:
         positions = positions_of(keys, self._value_columns.what)

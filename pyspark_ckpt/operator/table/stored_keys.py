@@ -16,6 +16,9 @@ entries by accident.
 from __future__ import annotations
 
 import struct
+from typing import Any
+
+import numpy as np
 
 MAX_STATES = 255
 """Most states of one operator; the timers have the next id."""
@@ -31,6 +34,8 @@ _KEY_GROUP = struct.Struct(">H")
 _TIME = struct.Struct(">Q")
 _TIME_OFFSET = 1 << 63
 
+Numbers = np.ndarray[Any, Any]
+
 
 def encode_key_group(key_group: int) -> bytes:
     """Return the two bytes that stored keys of a key group start with."""
@@ -40,6 +45,13 @@ def encode_key_group(key_group: int) -> bytes:
 def encode_time(time_ms: int) -> bytes:
     """Return a time in milliseconds, any 64-bit integer, as bytes in the order of time."""
     return _TIME.pack(time_ms + _TIME_OFFSET)
+
+
+def encode_times(times_ms: Numbers) -> list[bytes]:
+    """Return :func:`encode_time` of each time; they are 64-bit integers."""
+    shifted = times_ms.astype(np.int64).view(np.uint64) ^ np.uint64(_TIME_OFFSET)
+    data = shifted.astype(">u8").tobytes()
+    return [data[start : start + TIME_BYTES] for start in range(0, len(data), TIME_BYTES)]
 
 
 def decode_time(data: bytes) -> int:

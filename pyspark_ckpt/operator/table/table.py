@@ -254,9 +254,23 @@ class StateTable:
         """Delete an entry that no scan has to see."""
         self._writes.add(key, None)
 
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Delete several entries that no scan has to see."""
+        self._writes.add_many(keys, [None] * len(keys))
+
     def write_below(self, prefix: bytes, key: bytes, value: bytes | None) -> None:
         """Write or, with ``None``, delete an entry that :meth:`scan` of `prefix` must see."""
         self._writes.add_below(prefix, key, value)
+
+    def write_many_below(self, prefix: bytes, keys: Sequence[bytes], value: bytes | None) -> None:
+        """Write one value to, or delete, several entries that :meth:`scan` of `prefix` must see."""
+        self._writes.add_many_below(prefix, keys, value)
+
+    def write_below_each(
+        self, prefixes: Sequence[bytes], keys: Sequence[bytes], value: bytes | None
+    ) -> None:
+        """Write one value to, or delete, several entries; a scan of its prefix must see each."""
+        self._writes.add_below_each(prefixes, keys, value)
 
     def is_written(self, key: bytes) -> bool:
         """Return whether the epoch has written an entry."""

@@ -85,7 +85,7 @@ class UndoableWrites(EpochWrites):
             self._note(key)
         super().add(key, value)
 
-    def add_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def add_many(self, keys: Sequence[bytes], values: Sequence[Write]) -> None:
         """Write several entries that no scan has to see."""
         if self._in_call:
             for key in keys:
@@ -97,9 +97,27 @@ class UndoableWrites(EpochWrites):
         if self._in_call:
             self._note(key)
             if (prefix, key) not in self._below_before:
-                below = self._below.get(prefix, {})
+                below = self._written_below(prefix)
                 self._below_before[prefix, key] = below.get(key, NOT_WRITTEN)
         super().add_below(prefix, key, value)
+
+    def add_many_below(self, prefix: bytes, keys: Sequence[bytes], value: Write) -> None:
+        """Write one value to several entries that :meth:`scan` of `prefix` must see."""
+        if not self._in_call:
+            super().add_many_below(prefix, keys, value)
+            return
+        for key in keys:
+            self.add_below(prefix, key, value)
+
+    def add_below_each(
+        self, prefixes: Sequence[bytes], keys: Sequence[bytes], value: Write
+    ) -> None:
+        """Write one value to several entries, each of which :meth:`scan` of its prefix must see."""
+        if not self._in_call:
+            super().add_below_each(prefixes, keys, value)
+            return
+        for prefix, key in zip(prefixes, keys, strict=True):
+            self.add_below(prefix, key, value)
 
     def spill(self) -> None:
         """Move all writes in memory to disk, but not during a call."""

@@ -28,6 +28,9 @@ _MOVED_BYTES = 1 << 20
 _ENTRY_BYTES = 250
 """Memory of an entry besides its bytes: two objects, two dictionary slots."""
 
+_MOST_BELOW_EACH = 64
+"""Most groups of entries, each below a prefix of its own, that a scan looks for its prefix in."""
+
 _DELETED = b"\x00"
 _PUT = b"\x01"
 
@@ -50,6 +53,7 @@ class EpochWrites:
         self._directory = directory
         self._memory: dict[bytes, Write] = {}
         self._below: dict[bytes, dict[bytes, Write]] = {}
+        self._below_each: list[dict[bytes, bytes]] = []
         self._bytes = 0
         self._held_back_bytes = 0
         self._spilled: StateBackend | None = None
@@ -103,16 +107,11 @@ class EpochWrites:
         if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
-    def add_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write several entries that no scan has to see; part of them if all are too many."""
+    def add_many(self, keys: Sequence[bytes], values: Sequence[Write]) -> None:
+        """Write several entries that no scan has to see; a spill may come between them."""
         for start in range(0, len(keys), FRAME_ENTRIES):
             end = start + FRAME_ENTRIES
-            some_keys, some_values = keys[start:end], values[start:end]
-            self._memory.update(zip(some_keys, some_values, strict=True))
-            self._bytes += _ENTRY_BYTES * len(some_keys)
-            self._bytes += sum(map(len, some_keys)) + sum(map(len, some_values))
-            if self._bytes + self._held_back_bytes > self._limit_bytes:
-                self.spill()
+            self._add_some(keys[start:end], values[start:end])
 
     def add_below(self, prefix: bytes, key: bytes, value: Write) -> None:
         """Write one entry that :meth:`scan` of `prefix` must see."""
@@ -127,19 +126,57 @@ class EpochWrites:
         if self._bytes + self._held_back_bytes > self._limit_bytes:
             self.spill()
 
+    def add_many_below(self, prefix: bytes, keys: Sequence[bytes], value: Write) -> None:
+        """Write one value to several entries that :meth:`scan` of `prefix` must see."""
+        for start in range(0, len(keys), FRAME_ENTRIES):
+            some = keys[start : start + FRAME_ENTRIES]
+            self._below.setdefault(prefix, {}).update(dict.fromkeys(some, value))
+            self._add_some(some, [value] * len(some))
+
+    def add_below_each(
+        self, prefixes: Sequence[bytes], keys: Sequence[bytes], value: Write
+    ) -> None:
+        """Write one value to several entries, each of which :meth:`scan` of its prefix must see."""
+        for start in range(0, len(keys), FRAME_ENTRIES):
+            end = start + FRAME_ENTRIES
+            some = keys[start:end]
+            of_prefixes = dict(zip(prefixes[start:end], some, strict=True))
+            if len(of_prefixes) < len(some) or len(self._below_each) == _MOST_BELOW_EACH:
+                for prefix, key in zip(prefixes[start:end], some, strict=True):
+                    self.add_below(prefix, key, value)
+                continue
+            # Most prefixes are never scanned, and a dictionary for each would cost the most.
+            self._below_each.append(of_prefixes)
+            self._add_some(some, [value] * len(some))
+
+    def _add_some(self, keys: Sequence[bytes], values: Sequence[Write]) -> None:
+        self._memory.update(zip(keys, values, strict=True))
+        self._bytes += _ENTRY_BYTES * len(keys)
+        self._bytes += sum(map(len, keys)) + sum(map(len, filter(None, values)))
+        if self._bytes + self._held_back_bytes > self._limit_bytes:
+            self.spill()
+
+    def _written_below(self, prefix: bytes) -> dict[bytes, Write]:
+        """Return the writes in memory that a scan of a prefix must see."""
+        for of_prefixes in self._below_each:
+            key = of_prefixes.get(prefix)
+            if key is not None:
+                self._below.setdefault(prefix, {})[key] = self._memory[key]
+        return self._below.get(prefix, {})
+
     def newest_below(self, prefix: bytes) -> Write:
         """Return the newest write in memory below a prefix, ``None`` for a delete or no write."""
-        written = self._below.get(prefix)
+        written = self._written_below(prefix)
         return next(reversed(written.values())) if written else None
 
     def first_below(self, prefix: bytes) -> bytes | None:
         """Return the lowest key below a prefix that has a value in memory, without sorting."""
-        written = self._below.get(prefix, {})
+        written = self._written_below(prefix)
         return min((key for key, value in written.items() if value is not None), default=None)
 
     def scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, Write]]:
         """Yield the writes below a prefix in key order, deletes included, at least up to `end`."""
-        written: Iterable[tuple[bytes, Write]] = self._below.get(prefix, {}).items()
+        written: Iterable[tuple[bytes, Write]] = self._written_below(prefix).items()
         if end is not None:  # only the wanted writes are sorted
             written = [write for write in written if write[0] < end]
         in_memory = iter(sorted(written))
@@ -181,6 +218,7 @@ class EpochWrites:
                 self._spill_place = Path(tempfile.mkdtemp(prefix="spilled-", dir=self._directory))
                 self._spilled = open_temporary(self._spill_place / "writes")
             self._below.clear()
+            self._below_each.clear()
             self._spilled_entries += len(self._memory)
             self._spilled.apply(self._taken_in_order(), str(next(self._spills)))
         except BaseException as exc:

@@ -117,18 +117,19 @@ class ArrowAlarm(ckpt.ArrowProcessor):
 
 
 class ArrowAlarms(ArrowAlarm):
-    """The same for all keys of a time at once."""
+    """The same for all timers at once."""
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
-        raise AssertionError("it is called key by key")
+        raise AssertionError("it is called timer by timer")
 
     def handleExpiredTimers(
-        self, keys: pa.Table, timerValues: Any, expiredTimerInfo: Any
+        self, keys: pa.Table, timers: pa.Table, timerValues: Any
     ) -> Iterator[pa.Table]:
-        fired = expiredTimerInfo.getExpiryTimeInMs()
-        assert self.last.getMany(keys).column("v").to_pylist() == [fired] * len(keys)
+        fired = timers.column("time_ms")
+        assert timers.column("key_position").equals(keys.column("key_position"))
+        assert self.last.getMany(keys).column("v").equals(fired)
         self.last.clearMany(keys)
-        what, v = pa.array(["fired"] * len(keys)), pa.array([fired - ORIGIN_MS] * len(keys))
+        what, v = pa.array(["fired"] * len(keys)), pc.subtract(fired, ORIGIN_MS)
         yield keys.append_column("what", what).append_column("v", v)
 
 

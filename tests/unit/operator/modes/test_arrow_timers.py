@@ -1,4 +1,4 @@
-"""Timers of many keys come to a processor of Arrow tables in one call for each time."""
+"""All due timers come to a processor of Arrow tables in one call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from pyspark_ckpt.operator.run.processing import EpochProcessing
 from tests.unit.operator.run.test_processing import COLUMNS, OUTPUT, Input, frame_of
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 
-Fired = tuple[int, list[str | None], list[int | None]]
+Fired = list[tuple[str | None, list[int], int | None]]
+"""The keys of a call, the times of the timers of each, and its count before."""
 
 
 class Alarms(ckpt.ArrowProcessor):
     """Sets a timer at each row's number, and counts the timers of a key."""
 
-    def __init__(self, also: Callable[[Alarms, pa.Table, int], None] | None = None) -> None:
+    def __init__(self, also: Callable[[Alarms, pa.Table, pa.Table], None] | None = None) -> None:
         self.also = also
-        self.fired: list[Fired] = []
+        self.calls: list[Fired] = []
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -39,15 +40,21 @@ class Alarms(ckpt.ArrowProcessor):
         )
 
     def handleExpiredTimers(
-        self, keys: pa.Table, timerValues: Any, expiredTimerInfo: Any
+        self, keys: pa.Table, timers: pa.Table, timerValues: Any
     ) -> Iterator[pa.Table]:
-        time_ms = expiredTimerInfo.getExpiryTimeInMs()
+        assert keys.column("key_position").to_pylist() == list(range(len(keys)))
         before = self.count.getMany(keys).column("n")
-        self.fired.append((time_ms, keys.column("k").to_pylist(), before.to_pylist()))
-        self.count.updateMany(keys, pa.table({"n": pc.add(pc.fill_null(before, 0), 1)}))
+        times: list[list[int]] = [[] for _ in range(len(keys))]
+        for timer in timers.to_pylist():
+            times[timer["key_position"]].append(timer["time_ms"])
+        names = keys.column("k").to_pylist()
+        self.calls.append(list(zip(names, times, before.to_pylist(), strict=True)))
+        fired = pa.array(map(len, times), pa.int64())
+        self.count.updateMany(keys, pa.table({"n": pc.add(pc.fill_null(before, 0), fired)}))
         if self.also is not None:
-            self.also(self, keys, time_ms)
-        yield keys.append_column("n", pa.array([time_ms] * len(keys)))
+            self.also(self, keys, timers)
+        its_keys = keys.take(timers.column("key_position"))
+        yield its_keys.append_column("n", timers.column("time_ms"))
 
     def close(self) -> None:
         pass
@@ -88,22 +95,21 @@ def subtask(subtask_epochs: SubtaskEpochs) -> Subtask:
 ROWS: Input = [("a", 40), ("b", 40), (None, 40), ("c", 30), ("a", 50), ("c", 2000)]
 
 
-def test_all_keys_of_a_time_come_in_one_call_by_time(subtask: Subtask) -> None:
+def test_all_timers_come_in_one_call(subtask: Subtask) -> None:
     processor = Alarms()
     output = subtask.run(processor, ROWS)
-    # Keys of one time are in the order of their stored form, which begins with the key group.
-    assert processor.fired == [
-        (30, ["c"], [None]),
-        (40, ["a", "b", None], [None, None, None]),
-        (50, ["a"], [1]),
+    # By time, and keys of one time in the order of their stored form.
+    assert processor.calls == [
+        [("c", [30], None), ("a", [40, 50], None), ("b", [40], None), (None, [40], None)]
     ]
-    assert output == [("c", 30), ("a", 40), ("b", 40), (None, 40), ("a", 50)]
+    assert output == [("c", 30), ("a", 40), ("a", 50), ("b", 40), (None, 40)]
     assert subtask.run_.timers_fired == 5
     processor = Alarms()
     assert subtask.run(processor) == []
+    assert processor.calls == []
     subtask.epochs.set_time(3000)
     assert subtask.run(processor) == [("c", 2000)]
-    assert processor.fired == [(2000, ["c"], [1])]
+    assert processor.calls == [[("c", [2000], 1)]]
 
 
 def test_more_timers_than_are_read_together_come_in_several_calls(
@@ -112,46 +118,63 @@ def test_more_timers_than_are_read_together_come_in_several_calls(
     monkeypatch.setattr(processing, "TIMERS_AT_ONCE", 2)
     processor = Alarms()
     assert len(subtask.run(processor, ROWS)) == 5
-    assert [(time, keys) for time, keys, _ in processor.fired] == [
-        (30, ["c"]), (40, ["a"]), (40, ["b", None]), (50, ["a"]),
-    ]  # fmt: skip
+    assert processor.calls == [
+        [("c", [30], None), ("a", [40], None)],
+        [("b", [40], None), (None, [40], None)],
+        [("a", [50], 1)],
+    ]
 
 
-def test_timers_that_a_call_registers_fire_in_their_time_and_no_sooner(subtask: Subtask) -> None:
-    def again(self: Alarms, keys: pa.Table, time_ms: int) -> None:
-        if time_ms == 40:
-            self.handle.registerTimers(keys, [20] * len(keys))  # due: fires in the next epoch
-            self.handle.deleteTimers(keys.slice(0, 1), [50])  # fires all the same, as in PySpark
+def test_due_timers_that_a_call_registers_fire_in_the_next_epoch(subtask: Subtask) -> None:
+    def again(self: Alarms, keys: pa.Table, timers: pa.Table) -> None:
+        self.handle.registerTimers(keys, [20] * len(keys))
+        self.handle.deleteTimers(keys.slice(0, 1), [20])
 
-    processor = Alarms(again)
-    subtask.run(processor, ROWS)
-    assert [time for time, *_ in processor.fired] == [30, 40, 50]
+    subtask.run(Alarms(again), ROWS)
     after = Alarms()
     subtask.run(after)
-    assert after.fired == [(20, ["a", "b", None], [2, 1, 1])]
+    assert after.calls == [[("a", [20], 2), ("b", [20], 1), (None, [20], 1)]]
     last = Alarms()
     subtask.run(last)
-    assert last.fired == []
+    assert last.calls == []
+
+
+def test_a_timer_of_a_later_call_that_is_deleted_fires_all_the_same(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in PySpark, where an earlier timer of the key deletes it."""
+    monkeypatch.setattr(processing, "TIMERS_AT_ONCE", 2)
+
+    def delete(self: Alarms, keys: pa.Table, timers: pa.Table) -> None:
+        self.handle.deleteTimers(keys, [50] * len(keys))
+
+    processor = Alarms(delete)
+    subtask.run(processor, ROWS)
+    assert processor.calls[-1] == [("a", [50], 1)]
+    after = Alarms()
+    subtask.run(after)
+    assert after.calls == []
 
 
 def test_keyed_state_belongs_to_no_single_key_there(subtask: Subtask) -> None:
-    def reads(self: Alarms, keys: pa.Table, time_ms: int) -> None:
+    def reads(self: Alarms, keys: pa.Table, timers: pa.Table) -> None:
         with pytest.raises(StateUseError, match="outside a key"):
             self.count.get()
 
-    subtask.run(Alarms(reads), ROWS)
+    processor = Alarms(reads)
+    subtask.run(processor, ROWS)
+    assert processor.calls
 
 
 def test_an_error_names_the_step_and_the_keys_are_known_to_a_capture(subtask: Subtask) -> None:
-    def fails(self: Alarms, keys: pa.Table, time_ms: int) -> None:
-        if time_ms == 40:
-            raise RuntimeError("no such luck")
+    def fails(self: Alarms, keys: pa.Table, timers: pa.Table) -> None:
+        raise RuntimeError("no such luck")
 
     with pytest.raises(ProcessorError, match=r"handleExpiredTimers.*no such luck") as raised:
         subtask.run(Alarms(fails), ROWS)
     assert "operator 'u', subtask 0" in str(raised.value)
     decoded = [COLUMNS.decode_key(key) for _, key in subtask.run_.timers_under_way]
-    assert decoded == [("a",), ("b",), (None,)]
+    assert decoded == [("c",), ("a",), ("b",), (None,)]
 
 
 def test_without_the_method_each_timer_has_a_call(subtask: Subtask) -> None:

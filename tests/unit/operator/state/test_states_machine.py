@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -337,14 +339,32 @@ class StatesMachine(RuleBasedStateMachine):
         self.handle.deleteTimer(time_ms)
         self.model.timers.discard((time_ms, self.key))
 
+    @rule(timers=st.lists(st.tuples(TIMES_MS, POSITIONS), max_size=6), is_delete=st.booleans())
+    def change_timers_of_many_keys(self, timers: list[tuple[int, int]], is_delete: bool) -> None:
+        times_ms = [time_ms for time_ms, _ in timers]
+        keys = pa.table({"key_position": pa.array([key for _, key in timers], pa.int64())})
+        if is_delete:
+            self.handle.deleteTimers(keys, times_ms)
+            self.model.timers -= set(timers)
+        else:
+            self.handle.registerTimers(keys, times_ms)
+            self.model.timers |= set(timers)
+        self.to_key(self.key)
+
     def fire_timers(self) -> None:
+        """Fire all timers one by one, or together if there is an even number of them."""
         fired = []
+        together = len(self.model.timers) % 2 == 0
         while due := self.handle.timers.take_due(self.time_ms, 2):
-            for timer in due:
-                position = KEYS.index((timer.key_group, timer.encoded_key))
-                self.epochs.to_key(position)
-                self.handle.deleteTimer(timer.time_ms)
-                fired.append((timer.time_ms, position))
+            its = [(timer.time_ms, KEYS.index(timer.key)) for timer in due]
+            if together:
+                times_ms, positions = np.array(its).T
+                self.handle.timers.delete_many(positions, times_ms)
+            else:
+                for time_ms, position in its:
+                    self.epochs.to_key(position)
+                    self.handle.deleteTimer(time_ms)
+            fired += its
         assert fired == sorted(one for one in self.model.timers if one[0] <= self.time_ms)
         self.model.timers -= set(fired)
         earliest = min(self.model.timers, default=(None, 0))[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pyspark_ckpt.errors import PlanError, StateError
@@ -47,7 +49,7 @@ class Epochs:
         while due := self.timers.take_due(now_ms, most):
             assert len(due) <= most
             for timer in due:
-                fired.append((timer.time_ms, KEYS.index((timer.key_group, timer.encoded_key))))
+                fired.append((timer.time_ms, KEYS.index(timer.key)))
                 self.subtask.to_key(fired[-1][1])
                 handle(*fired[-1])
                 self.timers.delete(timer.time_ms)
@@ -98,6 +100,39 @@ def test_timers_fire_once_in_the_order_of_time_over_all_keys(
     assert epochs.timers.earliest_ms() is None
     epochs.subtask.end()
     assert epochs.subtask.entries() == {}
+
+
+def test_timers_of_many_keys_are_those_of_each(epochs: Epochs, later: Callable[[], object]) -> None:
+    def many(*timers: tuple[int, int]) -> tuple[Any, Any]:
+        return tuple(np.array(timers, np.int64).T)
+
+    register, delete = epochs.timers.register_many, epochs.timers.delete_many
+    register(*many((0, 30), (3, -5), (0, LAST), (4, FIRST), (1, 10)))
+    register(*many((0, 30), (1, 20)))
+    delete(*many((1, 10), (2, 10), (0, LAST)))
+    later()
+    assert [epochs.of_key(position) for position in range(5)] == [[30], [20], [], [-5], [FIRST]]
+    assert epochs.timers.earliest_ms() == FIRST
+    assert epochs.fire(30) == [(FIRST, 4), (-5, 3), (20, 1), (30, 0)]
+
+
+def test_timers_of_many_keys_change_while_timers_fire_as_those_of_each(epochs: Epochs) -> None:
+    """A due one waits for the next epoch, and one that is to fire fires although it is deleted."""
+    for position in range(2):
+        epochs.register(position, 10, 20, 30)
+    first = epochs.timers.take_due(20, 1)
+    assert [timer.time_ms for timer in first] == [10]
+    positions = np.array([0, 1])
+    epochs.timers.register_many(positions, np.array([5, 40]))
+    epochs.timers.delete_many(positions, np.array([20, 30]))
+    epochs.timers.delete_many(positions[:1], np.array([10]))
+    due = epochs.timers.take_due(20, 10)
+    assert [(timer.time_ms, KEYS.index(timer.key)) for timer in due] == [(10, 1), (20, 0), (20, 1)]
+    epochs.timers.delete_many(np.array([1, 0, 1]), np.array([10, 20, 20]))
+    assert epochs.timers.take_due(20, 10) == []
+    epochs.end()
+    assert [epochs.of_key(position) for position in range(2)] == [[5, 30], [40]]
+    assert epochs.fire(20) == [(5, 0)]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 100])
@@ -199,7 +234,7 @@ def test_a_timer_that_has_fired_can_be_registered_for_the_next_epoch(
 
 def test_what_is_taken_names_time_and_key(epochs: Epochs) -> None:
     epochs.register(2, 10)
-    assert epochs.timers.take_due(10, 1) == [DueTimer(10, *KEYS[2])]
+    assert epochs.timers.take_due(10, 1) == [DueTimer(10, KEYS[2])]
 
 
 def test_timers_can_be_deleted_while_they_are_listed(

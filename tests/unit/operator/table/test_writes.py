@@ -6,12 +6,14 @@ import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_ckpt.operator.table import writes as epoch_writes
+from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import (
     FRAME_ENTRIES,
     NOT_WRITTEN,
@@ -240,31 +242,85 @@ def test_overlaid_streams_are_one_dictionary_over_the_other(
     assert list(merged) == sorted((lower | upper).items())
 
 
-_KEYS = st.sampled_from([prefix + rest for prefix in (b"p", b"q") for rest in (b"", b"a", b"\xff")])
-_OPERATIONS = st.lists(st.tuples(_KEYS, st.none() | st.binary(max_size=2)) | st.just("spill"))
+_PREFIXES = [b"p", b"q"]
+_KEYS = st.sampled_from([prefix + rest for prefix in _PREFIXES for rest in (b"", b"a", b"\xff")])
+_VALUES = st.none() | st.binary(max_size=2)
+_WRITES = st.tuples(_KEYS, _VALUES) | st.tuples(st.lists(_KEYS, max_size=4), _VALUES)
+_OPERATIONS = st.lists(_WRITES | st.just("spill"))
 
 
-@settings(max_examples=60)
-@given(operations=_OPERATIONS)
+def write_below(
+    writes: EpochWrites, keys: bytes | list[bytes], value: Write, expected: dict[bytes, Write]
+) -> None:
+    """Write one key; several keys, each below its prefix; or several below the same prefix."""
+    if isinstance(keys, bytes):
+        writes.add_below(keys[:1], keys, value)
+        expected[keys] = value
+        return
+    if len({key[:1] for key in keys}) == 1:
+        writes.add_many_below(keys[0][:1], keys, value)
+    else:
+        writes.add_below_each([key[:1] for key in keys], keys, value)
+    expected |= dict.fromkeys(keys, value)
+
+
+def check_scans(writes: EpochWrites, expected: dict[bytes, Write]) -> None:
+    for prefix in _PREFIXES:
+        wanted = sorted(item for item in expected.items() if item[0].startswith(prefix))
+        assert list(writes.scan(prefix)) == wanted
+        newest = writes.newest_below(prefix)
+        assert newest is None or newest in dict(wanted).values()
+        if not writes.is_spilled:
+            first = next((key for key, value in wanted if value is not None), None)
+            assert writes.first_below(prefix) == first
+
+
+@settings(max_examples=100)
+@given(operations=_OPERATIONS, most=st.sampled_from([1, 64]))
 def test_scans_see_all_writes_below_a_prefix(
-    operations: list[tuple[bytes, Write] | str],
+    operations: list[tuple[Any, Write] | str], most: int
 ) -> None:
     writes = EpochWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(epoch_writes, "_MOST_BELOW_EACH", most)
+        try:
+            expected: dict[bytes, Write] = {}
+            for operation in operations:
+                if isinstance(operation, str):
+                    writes.spill()
+                    assert writes.newest_below(b"p") is None
+                else:
+                    write_below(writes, *operation, expected)
+            check_scans(writes, expected)
+            assert pairs(writes) == sorted(expected.items())
+        finally:
+            writes.close()
+
+
+@settings(max_examples=100)
+@given(
+    calls=st.lists(st.tuples(st.lists(_WRITES, max_size=5), st.sampled_from(["", "keep", "undo"])))
+)
+def test_an_undone_call_has_written_nothing(
+    calls: list[tuple[list[tuple[Any, Write]], str]],
+) -> None:
+    """Writes come in calls that are kept or undone, and outside of calls."""
+    writes = UndoableWrites(1 << 20, IN_MEMORY and Path(IN_MEMORY))
     try:
         expected: dict[bytes, Write] = {}
-        for operation in operations:
-            if isinstance(operation, str):
-                writes.spill()
-                assert writes.newest_below(b"p") is None
-            else:
-                key, value = operation
-                writes.add_below(key[:1], key, value)
-                expected[key] = value
-        for prefix in (b"p", b"q"):
-            wanted = sorted(item for item in expected.items() if item[0].startswith(prefix))
-            assert list(writes.scan(prefix)) == wanted
-            newest = writes.newest_below(prefix)
-            assert newest is None or newest in dict(wanted).values()
+        for operations, end in calls:
+            before = dict(expected)
+            if end:
+                writes.begin()
+            for operation in operations:
+                write_below(writes, *operation, expected)
+            check_scans(writes, expected)
+            if end == "keep":
+                writes.keep()
+            elif end == "undo":
+                writes.undo()
+                expected = before
+            check_scans(writes, expected)
         assert pairs(writes) == sorted(expected.items())
     finally:
         writes.close()
