@@ -34,6 +34,7 @@ from benchmarks.workloads.nexmark_processors import (
     LocalItems,
     NewSellers,
 )
+from benchmarks.workloads.session_arrow import ArrowSessions
 from benchmarks.workloads.session_processors import RowsSessions
 
 _EVENTS = 200_000
@@ -162,6 +163,7 @@ def _queries() -> Sequence[_Query]:
             _bids_of_bidders,
             bidder_sessions,
             in_jvm=lambda df: bid_sessions(_bidders_only(df)),
+            in_arrow=(partial(ArrowSessions, _GAP_MS), "key"),
         ),
     ]
 

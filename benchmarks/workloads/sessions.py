@@ -24,7 +24,8 @@ from benchmarks.runs.case import (
     Workload,
 )
 from benchmarks.runs.input_files import read_files, write_files
-from benchmarks.runs.spark_operators import BACKENDS, PANDAS, ROWS, ours, ours_name, pysparks
+from benchmarks.runs.spark_operators import ARROW, BACKENDS, PANDAS, ROWS, ours, ours_name, pysparks
+from benchmarks.workloads.session_arrow import ArrowSessions
 from benchmarks.workloads.session_processors import PandasSessions, RowsSessions
 
 INPUT = "key long, time_ms long"
@@ -57,6 +58,18 @@ def sessions(scale: float, *, with_programs: bool = False) -> Workload:
     contenders: list[Contender | Program] = [
         ours(mode, make, "key", OUTPUT, backend, prepare=with_event_time, time_mode="EventTime")
         for mode, make in of_mode.items()
+        for backend in BACKENDS
+    ]
+    contenders += [
+        ours(
+            ARROW,
+            partial(ArrowSessions, GAP_MS),
+            "key",
+            OUTPUT,
+            backend,
+            prepare=with_event_time,
+            time_mode="EventTime",
+        )
         for backend in BACKENDS
     ]
     contenders.append(Contender(JVM, Kind.PEER, partial(session_windows, GAP_MS)))
