@@ -98,8 +98,9 @@ class ArrowProcessor(StatefulProcessor):
     ) -> Iterable[pa.Table] | None:
         """Handle all timers that are due; called on an executor, at most once per epoch.
 
-        More than 100,000 timers come in several calls, the earliest first. If a processor does not
-        override this method, ``handleExpiredTimer`` is called for each timer.
+        More than 100,000 timers come in several calls, the earliest first. The timers are deleted
+        before the call; one that it registers and that is due fires in the next epoch. If a
+        processor does not override this method, ``handleExpiredTimer`` is called for each timer.
 
         Parameters
         ----------

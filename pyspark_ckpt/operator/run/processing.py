@@ -342,10 +342,11 @@ class EpochProcessing:
         keys, timers = self._timer_tables(
             [self._decode_key(key) for _, key in times_of], list(times_of.values())
         )
+        # Before the call, which may register one of them again, for the next epoch.
+        self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
         handler: Any = self._processor
         self.origins.begin(self._step)
         self._output.extend(handler.handleExpiredTimers(keys, timers, self._timer_values))
-        self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
         self.timers_under_way = ()
         if self._output.rows:
             yield from self._written()

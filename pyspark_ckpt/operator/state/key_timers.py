@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -166,23 +166,25 @@ class KeyTimers:
         is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
         if is_arrow and pa.types.is_signed_integer(given.type) and not given.null_count:
             times: Numbers = given.to_numpy()
-        elif isinstance(given, np.ndarray) and given.dtype.kind == "i":
+        elif type(given) is np.ndarray and given.dtype.kind == "i":  # and not a masked array
             times = given
         else:
-            times = np.array(self._checked(method, keys, given), np.int64)
+            listed = given.to_pylist() if is_arrow else given
+            times = np.array([self._whole(method, time) for time in listed], np.int64)
         if len(times) != keys:
-            self._refuse(method, keys, len(times))
+            raise StateValueError(
+                f"{self._where}: {method} got {len(times)} times for {keys} keys: give one whole "
+                "number of milliseconds per key"
+            )
         return times
 
-    def _checked(self, method: str, keys: int, given: Any) -> list[int]:
-        is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
-        times: list[Any] = given.to_pylist() if is_arrow else list(given)
-        if any(pd.isna(time) or int(time) != time or abs(time) >= 1 << 63 for time in times):
-            self._refuse(method, keys, len(times))
-        return list(map(int, times))
-
-    def _refuse(self, method: str, keys: int, times: int) -> NoReturn:
+    def _whole(self, method: str, time: Any) -> int:
+        try:
+            if time == (whole := int(time)) and -(1 << 63) <= whole < 1 << 63:
+                return whole
+        except (TypeError, ValueError, OverflowError, np.ma.MaskError):  # a null, NaN, infinity
+            pass
         raise StateValueError(
-            f"{self._where}: {method} got {times} times for {keys} keys: give one whole number of "
-            "milliseconds per key"
+            f"{self._where}: {method} got the time {time!r}: give one whole number of milliseconds "
+            "per key"
         )

@@ -125,15 +125,31 @@ def test_more_timers_than_are_read_together_come_in_several_calls(
     ]
 
 
-def test_due_timers_that_a_call_registers_fire_in_the_next_epoch(subtask: Subtask) -> None:
+@pytest.mark.parametrize("most", [1, 2, 100])
+def test_due_timers_that_a_call_registers_fire_in_the_next_epoch(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Also at the time of a timer that fires, in whichever call."""
+    monkeypatch.setattr(processing, "TIMERS_AT_ONCE", most)
+
     def again(self: Alarms, keys: pa.Table, timers: pa.Table) -> None:
-        self.handle.registerTimers(keys, [20] * len(keys))
-        self.handle.deleteTimers(keys.slice(0, 1), [20])
+        its_keys = keys.take(timers.column("key_position"))
+        its_keys = its_keys.filter(pc.equal(timers.column("time_ms"), 40))
+        self.handle.registerTimers(its_keys, [40] * len(its_keys))
+        self.handle.registerTimers(its_keys, [20] * len(its_keys))
+        of_b = its_keys.filter(pc.equal(its_keys.column("k"), "b"))
+        self.handle.deleteTimers(of_b, [20] * len(of_b))
 
     subtask.run(Alarms(again), ROWS)
     after = Alarms()
     subtask.run(after)
-    assert after.calls == [[("a", [20], 2), ("b", [20], 1), (None, [20], 1)]]
+    fired = [(k, times) for call in after.calls for k, times, _ in call]
+    if most == 100:
+        assert fired == [("a", [20, 40]), (None, [20, 40]), ("b", [40])]
+    times_of: dict[str | None, list[int]] = {}
+    for k, times in fired:
+        times_of.setdefault(k, []).extend(times)
+    assert times_of == {"a": [20, 40], None: [20, 40], "b": [40]}
     last = Alarms()
     subtask.run(last)
     assert last.calls == []
