@@ -210,7 +210,7 @@ def test_refused_and_cut_off(job: Job) -> None:
         flip_bit(broken)
         with refused(ckpt.CorruptFileError, broken.name, unchanged=Path(savepoint)):
             fork.start(savepoint)
-        with refused(ckpt.RestoreError, "interrupted", unchanged=fork.location_path):
+        with refused(ckpt.RestoreError, "has not ended", unchanged=fork.location_path):
             fork.start()
         broken.write_bytes(whole)
     job.feed.add(file_of(1))

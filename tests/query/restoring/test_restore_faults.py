@@ -97,7 +97,7 @@ def test_each_single_operation_of_a_restore_fails_in_turn(
         if error is not None:
             assert isinstance(error, (OSError, ckpt.CkptError)), error
         if (location / SEEDING_MARKER).exists():
-            with refused(ckpt.RestoreError, "interrupted", unchanged=location):
+            with refused(ckpt.RestoreError, "has not ended", unchanged=location):
                 restores.start(location.parent, restore=False)
         restores.succeed(number, chance.choice([2, 3]))
     assert digests(restores.savepoint) == before
