@@ -18,10 +18,10 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; eleven minutes
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; ten to thirteen minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
-test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; forty minutes
+test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
 hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes
