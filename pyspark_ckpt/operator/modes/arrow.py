@@ -96,7 +96,7 @@ class ArrowProcessor(StatefulProcessor):
     def handleExpiredTimers(
         self, keys: pa.Table, timers: pa.Table, timerValues: TimerValues
     ) -> Iterable[pa.Table] | None:
-        """Handle all timers that are due; called on an executor, at most once per epoch.
+        """Handle all timers that are due; called on an executor, once in an epoch that has any.
 
         More than 100,000 timers come in several calls, the earliest first. The timers are deleted
         before the call; one that it registers and that is due fires in the next epoch. If a

@@ -106,7 +106,7 @@ class KeyTimers:
     ) -> None:
         """Register a timer for each of several keys.
 
-        For ``handleInputBatch`` and ``handleInputArrow``.
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class KeyTimers:
     ) -> None:
         """Delete a timer of each of several keys.
 
-        For ``handleInputBatch`` and ``handleInputArrow``.
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
 
         Parameters
         ----------

@@ -149,7 +149,7 @@ class ValueState:
     def getMany(self, keys: Keys) -> Keys:
         """Return the values of several keys as columns, a row per key in their order.
 
-        For ``handleInputBatch`` and ``handleInputArrow``.
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
 
         Parameters
         ----------
@@ -192,7 +192,7 @@ class ValueState:
     def updateMany(self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table) -> None:
         """Set the values of several keys from columns, a row per key in their order.
 
-        For ``handleInputBatch`` and ``handleInputArrow``.
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ class ValueState:
     def clearMany(self, keys: pd.DataFrame | pa.Table) -> None:
         """Remove the values of several keys.
 
-        For ``handleInputBatch`` and ``handleInputArrow``.
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
 
         Parameters
         ----------
