@@ -29,7 +29,7 @@ hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; 
 		tests/parity tests/query tests/recovery tests/faults $(ARGS)
 
 # Each module in a process: what the sessions of one set is still there for those of the next.
-conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; half an hour
+conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; up to an hour
 	for module in tests/conformance/test_*.py tests/conformance/connect/test_*.py; do \
 		$(BIN)/python -m pytest $$module $(ARGS) || failed=$$?; \
 	done; exit $${failed:-0}
