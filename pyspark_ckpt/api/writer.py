@@ -26,6 +26,7 @@ from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.settings import ClaimMode, Settings, read_settings
 from pyspark_ckpt.spark.paths import shared_directory
 from pyspark_ckpt.spark.plan import operators_of, source_ids
+from pyspark_ckpt.spark.session import settings_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
@@ -483,7 +484,7 @@ class CheckpointedStreamWriter(SinkWriter):
         return plan_of_request(request, operators_of(self._stream))
 
     def _read_settings(self) -> Settings:
-        return read_settings(self._stream.sparkSession.conf.getAll, self._ckpt_options)
+        return read_settings(settings_of(self._stream.sparkSession), self._ckpt_options)
 
     def _settings(self, spark: SparkSession) -> Settings:
         settings = self._read_settings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -24,14 +25,15 @@ def qualified_path(spark: SparkSession, path: str) -> str:
         return path
     if is_connect(spark):
         return connect.qualified(spark, path)
-    hadoop = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+    java: Any = spark._jvm
+    file_systems = getattr(java, f"{_HADOOP}.FileSystem")
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    default = str(hadoop.FileSystem.getDefaultUri(conf).toString())
+    default = str(file_systems.getDefaultUri(conf).toString())
     if match is not None and not default.startswith(f"{match['scheme']}:"):
         return path
-    system = hadoop.FileSystem
-    file_system = system.getLocal(conf) if default.startswith("file:") else system.get(conf)
-    return str(file_system.makeQualified(hadoop.Path(path)).toString())
+    is_local = default.startswith("file:")
+    file_system = file_systems.getLocal(conf) if is_local else file_systems.get(conf)
+    return str(file_system.makeQualified(getattr(java, f"{_HADOOP}.Path")(path)).toString())
 
 
 def shared_directory(spark: SparkSession, path: str | None) -> str | None:
@@ -56,4 +58,5 @@ def shared_directory(spark: SparkSession, path: str | None) -> str | None:
     return storage.url
 
 
+_HADOOP = "org.apache.hadoop.fs"
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")

@@ -145,7 +145,7 @@ def is_active(spark: SparkSession, query_id: str) -> bool:
         return connect.is_active(spark, query_id)
     jvm: Any = spark._jvm
     active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    return bool(active.containsKey(jvm.java.util.UUID.fromString(query_id)))
+    return bool(active.containsKey(getattr(jvm, "java.util.UUID").fromString(query_id)))
 
 
 def _stateful(plan: Any) -> Iterator[OperatorDescriptor | SparkOperator]:

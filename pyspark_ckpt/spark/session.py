@@ -22,6 +22,10 @@ STATE_STORE_PROVIDERS = frozenset(
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
+_STRING = "java.lang.String"
+_BETWEEN = "\0"
+"""Between settings that are read in one call. A setting that has it itself is read on its own."""
+
 
 def is_grouped(groups: object) -> bool:
     """Return whether an object is what ``groupBy`` returns, on either kind of session."""
@@ -53,6 +57,26 @@ def tasks_at_once(spark: SparkSession) -> int:
     return spark.sparkContext.defaultParallelism
 
 
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    """Return all settings of a session.
+
+    PySpark's own ``getAll`` asks a classic session's JVM for each of them, and then for one more,
+    which fails; that took 25 ms, several times at each start of a query.
+    """
+    if is_connect(spark):
+        return spark.conf.getAll
+    java: Any = spark._jvm
+    entries = spark.conf._jconf.getAllAsJava()
+    values_in_java = entries.__getattr__("values")()  # Py4J's own `values` asks for each of them
+    keys, values = (
+        getattr(java, _STRING).join(_BETWEEN, part).split(_BETWEEN)
+        for part in (entries.keySet(), values_in_java)
+    )
+    if not len(keys) == len(values) == entries.size():
+        return spark.conf.getAll
+    return dict(zip(keys, values, strict=True))
+
+
 def reading_session(spark: SparkSession) -> SparkSession:
     """Return a new session that reads Spark's state store as the query does.
 
@@ -61,7 +85,7 @@ def reading_session(spark: SparkSession) -> SparkSession:
     if is_connect(spark):
         return connect.new_session(spark)
     session = spark.newSession()
-    for key, value in spark.conf.getAll.items():
+    for key, value in settings_of(spark).items():
         if key.startswith(_STATE_STORE_SETTINGS):
             session.conf.set(key, value)
     return session

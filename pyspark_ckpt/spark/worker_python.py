@@ -48,14 +48,16 @@ def check_workers(spark: SparkSession) -> None:
         _check_memory(spark.conf.get)
         return
     context: Any = spark.sparkContext
-    _warn_of_wheels(context)
-    _check_memory(context.getConf().get)
+    conf = context._conf.get  # PySpark's getConf copies all of it, in a call of the JVM for each
+    _warn_of_wheels(str(conf(_PY_FILES, "")))
+    _check_memory(conf)
     if not str(context.master).startswith("local") or context._python_includes:
         return  # other machines, or Python files that the user added to the workers
     executable = shutil.which(context.pythonExec) or str(context.pythonExec)
     if Path(executable).absolute().parent == Path(sys.executable).absolute().parent:
         return  # python and python3 of one environment
-    of_spark = spark._jvm.org.apache.spark.api.python.PythonUtils.sparkPythonPath()  # type: ignore[union-attr]
+    java: Any = spark._jvm
+    of_spark = getattr(java, "org.apache.spark.api.python.PythonUtils").sparkPythonPath()
     paths = (of_spark, context.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
     problem = _problem_of(executable, os.pathsep.join(str(path) for path in paths if path))
     if problem is not None:
@@ -65,10 +67,9 @@ def check_workers(spark: SparkSession) -> None:
         )
 
 
-def _warn_of_wheels(context: Any) -> None:
+def _warn_of_wheels(py_files: str) -> None:
     """Warn of wheels that Spark does not put on the workers' path, and says nothing about."""
-    files = str(context.getConf().get(_PY_FILES, "")).split(",")
-    wheels = [Path(file).name for file in files if file.lower().endswith(".whl")]
+    wheels = [Path(file).name for file in py_files.split(",") if file.lower().endswith(".whl")]
     if wheels:
         logger.warning(
             "Spark ignores wheels in --py-files (%s): its Python workers do not find %s. %s",
