@@ -327,7 +327,6 @@ def _open(directory: Path, *, create: bool) -> lmdb.Environment:
         create=create,
         sync=False,
         metasync=False,
-        meminit=False,
         readahead=False,
         max_readers=MAX_READERS,
     )

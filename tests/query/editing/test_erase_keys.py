@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import OFTEN, Feed, Job, digests
+from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, digests
 from tests.query.model import Count, expected_after
 
 EVENTS = [(name, v) for v in range(3) for name in ("ada.lovelace", "bob", "cleo")]
@@ -34,7 +34,12 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path, Feed(tmp_path / "in"), options=OFTEN)
 
 
-def test_no_savepoint_has_a_byte_of_the_key(job: Job, tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.wide_variants
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_savepoint_has_a_byte_of_the_key(
+    job: Job, tmp_path: Path, spark: SparkSession, backend: str
+) -> None:
+    job = job.using({BACKEND: backend})
     savepoints = tmp_path / "sp"
     with job.running() as query:
         job.feed.add(EVENTS)
