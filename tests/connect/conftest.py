@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -46,8 +47,8 @@ def run_client() -> RunClient:
     def run(
         program: Path, remote: str, *arguments: object, python: Path | str = sys.executable
     ) -> str:
-        done = subprocess.run(
-            [str(python), "-W", "ignore", str(program), *map(str, arguments)],
+        client = subprocess.Popen(
+            [str(python), "-X", "faulthandler", "-W", "ignore", str(program), *map(str, arguments)],
             env={
                 **os.environ,
                 "SPARK_REMOTE": remote,
@@ -55,12 +56,16 @@ def run_client() -> RunClient:
                 "PYSPARK_PYTHON": str(python),
                 "PYSPARK_DRIVER_PYTHON": str(python),
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=500,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr[-6000:]
-        return done.stdout
+        try:
+            printed, errors = client.communicate(timeout=500)
+        except subprocess.TimeoutExpired:
+            client.send_signal(signal.SIGABRT)  # it then writes where each of its threads is
+            printed, errors = client.communicate()
+        assert client.returncode == 0, f"{client.returncode}: {printed}\n{errors[-10_000:]}"
+        return printed
 
     return run
