@@ -35,7 +35,7 @@ def test_there_are_eight_short_examples() -> None:
     assert max(path.read_text().count("\n") for path in EXAMPLES) < MOST_LINES
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @each([path for path in EXAMPLES[::-1] if path.stem != POSTGRES])  # the first is short
 def test_an_example_equals_plain_python(
     path: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -47,6 +47,7 @@ def test_an_example_equals_plain_python(
     assert capsys.readouterr().out.splitlines()[-1].startswith("OK: ")
 
 
+@pytest.mark.wide
 def test_the_example_of_postgresql_skips_the_repeated_epoch(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

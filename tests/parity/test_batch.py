@@ -25,6 +25,7 @@ def same(df: DataFrame, processor: Any, output: str, time_mode: str, name: str) 
     return rows
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("processor", [Operations, PandasOperations])
 def test_state_within_one_run(spark: SparkSession, processor: type[Operations]) -> None:
     """The processor runs once over all rows of a key, from empty state."""

@@ -100,6 +100,7 @@ def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> N
 DIRECTORY = "spark.ckpt.execution.checkpointing.savepoint-dir"
 
 
+@pytest.mark.wide
 def test_an_unfinished_epoch(spark: SparkSession, tmp_path: Path) -> None:
     """It is refused, unless it may be left out; then its rows are read again, in new epochs."""
     program = Continued(spark, tmp_path, operations.INPUT, Operations, operations.OUTPUT)

@@ -245,7 +245,7 @@ class Loose(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("keys", "count"),
     [
@@ -294,6 +294,7 @@ class OneFrame(OneRow):
             yield yielded
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("processor", [OneRow, OneFrame])
 def test_what_is_yielded_again_and_again(
     both: Callable[..., Both], processor: type[OneRow]

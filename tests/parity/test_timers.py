@@ -95,6 +95,7 @@ class PandasClockTimers(ClockTimers, PandasTimers):
     pass
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("processor", [ClockTimers, PandasClockTimers])
 def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> None:
     """A due timer fires once, in the next epoch, with and without rows of the key."""

@@ -66,7 +66,7 @@ def counts_until(epoch: int) -> dict[str, int]:
     return dict(Counter(keys))
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_readers_of_subsumed_checkpoints(job: Job, backend: str) -> None:
     """Some read late, some are killed; each reads exactly the epoch that it opened."""

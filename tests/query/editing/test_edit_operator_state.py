@@ -93,7 +93,7 @@ def later(saved: tuple[Job, str], savepoint: str, base: Path) -> list[Row]:
     return rows
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     spark = job.spark
@@ -197,6 +197,7 @@ class Leases(StatefulProcessor):
         pass
 
 
+@pytest.mark.wide
 def test_intervals_of_years_and_months(spark: SparkSession, tmp_path: Path) -> None:
     """A DataFrame has intervals, and functions get and return their months."""
     job = Job(

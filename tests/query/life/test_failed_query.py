@@ -57,6 +57,7 @@ class Jammed(Alarm):
         yield
 
 
+@pytest.mark.wide
 def test_a_drain_that_fails_raises_in_all_waiting_callers(job: Job) -> None:
     """The program that waits for the query does not end as a success."""
     job = job.but(feed=timed_feed(job.base / "timed"), processor=Jammed)

@@ -144,6 +144,7 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     assert in_order(got) == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_the_id_of_an_epoch(job: Job) -> None:
     """The id is equal if an epoch is repeated, differs after a rollback, and exists only there."""
     ids: list[ckpt.EpochId] = []

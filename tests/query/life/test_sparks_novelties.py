@@ -56,6 +56,7 @@ def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
     assert sequences(rows) == counted(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_format_2_of_the_state_store(job: Job) -> None:
     """A restart and a fork read the files whose names have ids."""
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"

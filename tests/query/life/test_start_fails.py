@@ -11,6 +11,7 @@ from tests.query.harness import Job, refused
 from tests.query.model import events_of, expected_after, in_order
 
 
+@pytest.mark.wide
 def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> None:
     """Nothing is written, no query is left; without the note the query continues."""
     job.feed.add(events_of(0))

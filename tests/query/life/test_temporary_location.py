@@ -93,6 +93,7 @@ def test_a_savepoint_at_its_end(job: Job) -> None:
     until(lambda: not location.exists(), f"{location} stays")
 
 
+@pytest.mark.wide
 def test_it_stays_after_an_error(job: Job) -> None:
     """It stays, as Spark's does, unless Spark's setting says otherwise."""
     job.feed.add(events_of(0))

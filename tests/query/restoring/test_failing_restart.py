@@ -143,6 +143,7 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
 
 
+@pytest.mark.wide
 def test_a_rescale_at_an_epoch_that_ran_again_after_a_power_loss(job: Job) -> None:
     """Its state is that of the epoch with more rows, not that of the epoch that was lost."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -207,6 +208,7 @@ def test_a_location_that_is_half_exchanged_starts(
         again.stop()
 
 
+@pytest.mark.wide
 def test_a_driver_that_starts_meanwhile_keeps_its_location(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

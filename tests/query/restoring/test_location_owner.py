@@ -81,6 +81,7 @@ def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) -> None:
     """Its checkpoints are of later epochs: refused, and both ways that the message names work."""
     job = elsewhere(job).using({RETAINED: 1})
@@ -106,6 +107,7 @@ def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) 
         assert in_order([*before, *way.result()]) == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_a_rollback_gives_the_location_another_directory_and_back(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 def test_a_start_that_spark_refuses_leaves_the_location_fresh(job: Job) -> None:
     """The query has an id by then; a restore into the location takes another, and its directory."""
     job = elsewhere(job)

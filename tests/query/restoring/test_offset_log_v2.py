@@ -103,6 +103,7 @@ def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str
         check(feeds, again, len(feeds.rows) - len(events_of(3)) - len(events_of(53)))
 
 
+@pytest.mark.wide
 def test_sources_get_names_by_a_restore_and_keep_them(feeds: TwoFeeds) -> None:
     job = feeds.base
     feeds.add(0)

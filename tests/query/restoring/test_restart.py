@@ -125,6 +125,7 @@ def test_local_copies_lost_between_runs(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.wide
 @pytest.mark.everywhere
 def test_foreach_batch_with_two_actions(job: Job) -> None:
     """Scenario 15: two actions on one batch apply the batch to the state once."""

@@ -41,6 +41,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
 
 
+@pytest.mark.wide
 def test_a_live_state_continues_with_the_query(job: Job) -> None:
     """It is read before, during and after restarts, also by a sink, until the query ends."""
     in_sink: list[tuple[int, int]] = []
@@ -228,6 +229,7 @@ def test_restart_with_another_program(job: Job) -> None:
             query.restartWith(job.df())
 
 
+@pytest.mark.wide
 def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) -> None:
     """A stop waits for the batch, so the batch must not wait for the stop."""
     queries: list[ckpt.CheckpointedQuery] = []

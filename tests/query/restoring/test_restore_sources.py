@@ -157,6 +157,7 @@ def test_output_of_forks_around_compactions(job: Job) -> None:
 SOURCE_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("interval", "epochs"),
     [(15, 13), pytest.param(20, 51, marks=pytest.mark.wide)],
@@ -185,6 +186,7 @@ def test_compactions_of_a_source_that_spark_would_not_guess(
 RATES = ("rate", "rate-micro-batch")
 
 
+@pytest.mark.wide
 def test_rates_continue_where_they_were(job: Job) -> None:
     """With Spark's two rate sources in one query, a fork reads what the original has not."""
 
@@ -285,6 +287,7 @@ def with_log(savepoint: Path, metadata: CheckpointMetadata, name: str, content: 
     (savepoint / "_metadata").write_bytes(encode_metadata(changed))
 
 
+@pytest.mark.wide
 def test_an_offset_of_another_kind_of_source(job: Job) -> None:
     """Both directions are refused by name, before anything is written."""
 

@@ -103,6 +103,7 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
     assert digests(savepoint) == before
 
 
+@pytest.mark.wide
 def test_copies_take_all_slots_of_a_query_that_waits(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_failure_on_the_executors(job: Job) -> None:
     assert list((job.base / "savepoints").iterdir()) == []
 
 
+@pytest.mark.wide
 @pytest.mark.everywhere
 def test_sink_of_a_fork(job: Job) -> None:
     """A fork may not write into the path of another query; into a new one it can be read back."""
@@ -221,6 +223,7 @@ def test_sink_of_a_fork(job: Job) -> None:
     assert job.spark.read.load(str(job.base / "out2")).count() == 20
 
 
+@pytest.mark.wide
 @pytest.mark.everywhere
 def test_a_fork_into_a_table(job: Job) -> None:
     """It is created as Spark does, can be read by its name, and never belongs to another query."""

@@ -187,7 +187,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "keys",
     [("st",), tuple(KEYS), *(pytest.param((n,), marks=pytest.mark.soak) for n in ("list", "span"))],

@@ -125,6 +125,7 @@ class Picky(Count):
             raise ZeroDivisionError("what the user did wrong")
 
 
+@pytest.mark.wide
 def test_processor_that_raises(job: Job) -> None:
     """The query's error names uid, key and cause; repaired and restarted, the result is exact."""
     mended = job.base / "mended"

@@ -111,6 +111,7 @@ def savepoint_bytes(path: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.wide
 def test_the_same_before_and_behind_the_shuffle(job: Job, tmp_path: Path) -> None:
     """Also byte for byte in a savepoint; a restart on another backend goes over to the other."""
     feed = Epochs(tmp_path / "rows")

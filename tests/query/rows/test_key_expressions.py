@@ -99,6 +99,7 @@ def test_the_keys_are_those_of_group_by(job: Job, make_keys: MakeKeys) -> None:
     assert (first.names, first.row) == (",".join(names), ",".join(df.columns))
 
 
+@pytest.mark.wide
 def test_restored_at_another_parallelism(job: Job) -> None:
     """The state is found by the expression's value, and an alias of the same name is one key."""
 

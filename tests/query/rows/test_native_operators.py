@@ -198,7 +198,7 @@ def numbered_by_spark(rows: DataFrame) -> DataFrame:
 SESSIONS, PROCESSOR = "sessionWindowStateStoreSaveExec", "transformWithStateInPySparkExec"
 
 
-@pytest.mark.wide_variants
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("plan", "names", "conf", "from_savepoint"),
     [

@@ -239,6 +239,7 @@ def test_beside_other_operators(job: Job) -> None:
     assert [k for k, _ in once.result()] == [KEYS[3]]
 
 
+@pytest.mark.wide
 def test_processor_that_raises(job: Job) -> None:
     """An error in handleInitialState names the key; the next start makes the state again."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")

@@ -236,6 +236,7 @@ def test_a_gap_of_many_epochs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
         check_all(query, joined(map(events_of, range(7))), 6)
 
 
+@pytest.mark.wide
 def test_restored_and_started_again(job: Job, tmp_path: Path) -> None:
     """A fork at another parallelism, and a query that continues, read what they restored."""
     events = [*events_of(0), *events_of(1)]

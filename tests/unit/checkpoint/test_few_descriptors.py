@@ -122,5 +122,6 @@ def test_a_task_without_descriptors_blames_no_file_and_continues_later(
     in_a_process(epochs_of_a_subtask, tmp_path, backend_type)
 
 
+@pytest.mark.wide
 def test_a_checkpoint_without_descriptors_aborts_and_the_next_is_taken(tmp_path: Path) -> None:
     in_a_process(checkpoints, tmp_path)

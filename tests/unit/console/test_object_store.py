@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -18,6 +19,7 @@ KEY = '{"type":"struct","fields":[{"name":"k","type":"string","nullable":true,"m
 LOCAL = "http://127.0.0.1:8270"
 
 
+@pytest.mark.wide
 def test_pages_of_queries_in_a_bucket(s3_url: str, snapshot: CheckpointMetadata) -> None:
     operators = tuple(
         msgspec.structs.replace(operator, key_schema=KEY, handles=())
