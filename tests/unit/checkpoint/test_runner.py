@@ -5,198 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
-from pyspark_ckpt.formats.layout import segment_path, source_log_path
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.formats.layout import segment_path
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.listener import CheckpointListener
-from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
-from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
-from pyspark_ckpt.snapshot.pin import ReaderPin
-from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from tests.faults.epochs import Epochs, restored_epoch
+from tests.unit.checkpoint.runner_query import (
+    QUERY,
+    SUBTASKS,
+    Heard,
+    Query,
+    directories,
+    failed,
+    take,
+)
 
-QUERY = "0123456789"
-SUBTASKS = frozenset(Subtask("count", number) for number in range(4))
 TIMEOUT_MS = 700
-
-
-class FaultyStorage(LocalStorage):
-    """A storage that fails or hangs when ``_metadata`` is written, before or after it exists."""
-
-    before: Exception | None = None
-    after: Exception | None = None
-    pipe_after: Path | None = None
-
-    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        is_metadata = relative.endswith("/_metadata")
-        if is_metadata and self.before is not None:
-            raise self.before
-        written = super().write(relative, chunks)
-        if is_metadata and self.pipe_after is not None:
-            self.pipe_after.read_bytes()
-        if is_metadata and self.after is not None:
-            raise self.after
-        return written
-
-
-class Paused(LocalStorage):
-    """A storage whose driver is paused before it writes or deletes one file."""
-
-    def __init__(self, root: Path, operation: str) -> None:
-        super().__init__(root)
-        self._operation = operation
-        self._is_there, self._goes_on = threading.Event(), threading.Event()
-
-    def begin(self, work: Callable[[], object]) -> Future[object]:
-        """Begin to do something in another thread; return when it is paused."""
-        pool = ThreadPoolExecutor(1)
-        future = pool.submit(work)
-        pool.shutdown(wait=False)
-        assert self._is_there.wait(60)
-        return future
-
-    def go_on(self) -> None:
-        self._goes_on.set()
-
-    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        self._pause_at(f"write {relative}")
-        return super().write(relative, chunks)
-
-    def delete(self, relatives: Iterable[str]) -> None:
-        paths = tuple(relatives)
-        for path in paths:
-            self._pause_at(f"delete {path}")
-        super().delete(paths)
-
-    def _pause_at(self, operation: str) -> None:
-        if operation.startswith(self._operation):
-            self._is_there.set()
-            assert self._goes_on.wait(60)
-
-
-class Heard(CheckpointListener):
-    """A listener that keeps what it is notified of."""
-
-    def __init__(self) -> None:
-        self.completed: list[CompletedCheckpoint] = []
-        self.aborted: list[AbortedCheckpoint] = []
-
-    def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
-        self.completed.append(checkpoint)
-
-    def onCheckpointAborted(self, checkpoint: AbortedCheckpoint) -> None:
-        self.aborted.append(checkpoint)
-
-
-class Query:
-    """A query without Spark: commits epochs, and has a segment and a source log for each."""
-
-    def __init__(self, storage: FaultyStorage, snapshot: CheckpointMetadata) -> None:
-        self.storage = storage
-        self.epoch: int | None = None
-        self.pipe: Path | None = None
-        self.error: Exception | None = None
-        self.segments: list[FileReference] = []
-        self.gathered: list[int] = []
-        self._snapshot = snapshot
-
-    def commit(self) -> int:
-        self.epoch = 0 if self.epoch is None else self.epoch + 1
-        self.segments.append(self.storage.write(segment_path("count", 0, self.epoch), [b"segment"]))
-        return self.epoch
-
-    def committed_epoch(self) -> int | None:
-        return self.epoch
-
-    def snapshot(self, epoch: int) -> CheckpointMetadata:
-        """Gather an epoch; hang until something writes to the pipe."""
-        self.gathered.append(epoch)
-        if self.error is not None:
-            raise self.error
-        path = source_log_path(0, "0", f"{epoch:016}{0:048}")
-        log = (
-            FileReference(path, 3, "")
-            if self.storage.exists(path)
-            else self.storage.write(path, [b"log"])
-        )
-        if self.pipe is not None:
-            self.pipe.read_bytes()
-        (operator,) = self._snapshot.operators
-        base = operator.handles[0].base
-        handles = (
-            msgspec.structs.replace(operator.handles[0], subtask=0, base=base),
-            msgspec.structs.replace(operator.handles[1], subtask=1, base=None),
-        )
-        segment = msgspec.structs.replace(
-            operator.handles[0].segments[0], file=self.segments[epoch]
-        )
-        first = msgspec.structs.replace(handles[0], segments=(segment,), epoch=epoch)
-        handles = (first, handles[1])
-        return msgspec.structs.replace(
-            self._snapshot,
-            epoch=epoch,
-            operators=(msgspec.structs.replace(operator, handles=handles),),
-            source_logs=(SourceLog(0, "0", log),),
-        )
-
-    def hang(self) -> None:
-        self.pipe = self.storage.root.parent / "pipe"
-        os.mkfifo(self.pipe)
-
-    def go_on(self) -> None:
-        assert self.pipe is not None
-        pipe, self.pipe = self.pipe, None
-        pipe.open("wb").close()
-
-
-@pytest.fixture
-def query(storage: Storage, snapshot: CheckpointMetadata) -> Query:
-    return Query(FaultyStorage(storage.root), snapshot)
-
-
-@pytest.fixture
-def start(query: Query) -> Iterator[Callable[..., CheckpointRunner]]:
-    """Return a function that starts the query's runner; it can be called again."""
-    runners = []
-
-    def start(**changed: Any) -> CheckpointRunner:
-        settings = Settings(**{"num_retained": 2, "interval_ms": 3_600_000, **changed})
-        runner = CheckpointRunner(QUERY, SUBTASKS, query.storage, settings, query.snapshot)
-        runners.append(runner)
-        return runner
-
-    yield start
-    for runner in runners:
-        runner.close()
-
-
-def take(runner: CheckpointRunner, query: Query) -> CompletedCheckpoint | Refusal:
-    return runner.take(query.committed_epoch, periodic=False)
-
-
-def failed(runner: CheckpointRunner, query: Query) -> CheckpointAbortedError:
-    with pytest.raises(CheckpointAbortedError) as caught:
-        take(runner, query)
-    return caught.value
-
-
-def directories(query: Query) -> list[str]:
-    return [name for name in query.storage.list() if name.startswith("chk-")]
 
 
 def test_a_checkpoint_is_durable_and_returned_and_listeners_are_notified(
@@ -481,168 +317,6 @@ def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_star
     assert [number for number, _ in again.retained()] == [1, 2]
     assert isinstance(take(again, query), CompletedCheckpoint)
     assert directories(query) == ["chk-2", "chk-3"]
-
-
-def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
-    query: Query, start: Callable[..., CheckpointRunner]
-) -> None:
-    """Scenario 23: within one process."""
-    one = start()
-    query.commit()
-    take(one, query)
-    other = start()
-    query.commit()
-    theirs = take(other, query)
-    assert isinstance(theirs, CompletedCheckpoint)
-    assert theirs.checkpoint_id == 2
-    stored = read_metadata(LocalStorage(Path(theirs.path)))
-    query.commit()
-    before = sorted(query.storage.root.rglob("*"))
-    for _ in range(2):
-        assert failed(one, query).reason is AbortReason.FENCED
-    assert not one.tolerance_is_exceeded
-    with pytest.raises(FencedError):
-        one.discard_all()
-    assert sorted(query.storage.root.rglob("*")) == before
-    assert read_metadata(LocalStorage(Path(theirs.path))) == stored
-    take(other, query)
-    assert directories(query) == ["chk-2", "chk-3"]
-
-
-def test_no_file_goes_while_the_driver_before_may_still_publish_its_checkpoint(
-    storage: LocalStorage,
-) -> None:
-    """Scenario 24: it was paused after its last check; the next driver's checkpoint fails."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
-    one = epochs.runner(paused, num_retained=1)
-    epochs.commit()
-    one.take(epochs.committed_epoch, periodic=False)
-    epochs.commit()
-    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
-    other = epochs.runner(num_retained=1)
-    lost = epochs.handles[-1].segments[-1].file
-    assert lost is not None
-    content = storage.read(lost.path)
-    storage.delete([lost.path])  # cannot be read for a moment
-    with pytest.raises(CheckpointAbortedError, match=lost.path):
-        other.take(epochs.committed_epoch, periodic=False)
-    storage.write(lost.path, [content])
-    paused.go_on()
-    taken = taking.result(timeout=60)
-    assert isinstance(taken, CompletedCheckpoint)
-    store = CompletedCheckpoints(storage)
-    assert restored_epoch(store, storage, taken.checkpoint_id) == 1
-    epochs.commit()
-    following = other.take(epochs.committed_epoch, periodic=False)
-    assert isinstance(following, CompletedCheckpoint)
-    assert store.ids() == [4]
-    assert restored_epoch(store, storage, 4) == 2
-
-
-def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_complete(
-    storage: LocalStorage,
-) -> None:
-    """Scenario 24: its files are deleted then, and it stays refused when it takes over again."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
-    one = epochs.runner(paused, num_retained=3)
-    epochs.commit()
-    one.take(epochs.committed_epoch, periodic=False)
-    epochs.commit()
-    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
-    other = epochs.runner()
-    other.take(epochs.committed_epoch, periodic=False)
-    paused.go_on()
-    with pytest.raises(CheckpointAbortedError, match="another driver"):
-        taking.result(timeout=60)
-    one.take_over()
-    epochs.commit()
-    one.take(epochs.committed_epoch, periodic=False)
-    store = CompletedCheckpoints(storage)
-    assert store.ids() == [1, 3, 4]
-    assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
-
-
-def test_a_driver_that_takes_over_again_relies_on_no_copy_that_another_may_delete(
-    storage: LocalStorage,
-) -> None:
-    """Scenario 24: the other driver has found garbage, and is paused before it deletes it."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "delete shared/source-")
-    one = epochs.runner(num_retained=1)
-    epochs.commit()
-    one.take(epochs.committed_epoch, periodic=False)
-    epochs.commit()
-    other = epochs.runner(paused, num_retained=1)
-    taking = paused.begin(lambda: other.take(epochs.committed_epoch, periodic=False))
-    one.take_over()
-    epochs.commit()
-    taken = one.take(epochs.committed_epoch, periodic=False)
-    assert isinstance(taken, CompletedCheckpoint)
-    paused.go_on()
-    taking.result(timeout=60)
-    assert restored_epoch(CompletedCheckpoints(storage), storage, taken.checkpoint_id) == 2
-
-
-def test_discarding_refuses_what_the_driver_before_may_still_publish(
-    storage: LocalStorage,
-) -> None:
-    """Scenario 24: it would be complete, without its files."""
-    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
-    one = epochs.runner(paused)
-    epochs.commit()
-    one.take(epochs.committed_epoch, periodic=False)
-    epochs.commit()
-    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
-    other = epochs.runner()
-    other.close()
-    for _ in range(2):
-        other.discard_all()
-    paused.go_on()
-    with pytest.raises(CheckpointAbortedError, match="another driver"):
-        taking.result(timeout=60)
-    store = CompletedCheckpoints(storage)
-    assert (store.ids(), store.last_id()) == ([], 3)
-
-
-def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
-    query: Query, start: Callable[..., CheckpointRunner]
-) -> None:
-    runner = start()
-    for _ in range(3):
-        query.commit()
-        take(runner, query)
-    last = query.segments[-1].path
-    query.commit()  # and a running epoch's file
-    runner.close()
-    assert take(runner, query) is Refusal.QUERY_ENDED
-    runner.discard_all()
-    assert directories(query) == ["chk-3"]
-    assert query.storage.list("chk-3") == ["_author"]
-    assert query.storage.exists(last)
-    assert query.storage.exists(query.segments[-1].path)
-    assert not query.storage.exists(query.segments[0].path)
-    assert not [name for name in query.storage.list("shared") if name.startswith("source")]
-    runner = start()
-    assert runner.newest() is None
-    taken = take(runner, query)
-    assert isinstance(taken, CompletedCheckpoint)
-    assert taken.checkpoint_id == 4
-
-
-def test_what_a_reader_has_pinned_outlives_discarded_checkpoints(
-    query: Query, start: Callable[..., CheckpointRunner]
-) -> None:
-    runner = start()
-    query.commit()
-    taken = take(runner, query)
-    assert isinstance(taken, CompletedCheckpoint)
-    pin = ReaderPin(RestoreSource(taken.path))
-    (log,) = read_metadata(LocalStorage(Path(taken.path))).source_logs
-    runner.close()
-    runner.discard_all()
-    assert query.storage.exists(log.file.path)
-    pin.close()
-    runner.discard_all()
-    assert directories(query) == ["chk-1"]
 
 
 def test_a_listener_that_raises_or_triggers_harms_nothing(

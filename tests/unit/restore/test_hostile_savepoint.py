@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
-import pickle
 import resource
-import subprocess
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,28 +197,6 @@ def test_a_million_references_to_one_file_is_refused(root: Path, opened: list[st
     log = metadata.source_logs[0]
     tampered(root, msgspec.structs.replace(metadata, source_logs=(log,) * 1_000_000))
     refused(root, opened, CorruptFileError, "limit")
-
-
-class Canary:
-    """Unpickling this makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return subprocess.call, (["touch", str(self.path)],)
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[tuple[bytes, Path]]:
-    """A pickle that makes a file when it is loaded; at the end of the test there must be none."""
-    path = tmp_path / "canary"
-    payload = pickle.dumps(Canary(path))
-    pickle.loads(payload)
-    assert path.exists()  # it would sing
-    path.unlink()
-    yield payload, path
-    assert not path.exists()
 
 
 def test_a_pickle_in_the_place_of_metadata(

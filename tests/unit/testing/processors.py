@@ -238,3 +238,26 @@ class BatchRules(BatchCount):
 
     def handleBroadcastRows(self, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
         yield from rows
+
+
+class Echo(Processor):
+    """Says what it is called for, with timers and a state."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.handleInitialState(key, next(rows), timerValues)
+        self.handle.deleteTimer(0)
+        self.handle.registerTimer(1)
+        yield Row(what="rows", key=key)
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.n.update((initialState.n,))
+        self.handle.registerTimer(0)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        yield Row(what="timer", key=key)

@@ -22,13 +22,12 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
-    Aging,
     Alarm,
     BatchCount,
     BatchRules,
     Collect,
     Count,
-    Everything,
+    Echo,
     PandasCount,
     Processor,
     Rules,
@@ -45,7 +44,7 @@ ATOMIC = st.one_of(
 class TestKeys:
     @given(st.tuples(ATOMIC) | st.tuples(ATOMIC, ATOMIC))
     def test_a_key_comes_to_the_processor_as_it_is_given(self, key: tuple[Any, ...]) -> None:
-        harness = ProcessorHarness(_Echo(), timeMode="ProcessingTime", keyColumns=len(key))
+        harness = ProcessorHarness(Echo(), timeMode="ProcessingTime", keyColumns=len(key))
         given = key if len(key) > 1 else key[0]
         assert harness.test(given, [Row(n=1)]) == [Row(what="rows", key=key)]
         assert harness.setProcessingTime(1) == [Row(what="timer", key=key)]
@@ -234,7 +233,7 @@ class TestTime:
             harness.setWatermark(new_ms)
 
     def test_a_timer_without_a_clock_is_pysparks_error(self) -> None:
-        harness = ProcessorHarness(_Echo())
+        harness = ProcessorHarness(Echo())
         with pytest.raises(ckpt.TimeModeError, match="registerTimer needs a clock") as raised:
             harness.test("ada", [Row(n=1)])
         assert isinstance(raised.value, PySparkValueError)
@@ -260,176 +259,6 @@ class TestTime:
         harness = ProcessorHarness(PandasCount(), timeMode="ProcessingTime")
         harness.testInPandas("ada", pd.DataFrame({"n": [1]}))
         assert isinstance(harness.setProcessingTime(1), pd.DataFrame)
-
-
-class TestTimeToLive:
-    def test_in_processing_time(self) -> None:
-        harness = ProcessorHarness(Aging(10), timeMode="ProcessingTime")
-        harness.setProcessingTime(100)
-        harness.test("ada", [Row(n=1)])
-        harness.setProcessingTime(109)
-        assert harness.peekValueState("seen", "ada") == (1,)
-        harness.setProcessingTime(110)
-        assert harness.peekValueState("seen", "ada") is None
-        assert harness.test("ada", [Row(n=2)]) == [Row(before=None)]
-
-    def test_in_event_time(self) -> None:
-        ttl = ckpt.StateTtlConfig(10, time="event")
-        harness = ProcessorHarness(Aging(ttl), eventTimeExtractor=lambda row: row.at)
-        harness.test("ada", [Row(n=1, at=100), Row(n=2, at=90)])
-        harness.setWatermark(109)
-        assert harness.peek("seen", "ada") == (2,)
-        harness.setWatermark(110)
-        assert harness.peek("seen", "ada") is None
-
-    def test_looking_does_not_make_an_entry_young(self) -> None:
-        ttl = ckpt.StateTtlConfig(10, update="OnReadAndWrite")
-        harness = ProcessorHarness(Aging(ttl), timeMode="ProcessingTime")
-        harness.test("ada", [Row(n=1)])
-        harness.setProcessingTime(9)
-        assert harness.peek("seen", "ada") == (1,)
-        harness.setProcessingTime(10)
-        assert harness.peek("seen", "ada") is None
-
-    def test_event_time_needs_an_extractor(self) -> None:
-        with pytest.raises(ckpt.PlanError, match="no watermark"):
-            ProcessorHarness(Aging(ckpt.StateTtlConfig(10, time="event")))
-
-
-class TestStates:
-    @pytest.mark.parametrize("backend", BACKEND_TYPES)
-    def test_every_kind_can_be_looked_into(self, backend: str) -> None:
-        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime", backend=backend)
-        harness.test("ada", [Row(n=4), Row(n=7)])
-        assert harness.peek("value", "ada") == (7,)
-        assert harness.peek("list", "ada") == [(4,), (7,)]
-        assert harness.peek("map", "ada") == {(1,): (7,)}
-        assert harness.peek("sum", "ada") == (11,)
-        assert harness.peek("mean", "ada") == 5.5
-        assert harness.peek("log") == [("ada 4",), ("ada 7",)]
-        assert harness.peek("rules") == {("limit",): (10,)}
-        assert harness.peekTimers("ada") == [4, 7]
-
-    def test_raw_state_goes_from_epoch_to_epoch(self) -> None:
-        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
-        assert [harness.test("ada", [Row(n=9)])[0].epochs for _ in range(3)] == [0, 1, 2]
-
-    def test_a_key_without_state(self) -> None:
-        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
-        names = ("value", "list", "map", "sum", "mean")
-        assert [harness.peek(name, "eve") for name in names] == [None, [], {}, None, None]
-
-    def test_states_are_set_and_deleted(self) -> None:
-        harness = ProcessorHarness(Everything(), timeMode="ProcessingTime")
-        harness.updateValueState("value", "ada", (1,))
-        harness.updateListState("list", "ada", iter([(2,), (3,)]))
-        harness.updateMapState("map", "ada", {(4,): (5,)})
-        harness.updateMapState("map", "ada", {(6,): (7,)})
-        assert harness.peek("map", "ada") == {(6,): (7,)}
-        for name, empty in (("value", None), ("list", []), ("map", {})):
-            harness.deleteState(name, "ada")
-            assert harness.peek(name, "ada") == empty
-
-    def test_setting_a_state_fires_no_timer(self) -> None:
-        harness = ProcessorHarness(
-            _Echo(), initialStateRow=[("ada", Row(n=5))], timeMode="ProcessingTime"
-        )
-        assert harness.peekTimers("ada") == [0]
-        harness.updateValueState("n", "ada", (6,))
-        assert harness.peekTimers("ada") == [0]
-        assert harness.testMany({}) == [Row(what="timer", key=("ada",))]
-
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (lambda h: h.peek("cuont", "ada"), r"no state 'cuont', only for \['count'\]"),
-            (lambda h: h.peekListState("count", "ada"), "'count' is a ValueState and no ListState"),
-            (lambda h: h.updateMapState("count", "ada", {}), "is a ValueState and no MapState"),
-            (lambda h: h.deleteState("cuont", "ada"), "no state 'cuont'"),
-        ],
-    )
-    def test_what_is_not_there_is_refused(self, call: Any, message: str) -> None:
-        with pytest.raises(ckpt.HarnessUseError, match=f"operator 'harness': .*{message}"):
-            call(ProcessorHarness(Count()))
-
-    def test_keyed_state_needs_a_key(self) -> None:
-        with pytest.raises(ckpt.StateError, match="outside a key"):
-            ProcessorHarness(Count()).peek("count")
-
-    def test_values_must_fit_their_schema(self) -> None:
-        harness = ProcessorHarness(Count())
-        with pytest.raises(ckpt.StateValueError, match=r"state 'count': \('x',\) does not fit"):
-            harness.updateValueState("count", "ada", ("x",))
-        assert harness.peek("count", "ada") is None
-
-
-class TestSnapshots:
-    @pytest.mark.parametrize("before", BACKEND_TYPES)
-    @pytest.mark.parametrize("after", BACKEND_TYPES)
-    def test_a_snapshot_outlives_its_harness(self, before: str, after: str) -> None:
-        files = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
-        harness = ProcessorHarness(
-            Everything(), timeMode="ProcessingTime", keyColumns=2, backend=before, conf=files
-        )
-        day = datetime.date(2024, 2, 29)
-        harness.test((day, "x"), [Row(n=8), Row(n=50)])
-        harness.setProcessingTime(20)
-        snapshot = harness.snapshot()
-        harness.test((day, "x"), [Row(n=1)])
-        del harness
-        gc.collect()
-        again = ProcessorHarness.restored(Everything(), snapshot, backend=after)
-        assert again.peek("sum", (day, "x")) == (58,)
-        assert again.peekTimers((day, "x")) == [50]
-        assert [row.key for row in again.setProcessingTime(50)] == [day]
-
-    def test_going_back(self) -> None:
-        harness = ProcessorHarness(Count(), timeMode="ProcessingTime")
-        harness.test("ada", [Row(n=1)])
-        snapshot = harness.snapshot()
-        for _ in range(2):
-            harness.setProcessingTime(5)
-            assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=2)]
-            harness.restore(snapshot)
-
-    def test_a_snapshot_of_nothing(self) -> None:
-        snapshot = ProcessorHarness(Count()).snapshot()
-        assert ProcessorHarness.restored(Count(), snapshot).test("a", [Row(n=1)]) == [
-            Row(key="a", n=1)
-        ]
-
-    def test_another_operator_is_refused(self) -> None:
-        harness = ProcessorHarness(Count(), uid="count")
-        with pytest.raises(ckpt.IncompatibleStateError, match="uid 'harness', the harness 'count'"):
-            harness.restore(ProcessorHarness(Count()).snapshot())
-
-    def test_a_schema_that_evolves(self) -> None:
-        harness = ProcessorHarness(Count())
-        harness.test("ada", [Row(n=1)])
-        wider = ProcessorHarness.restored(_Wider(), harness.snapshot())
-        assert wider.peek("count", "ada") == (1, None)
-
-    def test_a_schema_that_cannot(self) -> None:
-        harness = ProcessorHarness(Count())
-        harness.test("ada", [Row(n=1)])
-        with pytest.raises(ckpt.IncompatibleStateError, match="state 'count' is stored as value"):
-            ProcessorHarness.restored(_Text(), harness.snapshot())
-        changed = ProcessorHarness(_Text())
-        with pytest.raises(ckpt.IncompatibleStateError):
-            changed.restore(harness.snapshot())
-        assert changed.snapshot().handle.epoch == -1
-
-    def test_a_migration(self) -> None:
-        harness = ProcessorHarness(Count())
-        harness.testMany({"ada": [Row(n=1)], "bob": [Row(n=2)]})
-        text = ckpt.Migration(value=lambda row: (str(row.n),))
-        migrated = ProcessorHarness.restored(
-            _Text(), harness.snapshot(), migrations={"count": text}
-        )
-        assert migrated.peek("count", "ada") == ("1",)
-        migrated.testMany({})
-        migrated.loseLocalCopy()
-        assert migrated.peek("count", "bob") == ("2",)
 
 
 class TestAsInAQuery:
@@ -459,8 +288,8 @@ class TestAsInAQuery:
         "initial", [{"initialStateRow": [("a", None)]}, {"initialStatePandas": [("a", 1)]}]
     )
     def test_an_error_in_initial_state(self, initial: dict[str, Any]) -> None:
-        with pytest.raises(ckpt.ProcessorError, match=r"key .'a',.: _Echo raised Attr.*\n.*File"):
-            ProcessorHarness(_Echo(), **initial)
+        with pytest.raises(ckpt.ProcessorError, match=r"key .'a',.: Echo raised Attr.*\n.*File"):
+            ProcessorHarness(Echo(), **initial)
 
     def test_init_runs_when_the_harness_is_made(self) -> None:
         with pytest.raises(ckpt.PlanError, match="asks for the state 'twice' twice"):
@@ -522,14 +351,6 @@ class TestBroadcast:
             ProcessorHarness(Count()).testBroadcast([Row(n=1)])
 
 
-def test_raw_state_can_be_looked_at() -> None:
-    harness = ProcessorHarness(Everything())
-    assert harness.peekRawState() is None
-    for epoch in (b"1", b"2"):
-        harness.test("ada", [])
-        assert harness.peekRawState() == epoch
-
-
 class TestOutput:
     def test_rows_are_checked_and_returned_as_yielded(self) -> None:
         harness = ProcessorHarness(Count(), outputStructType="n long, key string")
@@ -585,27 +406,6 @@ def test_a_processor_and_a_backend_must_be_one() -> None:
         ProcessorHarness(Count(), backend="paper")
 
 
-class _Echo(Processor):
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.n = handle.getValueState("n", "n long")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
-        self.handleInitialState(key, next(rows), timerValues)
-        self.handle.deleteTimer(0)
-        self.handle.registerTimer(1)
-        yield Row(what="rows", key=key)
-
-    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
-        self.n.update((initialState.n,))
-        self.handle.registerTimer(0)
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        yield Row(what="timer", key=key)
-
-
 class _Order(Processor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         yield Row(key=key[0])
@@ -629,16 +429,6 @@ class _Twice(Processor):
     def init(self, handle: Any) -> None:
         handle.getValueState("twice", "n long")
         handle.getValueState("twice", "n long")
-
-
-class _Wider(Count):
-    def init(self, handle: Any) -> None:
-        self.count = handle.getValueState("count", "n long, since date")
-
-
-class _Text(Count):
-    def init(self, handle: Any) -> None:
-        self.count = handle.getValueState("count", "n string")
 
 
 class _Returns(Processor):

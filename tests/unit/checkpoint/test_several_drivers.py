@@ -1,0 +1,189 @@
+"""Several drivers, readers and discarded checkpoints: what one needs, another one leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.machine import Refusal
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.history.records import CompletedCheckpoint
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.pin import ReaderPin
+from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.faults.epochs import Epochs, restored_epoch
+from tests.unit.checkpoint.runner_query import (
+    Paused,
+    Query,
+    directories,
+    failed,
+    take,
+)
+
+
+def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
+    query: Query, start: Callable[..., CheckpointRunner]
+) -> None:
+    """Scenario 23: within one process."""
+    one = start()
+    query.commit()
+    take(one, query)
+    other = start()
+    query.commit()
+    theirs = take(other, query)
+    assert isinstance(theirs, CompletedCheckpoint)
+    assert theirs.checkpoint_id == 2
+    stored = read_metadata(LocalStorage(Path(theirs.path)))
+    query.commit()
+    before = sorted(query.storage.root.rglob("*"))
+    for _ in range(2):
+        assert failed(one, query).reason is AbortReason.FENCED
+    assert not one.tolerance_is_exceeded
+    with pytest.raises(FencedError):
+        one.discard_all()
+    assert sorted(query.storage.root.rglob("*")) == before
+    assert read_metadata(LocalStorage(Path(theirs.path))) == stored
+    take(other, query)
+    assert directories(query) == ["chk-2", "chk-3"]
+
+
+def test_no_file_goes_while_the_driver_before_may_still_publish_its_checkpoint(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: it was paused after its last check; the next driver's checkpoint fails."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
+    one = epochs.runner(paused, num_retained=1)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner(num_retained=1)
+    lost = epochs.handles[-1].segments[-1].file
+    assert lost is not None
+    content = storage.read(lost.path)
+    storage.delete([lost.path])  # cannot be read for a moment
+    with pytest.raises(CheckpointAbortedError, match=lost.path):
+        other.take(epochs.committed_epoch, periodic=False)
+    storage.write(lost.path, [content])
+    paused.go_on()
+    taken = taking.result(timeout=60)
+    assert isinstance(taken, CompletedCheckpoint)
+    store = CompletedCheckpoints(storage)
+    assert restored_epoch(store, storage, taken.checkpoint_id) == 1
+    epochs.commit()
+    following = other.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(following, CompletedCheckpoint)
+    assert store.ids() == [4]
+    assert restored_epoch(store, storage, 4) == 2
+
+
+def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_complete(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: its files are deleted then, and it stays refused when it takes over again."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
+    one = epochs.runner(paused, num_retained=3)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner()
+    other.take(epochs.committed_epoch, periodic=False)
+    paused.go_on()
+    with pytest.raises(CheckpointAbortedError, match="another driver"):
+        taking.result(timeout=60)
+    one.take_over()
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    store = CompletedCheckpoints(storage)
+    assert store.ids() == [1, 3, 4]
+    assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
+
+
+def test_a_driver_that_takes_over_again_relies_on_no_copy_that_another_may_delete(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: the other driver has found garbage, and is paused before it deletes it."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "delete shared/source-")
+    one = epochs.runner(num_retained=1)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    other = epochs.runner(paused, num_retained=1)
+    taking = paused.begin(lambda: other.take(epochs.committed_epoch, periodic=False))
+    one.take_over()
+    epochs.commit()
+    taken = one.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(taken, CompletedCheckpoint)
+    paused.go_on()
+    taking.result(timeout=60)
+    assert restored_epoch(CompletedCheckpoints(storage), storage, taken.checkpoint_id) == 2
+
+
+def test_discarding_refuses_what_the_driver_before_may_still_publish(
+    storage: LocalStorage,
+) -> None:
+    """Scenario 24: it would be complete, without its files."""
+    epochs, paused = Epochs(storage), Paused(storage.root, "write chk-2/_metadata")
+    one = epochs.runner(paused)
+    epochs.commit()
+    one.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: one.take(epochs.committed_epoch, periodic=False))
+    other = epochs.runner()
+    other.close()
+    for _ in range(2):
+        other.discard_all()
+    paused.go_on()
+    with pytest.raises(CheckpointAbortedError, match="another driver"):
+        taking.result(timeout=60)
+    store = CompletedCheckpoints(storage)
+    assert (store.ids(), store.last_id()) == ([], 3)
+
+
+def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
+    query: Query, start: Callable[..., CheckpointRunner]
+) -> None:
+    runner = start()
+    for _ in range(3):
+        query.commit()
+        take(runner, query)
+    last = query.segments[-1].path
+    query.commit()  # and a running epoch's file
+    runner.close()
+    assert take(runner, query) is Refusal.QUERY_ENDED
+    runner.discard_all()
+    assert directories(query) == ["chk-3"]
+    assert query.storage.list("chk-3") == ["_author"]
+    assert query.storage.exists(last)
+    assert query.storage.exists(query.segments[-1].path)
+    assert not query.storage.exists(query.segments[0].path)
+    assert not [name for name in query.storage.list("shared") if name.startswith("source")]
+    runner = start()
+    assert runner.newest() is None
+    taken = take(runner, query)
+    assert isinstance(taken, CompletedCheckpoint)
+    assert taken.checkpoint_id == 4
+
+
+def test_what_a_reader_has_pinned_outlives_discarded_checkpoints(
+    query: Query, start: Callable[..., CheckpointRunner]
+) -> None:
+    runner = start()
+    query.commit()
+    taken = take(runner, query)
+    assert isinstance(taken, CompletedCheckpoint)
+    pin = ReaderPin(RestoreSource(taken.path))
+    (log,) = read_metadata(LocalStorage(Path(taken.path))).source_logs
+    runner.close()
+    runner.discard_all()
+    assert query.storage.exists(log.file.path)
+    pin.close()
+    runner.discard_all()
+    assert directories(query) == ["chk-1"]
