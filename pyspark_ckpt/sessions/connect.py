@@ -126,11 +126,16 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
 
 
 def _connected(source: Any, session_id: str | None) -> Any:
-    """Return a session of the same server and user, with an id or with a new one."""
+    """Return a session of the same server and user, with an id or with a new one.
+
+    Who asks for it has it closed: PySpark does not.
+    """
     builder = copy.copy(source.client._builder)
     params = {key: value for key, value in builder._params.items() if key != _SESSION_ID}
     builder._params = params if session_id is None else {**params, _SESSION_ID: session_id}
-    return type(source)(connection=builder)
+    session = type(source)(connection=builder)
+    _leave_open(session)
+    return session
 
 
 def id_of(spark: SparkSession) -> str:
@@ -242,8 +247,7 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     ours
         Its id if this process made it, ``None`` if another client may use it too.
     """
-    kind: Any = type(session)
-    session.__class__ = _unfinalized(kind)
+    _leave_open(session)
     users = _clones[session] = _clones.get(spark, spark)
     ending = finalize(session, _unused.put, _Unused(session.client, users, ours))
     ending.atexit = False  # the server continues a query whose client ends
@@ -252,13 +256,20 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     atexit.register(_close_all)
 
 
-@cache
-def _unfinalized(kind: Any) -> Any:
-    """Return a class of sessions whose clients stay open when Python removes the object.
+def _leave_open(session: Any) -> None:
+    """Leave the client of a session open when Python removes the object.
 
     PySpark closes the client then, in whichever thread removes it. That may be a thread of the
-    pool for which the closing waits in PySpark 4.0 and 4.1, so the process would wait for ever.
+    pool for which the closing waits in PySpark 4.0 and 4.1. Then the process would wait for ever,
+    or no session of the process could send anything any more.
     """
+    kind: Any = type(session)
+    session.__class__ = _unfinalized(kind)
+
+
+@cache
+def _unfinalized(kind: Any) -> Any:
+    """Return the class of sessions that do nothing when Python removes the object."""
     if "_is_unfinalized" in vars(kind):
         return kind
     names = {"__del__": lambda _: None, "__module__": kind.__module__, "_is_unfinalized": True}
@@ -283,7 +294,7 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
     _close(client)
     if ours is None or users.is_stopped or any(id_of(each) == ours for each in _kept()):
         return
-    session = _connected(users, ours)  # PySpark has closed the client of the unused object
+    session = _connected(users, ours)  # the client of the unused object is closed
     _clones[session] = users  # so the end of the process closes it
     try:
         if not _active_ids(session):
