@@ -21,6 +21,7 @@ MakeWorkload = Callable[..., Workload]
 WORKLOADS: dict[str, MakeWorkload] = {
     "W0": running_count.small,
     "W1": running_count.large,
+    "W1F": running_count.few_rows,
     "W1R": running_count.each_row,
     "W2": sessions.sessions,
     "W3": wide_state.wide_state,
@@ -30,6 +31,6 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "W7": running_count.skew,
     "W9": wide_rows.wide_rows,
 }
-DEFAULT = ("W1", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9")
+DEFAULT = ("W1", "W1F", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9")
 WITH_PROGRAMS = ("W1", "W2")
 """Those that are also written for peers that are no Spark query."""

@@ -1,4 +1,4 @@
-"""W0, W1, W1R and W7: running count and sum per key, in small and large epochs, and skewed."""
+"""W0, W1, W1F, W1R and W7: running count and sum per key, by size, rows per key, rows out, skew."""
 
 from __future__ import annotations
 
@@ -123,6 +123,28 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
         [_case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)],
         references=[AGG.name, PANDAS],
         targets=_targets(),
+    )
+
+
+def few_rows(scale: float, *, with_programs: bool = False) -> Workload:
+    """Return W1F: 50,000 keys, of which each has two rows in an epoch."""
+    del with_programs
+    contenders: list[Contender | Program] = [
+        *(_ours(PANDAS, backend) for backend in BACKENDS),
+        *(_ours(mode, "rocksdb") for mode in (ROWS, BATCHES)),
+        APPLY,
+        pysparks(PANDAS, counting.PandasCount, "key", counting.OUTPUT),
+        NONE,
+    ]
+    return Workload(
+        "W1F",
+        "w1_few_rows",
+        "W1 with few rows per key",
+        "Two rows per key and epoch on average. The pandas processor is that of PySpark's "
+        "transformWithStateInPandas, unchanged; a frame for each key is most of its time.",
+        [_case(50_000, 100_000, scale, contenders, Epochs(5, 2), Epochs(2, 1), Sink.BATCHES)],
+        references=[PANDAS],
+        targets=[],
     )
 
 
