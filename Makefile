@@ -44,7 +44,7 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400 $(ARGS)
 
-reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables
+reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables; an hour if two at a time
 	$(BIN)/python -m pytest -m reach -o faulthandler_timeout=5400 $(ARGS)
 
 SEEDS ?= 1-1000
