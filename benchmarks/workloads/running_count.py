@@ -127,7 +127,7 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
 
 
 def few_rows(scale: float, *, with_programs: bool = False) -> Workload:
-    """Return W1F: 50,000 keys, of which each has two rows in an epoch."""
+    """Return W1F: 50,000 keys, two rows per key and epoch on average."""
     del with_programs
     contenders: list[Contender | Program] = [
         *(_ours(PANDAS, backend) for backend in BACKENDS),

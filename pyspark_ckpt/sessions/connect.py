@@ -112,6 +112,7 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
     source: Any = spark
     if can_clone(spark):
         session = source.cloneSession()
+        _leave_open(session)
     else:
         session = _connected(source, None)
         static = _modifiable(spark)
@@ -247,7 +248,6 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     ours
         Its id if this process made it, ``None`` if another client may use it too.
     """
-    _leave_open(session)
     users = _clones[session] = _clones.get(spark, spark)
     ending = finalize(session, _unused.put, _Unused(session.client, users, ours))
     ending.atexit = False  # the server continues a query whose client ends

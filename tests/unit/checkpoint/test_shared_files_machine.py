@@ -293,7 +293,7 @@ class SharedFilesMachine(RuleBasedStateMachine):
 
 
 TestSharedFiles = SharedFilesMachine.TestCase
-TestSharedFiles.settings = settings(max_examples=6, stateful_step_count=30, deadline=None)
+TestSharedFiles.settings = settings(max_examples=12, stateful_step_count=30, deadline=None)
 
 
 class LongSharedFilesMachine(SharedFilesMachine):

@@ -44,7 +44,7 @@ def contents(harness, keys):
     return {(key, name): harness.peek(name, key) for key in keys for name in STATES}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(epochs, st.sampled_from(BACKEND_TYPES), st.integers(0, 5), st.booleans())
 def test_release_makes_good_what_failed(given_epochs, backend, restart, in_frames):
     kind, shape = (FlakyFrames, frames) if in_frames else (Flaky, rows)
