@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.aggregates import Aggregate
-from pyspark_ckpt.combine.merging import Merged, SumTooLargeError, merged
-from pyspark_ckpt.combine.rules import MERGES, needs_order, partial_values, result_type
+from pyspark_ckpt.combine.merging import Merged, SumTooLargeError, first_mark, merged
+from pyspark_ckpt.combine.rules import MERGES, Merge, needs_order, partial_values, result_type
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
@@ -30,6 +30,10 @@ class Combination(Protocol):
     @property
     def schema(self) -> T.StructType:
         """The columns of partial rows, without the keys; they are also the results."""
+
+    @property
+    def first_marks(self) -> Sequence[str]:
+        """The columns of partial rows in which the state keeps that a first value is there."""
 
     def partials(self, rows: pa.Table, keys: Sequence[str]) -> pa.Table:
         """Return a partial row for each row: the keys and the columns of the schema."""
@@ -79,6 +83,11 @@ class Aggregates:
     def needs_order(self) -> bool:
         """Whether a result may depend on the order in which rows are taken."""
         return any(needs_order(one.aggregate, one.data_type) for one in self._aggregates)
+
+    @property
+    def first_marks(self) -> Sequence[str]:
+        """One for each :class:`First`."""
+        return [first_mark(one.name) for one in self._merged if one.merge is Merge.FIRST]
 
     def partials(self, rows: pa.Table, keys: Sequence[str]) -> pa.Table:
         """Return a partial row for each row."""
@@ -150,6 +159,7 @@ class FunctionOverTables:
     """
 
     needs_order = False
+    first_marks: Sequence[str] = ()
 
     def __init__(self, function: CombineFunction, schema: T.StructType, where: str) -> None:
         self.function = function
@@ -186,9 +196,11 @@ class FunctionOverTables:
                 f"{self._where}: the combine function returned the columns {found.column_names}, "
                 f"which lack {missing}"
             )
-        columns = [self._cast(found.column(field.name), field) for field in self.schema.fields]
-        names = [*keys, *self.schema.names]
-        table = pa.Table.from_arrays([*(found.column(key) for key in keys), *columns], names=names)
+        columns = [
+            self._cast(found.column(name), partials.schema.field(name).type, name)
+            for name in (*keys, *self.schema.names)
+        ]
+        table = pa.Table.from_arrays(columns, names=[*keys, *self.schema.names])
         self._check_keys(partials, table, keys)
         return table
 
@@ -196,23 +208,31 @@ class FunctionOverTables:
         """Return :meth:`merge`: what fits is the function's own matter."""
         return self.merge(partials, keys)
 
-    def _cast(self, column: pa.ChunkedArray, field: T.StructField) -> pa.ChunkedArray:
+    def _cast(self, column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.ChunkedArray:
         try:
-            return cast(column, arrow_type(field.dataType))
+            return cast(column, wanted)
         except pa.ArrowException as exc:
             raise StateValueError(
                 f"{self._where}: the combine function returned {column.type} for the column "
-                f"{field.name!r}, which is {field.dataType.simpleString()} ({exc}); cast it"
+                f"{name!r}, which is {wanted} ({exc}); cast it"
             ) from exc
 
     def _check_keys(self, partials: pa.Table, table: pa.Table, keys: Sequence[str]) -> None:
-        before, after = (
-            one.select(list(keys)).group_by(list(keys), use_threads=False).aggregate([])
-            for one in (partials, table)
-        )
+        before, after = _different(partials, keys), _different(table, keys)
         if len(after) != len(table) or len(before) != len(after):
             raise StateValueError(
                 f"{self._where}: the combine function returned {len(table)} rows with {len(after)} "
                 f"different keys for {len(before)} keys: return one row per key, as "
                 "table.group_by(keys).aggregate(...) does"
             )
+        added = len(_different(pa.concat_tables([before, after]), keys)) - len(before)
+        if added:
+            raise StateValueError(
+                f"{self._where}: the combine function returned {added} of {len(after)} keys "
+                f"changed: leave the columns {list(keys)} as they are, as "
+                "table.group_by(keys).aggregate(...) does"
+            )
+
+
+def _different(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    return table.select(list(keys)).group_by(list(keys), use_threads=False).aggregate([])

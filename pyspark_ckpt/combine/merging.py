@@ -23,6 +23,15 @@ _RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
 """Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
 
 
+def first_mark(name: str) -> str:
+    """Return the column that says which partial rows have a first value, which may be null.
+
+    State of a time before the aggregate was added has none. A table without the column has a value
+    in each row.
+    """
+    return f"__has_{name}"
+
+
 class SumTooLargeError(Exception):
     """A sum does not fit its type; the sum of more rows may fit it again."""
 
@@ -55,7 +64,8 @@ def merged(table: pa.Table, keys: Sequence[str], columns: Sequence[Merged]) -> p
     Parameters
     ----------
     table
-        The keys and the partial values; of one key the earlier rows come first.
+        The keys, the partial values, and perhaps columns of :func:`first_mark`; of one key the
+        earlier rows come first.
     keys
         The columns of the keys.
     columns
@@ -173,17 +183,32 @@ def _ranked(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     return different.take(order), pa.array(rank).take(encoded.indices)
 
 
-class _Chosen(_Step):
-    """The value of the first or the last row."""
+class _First(_Step):
+    """The value of the first row that has one; a null is one, too."""
+
+    def __init__(self, column: Merged, table: pa.Table, name: str) -> None:
+        super().__init__(column, table, name)
+        rows = pa.array(np.arange(len(table)))
+        mark = first_mark(column.name)
+        if mark in table.column_names:
+            rows = pc.if_else(whole(table.column(mark)), rows, None)  # null without a mark, too
+        self.given = {name: rows}
+        self.wanted = [(name, "min")]
+
+    def result(self, grouped: pa.Table) -> pa.Array:
+        return self.values.take(whole(grouped.column(f"{self.name}_min")))
+
+
+class _Last(_Step):
+    """The value of the last row."""
 
     def __init__(self, column: Merged, table: pa.Table, name: str) -> None:
         super().__init__(column, table, name)
         self.given = {}
-        self._function = "min" if column.merge is Merge.FIRST else "max"
-        self.wanted = [(_ROW, self._function)]
+        self.wanted = [(_ROW, "max")]
 
     def result(self, grouped: pa.Table) -> pa.Array:
-        return self.values.take(whole(grouped.column(f"{_ROW}_{self._function}")))
+        return self.values.take(whole(grouped.column(f"{_ROW}_max")))
 
 
 class _List(_Step):
@@ -208,8 +233,8 @@ _STEPS: dict[Merge, type[_Step]] = {
     Merge.SUM: _Sum,
     Merge.MIN: _Extreme,
     Merge.MAX: _Extreme,
-    Merge.FIRST: _Chosen,
-    Merge.LAST: _Chosen,
+    Merge.FIRST: _First,
+    Merge.LAST: _Last,
     Merge.LIST: _List,
 }
 

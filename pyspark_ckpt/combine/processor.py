@@ -39,11 +39,14 @@ class CombiningProcessor(ArrowProcessor):
         self._combination = combination
         self._combines_rows = combines_rows
         self._ttl_ms = ttl_ms
+        # Never null once written: null is a key without a value, or an aggregate added since.
+        self._flags = [_PRESENT, *combination.first_marks]
 
     def init(self, handle: Any) -> None:
         """Open the state."""
-        fields = [T.StructField(_PRESENT, T.BooleanType()), *self._combination.schema.fields]
-        self._state = handle.getValueState(STATE, T.StructType(fields), self._ttl_ms)
+        flags = [T.StructField(name, T.BooleanType()) for name in self._flags]
+        schema = T.StructType([*flags, *self._combination.schema.fields])
+        self._state = handle.getValueState(STATE, schema, self._ttl_ms)
 
     def handleInputArrow(
         self, keys: pa.Table, rows: pa.Table, timerValues: Any
@@ -52,17 +55,24 @@ class CombiningProcessor(ArrowProcessor):
         del timerValues
         by = [KEY_POSITION]
         names = [KEY_POSITION, *self._combination.schema.names]
+        marks = self._combination.first_marks
         new = self._combination.partials(rows, by) if self._combines_rows else rows.select(names)
         stored = self._state.getMany(keys).append_column(KEY_POSITION, keys.column(KEY_POSITION))
-        old = stored.filter(stored.column(_PRESENT).is_valid()).select(names)
-        partials = pa.concat_tables([old, new.cast(old.schema)])
+        old = stored.filter(stored.column(_PRESENT).is_valid()).select([*names, *marks])
+        partials = pa.concat_tables([old, _with_true(new, marks).cast(old.schema)])
         merged = self._combination.merge(partials, by).sort_by(KEY_POSITION)
-        present = pa.array(np.ones(len(merged), np.bool_))
-        self._state.updateMany(keys, merged.append_column(_PRESENT, present))
+        self._state.updateMany(keys, _with_true(merged, self._flags))
         yield _beside(keys.drop([KEY_POSITION]), merged.drop([KEY_POSITION]))
 
     def close(self) -> None:
         """Close nothing."""
+
+
+def _with_true(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    true = pa.array(np.ones(len(table), np.bool_))
+    for name in names:
+        table = table.append_column(name, true)
+    return table
 
 
 def _beside(keys: pa.Table, results: pa.Table) -> pa.Table:

@@ -297,6 +297,15 @@ def forgets_a_key(table: pa.Table, keys: list[str]) -> pa.Table:
             lambda table, keys: pa.table({"k": ["a", "b"], "v": ["x", "y"]}),
             "returned string for the column 'v'",
         ),
+        (
+            lambda table, keys: pa.table({"k": ["A", "b"], "v": [4, 2]}),
+            r"1 of 2 keys changed: leave the columns \['k'\] as they are",
+        ),
+        (lambda table, keys: pa.table({"k": ["b", "c"], "v": [4, 2]}), "1 of 2 keys changed"),
+        (
+            lambda table, keys: pa.table({"k": [1.5, 2.5], "v": [4, 2]}),
+            "returned double for the column 'k'",
+        ),
     ],
 )
 def test_a_function_that_loses_something_is_named(function: Any, error: str) -> None:
@@ -304,3 +313,14 @@ def test_a_function_that_loses_something_is_named(function: Any, error: str) -> 
     combination = FunctionOverTables(function, schema, "operator 'x'")
     with pytest.raises(StateValueError, match=error):
         combination.merge(pa.table({"k": ["a", "b", "a"], "v": [1, 2, 3]}), ["k"])
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_a_function_may_return_keys_in_another_form(kind: pa.DataType) -> None:
+    schema = T.StructType([T.StructField("v", T.LongType())])
+    returned = pa.table({"k": pa.array(["b", "a"]).cast(kind), "v": pa.array([2, 4], pa.int32())})
+    combination = FunctionOverTables(lambda table, keys: returned, schema, "operator 'x'")
+    partials = pa.table({"k": ["a", "b", "a"], "v": [1, 2, 3]})
+    found = combination.merge(partials, ["k"])
+    assert found.schema == partials.schema
+    assert found.to_pydict() == {"k": ["b", "a"], "v": [2, 4]}
