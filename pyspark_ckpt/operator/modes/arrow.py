@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import PartKeys
-from pyspark_ckpt.operator.values.arrow_forms import sent_column, values_column, whole
+from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
 
 TIME_MS = "time_ms"
 """The column of a table of timers that has their times."""
@@ -299,30 +299,22 @@ class ArrowInput:
         return ArrowPart(self._input, batches)
 
     def timer_tables(
-        self, keys: Sequence[Key], times_ms: Sequence[Sequence[int]]
+        self, keys: Sequence[bytes], times_ms: Sequence[Sequence[int]]
     ) -> tuple[pa.Table, pa.Table]:
         """Return what ``handleExpiredTimers`` gets: the keys, and their timers.
 
         Parameters
         ----------
         keys
-            The keys as the processor sees them.
+            The keys as they are stored.
         times_ms
             The times of the due timers of each key.
         """
-        columns = [
-            values_column(field.dataType, values)
-            for field, values in zip(
-                self._input.key_schema.fields, zip(*keys, strict=True), strict=True
-            )
-        ]
         numbers = np.arange(len(keys))
         of_timers = np.repeat(numbers, list(map(len, times_ms)))
         its_times = pa.array(chain.from_iterable(times_ms), pa.int64())
         return (
-            pa.Table.from_arrays(
-                [*columns, pa.array(numbers)], [*self._input.key_names, KEY_POSITION]
-            ),
+            self._input.arrow_stored_keys(keys).append_column(KEY_POSITION, pa.array(numbers)),
             pa.table({KEY_POSITION: of_timers, TIME_MS: its_times}),
         )
 
@@ -333,7 +325,7 @@ class ArrowInput:
 
 def timer_tables_of(
     mode: InputMode, processor: StatefulProcessor
-) -> Callable[[Sequence[Key], Sequence[Sequence[int]]], tuple[pa.Table, pa.Table]] | None:
+) -> Callable[[Sequence[bytes], Sequence[Sequence[int]]], tuple[pa.Table, pa.Table]] | None:
     """Return what makes the tables of ``handleExpiredTimers``.
 
     Returns

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -40,7 +41,7 @@ from pyspark_ckpt.operator.time import (
     is_emitted,
     never_late_column,
 )
-from pyspark_ckpt.operator.values.arrow_forms import shown_column
+from pyspark_ckpt.operator.values.arrow_forms import shown_column, values_column
 from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
 from pyspark_ckpt.operator.values.message_pack import canonical_of
@@ -191,13 +192,21 @@ class InputColumns:
     def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
         """A function from a stored key to the key that the processor sees."""
         row_type = row_type_of(list(self.key_names))
-        types = [
-            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
-            for field in self._key_fields
-        ]
-        decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
+        decode = self._decode_sent_key
         # PySpark shows the key of a fired timer as a Row.
         return lambda data: tuple.__new__(row_type, self.user_key(decode(data)))
+
+    def arrow_stored_keys(self, stored: Sequence[bytes]) -> pa.Table:
+        """Return stored keys as columns, as :meth:`arrow_keys` has those of rows.
+
+        No value of a column of times becomes one of Python, which has fewer years than Spark.
+        """
+        columns = zip(*map(self._decode_sent_key, stored), strict=True)
+        arrays = [
+            self._arrow_key(index, values)
+            for index, values in zip(self._key_indexes, columns, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, names=list(self.key_names))
 
     def joined(self, batches: SentRows) -> pa.RecordBatch:
         """Return sent rows as one batch."""
@@ -312,6 +321,22 @@ class InputColumns:
             else received(self._transports[index], value)
             for index, value in zip(self._key_indexes, sent_key, strict=True)
         )
+
+    @cached_property
+    def _decode_sent_key(self) -> Callable[[bytes], tuple[Any, ...]]:
+        """A function from a stored key to its shuffle form."""
+        types = [
+            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
+            for field in self._key_fields
+        ]
+        return msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
+
+    def _arrow_key(self, index: int, sent: Sequence[Any]) -> pa.Array:
+        data_type = self.schema.fields[index].dataType
+        if index in self._json_keys:
+            return values_column(data_type, list(map(self._json_keys[index].shown, sent)))
+        column = pa.array(sent, self.sent_schema.field(f"c{index}").type)
+        return shown_column(data_type, column, None, self._transports[index])
 
     def _arrow_table(
         self, sent: pa.RecordBatch, names: Sequence[str], indexes: Sequence[int]

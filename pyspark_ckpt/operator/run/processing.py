@@ -207,10 +207,11 @@ class EpochProcessing:
         with rows_are_made():
             part = self._initial_mode.part(batches)
             self._table.begin_part(part.stored)
+            keys = part.keys
         with rows_are_used():
             self.laps.begin(Phase.USER)
             self._step = "handleInitialState"
-            for position, key in enumerate(part.keys):
+            for position, key in enumerate(keys):
                 self._key = key
                 self._table.enter(position)
                 for state in part.initial_states(position):
@@ -251,6 +252,7 @@ class EpochProcessing:
         current = self._table.current
         if self.states.ages_in_event_time:
             current.event_time_ms = part.newest_event_time_ms(0)
+        current.is_many = True
         self.origins.begin(self._step)
         self._output.extend(part.process(self._processor, 0, self._timer_values))
         current.leave()
@@ -339,14 +341,14 @@ class EpochProcessing:
             times_of.setdefault(timer.key, []).append(timer.time_ms)
         self.timers_under_way = list(times_of)
         self._table.begin_part(self.timers_under_way)
-        keys, timers = self._timer_tables(
-            [self._decode_key(key) for _, key in times_of], list(times_of.values())
-        )
+        keys, timers = self._timer_tables([key for _, key in times_of], list(times_of.values()))
         # Before the call, which may register one of them again, for the next epoch.
         self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
         handler: Any = self._processor
+        self._table.current.is_many = True
         self.origins.begin(self._step)
         self._output.extend(handler.handleExpiredTimers(keys, timers, self._timer_values))
+        self._table.current.leave()
         self.timers_under_way = ()
         if self._output.rows:
             yield from self._written()
@@ -358,7 +360,7 @@ class EpochProcessing:
         ends = self.origins.begin(step, keys, stored=stored)
         self._table.begin_part([timer.key for timer in due])
         for position, timer in enumerate(due):
-            key = self._key = self._decode_key(timer.key[1])
+            key = self._key = self._key_of_timer(timer)
             self._table.enter(position)
             call = partial(
                 self._processor.handleExpiredTimer,
@@ -378,6 +380,15 @@ class EpochProcessing:
             if self._output.rows >= CHUNK_ROWS:
                 yield from self._written()
                 ends = self.origins.begin(step, keys, len(keys), stored)
+
+    def _key_of_timer(self, timer: DueTimer) -> tuple[Any, ...]:
+        try:
+            return self._decode_key(timer.key[1])
+        except (ValueError, OverflowError) as exc:
+            raise StateValueError(
+                f"{self._where}: the key of a timer has a time that Python does not have ({exc}): "
+                "handle the timers in handleExpiredTimers of an ArrowProcessor"
+            ) from exc
 
     def _end(self, epoch: int) -> None:
         self.laps.begin(Phase.USER)

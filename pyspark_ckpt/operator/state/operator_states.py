@@ -99,7 +99,7 @@ class BroadcastState(MapState):
         Raises
         ------
         StateUseError
-            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+            If keys are handled; change broadcast state in ``handleBroadcastRows``.
         StateValueError
             If the key or value does not fit the schema.
 
@@ -124,7 +124,7 @@ class BroadcastState(MapState):
         Raises
         ------
         StateUseError
-            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+            If keys are handled; change broadcast state in ``handleBroadcastRows``.
 
         Examples
         --------
@@ -143,7 +143,7 @@ class BroadcastState(MapState):
         Raises
         ------
         StateUseError
-            If a key is handled; change broadcast state in ``handleBroadcastRows``.
+            If keys are handled; change broadcast state in ``handleBroadcastRows``.
 
         Examples
         --------
@@ -157,9 +157,9 @@ class BroadcastState(MapState):
         super().clear()
 
     def _check_outside_keys(self, method: str) -> None:
-        if self._table.current.key_group is not None:
+        if not self._table.current.is_outside:
             raise StateUseError(
-                f"broadcast state was changed ({method}) while a key was handled: change it in "
+                f"broadcast state was changed ({method}) while keys were handled: change it in "
                 "handleBroadcastRows, where all subtasks see the same rows"
             )
 

@@ -35,17 +35,24 @@ _MOST_OF_RUN = 256
 class CurrentKey:
     """The key that the processor is working on, with its place among the part's keys.
 
-    Outside a key, as in ``init``, `key_group` is ``None``.
+    Outside a key, as in ``init``, and in a call for many keys `key_group` is ``None``.
+    `is_many` says that it is such a call.
     """
 
     key_group: bytes | None = None
     key: bytes = b""
     position: int = 0
     event_time_ms: int | None = None
+    is_many: bool = False
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the processor works on no key."""
+        return self.key_group is None and not self.is_many
 
     def leave(self) -> None:
-        """Leave the key: no key is current."""
-        self.key_group, self.key, self.event_time_ms = None, b"", None
+        """Leave the key, or the keys: none is current."""
+        self.key_group, self.key, self.event_time_ms, self.is_many = None, b"", None, False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""``handleExpiredTimers`` gets its keys as ``handleInputArrow`` got them, whatever their type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import types as T
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.sides import EpochInput
+from pyspark_ckpt.operator.run.processing import EpochProcessing
+from pyspark_ckpt.operator.values.json import json_writer
+from tests.unit.operator.rows.test_input import frame
+from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
+
+FOREVER_DAYS = 2**31 - 1
+FOREVER_US = 2**63 - 1
+YEAR_10_000_US = 253_402_300_800_000_000
+PAIR = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
+LIST = T.ArrayType(T.DoubleType())
+SENT: list[tuple[T.DataType, str, Sequence[Any]]] = [
+    (T.TimestampType(), "UTC", [YEAR_10_000_US, -1, FOREVER_US, -FOREVER_US, None]),
+    # 9999-12-31 in UTC is in the year 10,000 in Tokyo, and 0001-01-01 before the first in New York.
+    (T.TimestampType(), "Asia/Tokyo", [YEAR_10_000_US - 1_000_000, 0]),
+    (T.TimestampType(), "America/New_York", [-62_135_596_800_000_000, 0, None]),
+    (T.DateType(), "UTC", [2_932_897, 0, FOREVER_DAYS, -FOREVER_DAYS, None]),
+    (T.TimestampNTZType(), "Asia/Tokyo", ["2020-03-29 02:30:00", "0001-01-01 00:00:00.5", None]),
+    (T.LongType(), "UTC", [2**63 - 1, -(2**63), 0, None]),
+    (T.ByteType(), "UTC", [-128, 127, None]),
+    (T.DoubleType(), "UTC", [math.nan, math.inf, -0.5, None]),
+    (T.FloatType(), "UTC", [0.5, math.nan, None]),
+    (T.BooleanType(), "UTC", [True, False, None]),
+    (T.StringType(), "UTC", ["", "ä", None]),
+    (T.BinaryType(), "UTC", [b"", b"\x00\xff", None]),
+    (T.DecimalType(38, 18), "UTC", [Decimal("1.5"), Decimal("-0.000000000000000001"), None]),
+]
+NESTED: list[tuple[T.DataType, str, Sequence[Any]]] = [
+    (PAIR, "UTC", [(1, "x"), (None, None)]),
+    (LIST, "UTC", [[], [0.5, None]]),
+]
+
+
+class Keys(ckpt.ArrowProcessor):
+    """Keeps the keys that come with rows, and those that come with timers."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.place = handle.getValueState("place", NUMBER)
+
+    def handleInputArrow(self, keys: pa.Table, rows: pa.Table, timerValues: Any) -> None:
+        self.came = keys
+        self.place.updateMany(keys, pa.table({"n": keys.column("key_position")}))
+        self.handle.registerTimers(keys, [40] * len(keys))
+
+    def handleExpiredTimers(self, keys: pa.Table, timers: pa.Table, timerValues: Any) -> None:
+        self.fired = keys
+        self.places = self.place.getMany(keys).column("n")
+
+    def close(self) -> None:
+        pass
+
+
+TRAVELS_AS: dict[type[T.DataType], T.DataType] = {
+    T.DateType: T.IntegerType(),
+    T.TimestampType: T.LongType(),
+    T.TimestampNTZType: T.StringType(),
+    T.StructType: T.StringType(),
+    T.ArrayType: T.StringType(),
+}
+
+
+def rows_of(kind: T.DataType, values: Sequence[Any]) -> tuple[T.StructType, pa.RecordBatch]:
+    """Rows whose key is in the form that the plan gives it."""
+    schema = T.StructType([T.StructField("k", kind), T.StructField("n", T.LongType())])
+    if isinstance(kind, T.StructType | T.ArrayType):
+        values = list(map(json_writer(kind), values))
+    key = T.StructField("k", TRAVELS_AS.get(type(kind), kind))
+    return schema, frame(T.StructType([key, schema["n"]]), [(value, 1) for value in values])
+
+
+def run(
+    epochs: SubtaskEpochs,
+    processor: ckpt.ArrowProcessor,
+    kind: T.DataType,
+    values: Sequence[Any],
+    zone: str = "UTC",
+) -> None:
+    """Run an epoch with a row of each key, whose timers are due at once."""
+    schema, batch = rows_of(kind, values)
+    columns = InputColumns(schema, ["k"], zone)
+    epochs.set_time(1000)
+    handle = epochs.begin()
+    epochs.leave_key()
+    mode = ArrowInput(columns, OutputRows(NUMBER, "u"))
+    processing = EpochProcessing(
+        processor, epochs.table, handle, epochs.clock, mode, columns.decode_key, "operator 'u'"
+    )
+    try:
+        list(processing.run(lambda: EpochInput([[batch]]), 1))
+    finally:
+        epochs.drop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "zone", "values"), [*SENT, *NESTED], ids=lambda v: str(v)[:40].replace("\n", "")
+)
+def test_keys_are_those_of_the_rows(
+    subtask_epochs: SubtaskEpochs, kind: T.DataType, zone: str, values: Sequence[Any]
+) -> None:
+    processor = Keys()
+    run(subtask_epochs, processor, kind, values, zone)
+    assert len(processor.came) == len(values)
+    assert processor.fired.schema == processor.came.schema
+    # Timers of one time come in the order of the stored keys, as the keys of rows do.
+    assert processor.places.to_pylist() == list(range(len(values)))
+    if pa.types.is_floating(processor.came.schema.field("k").type):
+        assert str(processor.fired) == str(processor.came)  # NaN is equal to no NaN
+    else:
+        assert processor.fired.equals(processor.came)
+    if pa.types.is_timestamp(processor.came.schema.field("k").type) and zone == "UTC":
+        assert set(pc.cast(processor.fired.column("k"), pa.int64()).to_pylist()) == set(values)
+
+
+def test_one_by_one_such_a_key_is_an_error_that_says_what_to_do(
+    subtask_epochs: SubtaskEpochs,
+) -> None:
+    class OneByOne(ckpt.ArrowProcessor):
+        def init(self, handle: Any) -> None:
+            self.handle = handle
+
+        def handleInputArrow(self, keys: pa.Table, rows: pa.Table, timerValues: Any) -> None:
+            self.handle.registerTimers(keys, [40] * len(keys))
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(StateValueError, match=r"Python does not have.*in handleExpiredTimers"):
+        run(subtask_epochs, OneByOne(), T.TimestampType(), [YEAR_10_000_US])
