@@ -18,6 +18,7 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, 
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
+from pyspark_ckpt.operator.values.arrow_forms import cast
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
@@ -282,9 +283,25 @@ def _exact_type(column: pa.DataType) -> pd.ArrowDtype | None:
 
 def _as_table(changed: Any, schema: pa.Schema) -> pa.Table:
     if isinstance(changed, pd.DataFrame):
-        return pa.Table.from_pandas(changed[schema.names], schema=schema, preserve_index=False)
+        changed = changed[schema.names]
+        for field in schema:
+            _check_no_number(changed[field.name], field)
+        return pa.Table.from_pandas(changed, schema=schema, preserve_index=False)
     if isinstance(changed, pa.RecordBatch):
         changed = pa.Table.from_batches([changed])
     if not isinstance(changed, pa.Table):
         raise TypeError("it is neither an Arrow table nor a pandas frame")
-    return changed.select(schema.names).cast(schema)
+    columns = [cast(changed.column(field.name), field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+_NUMBERS = ("integer", "floating", "mixed-integer-float")
+"""What pandas calls columns of numbers."""
+
+
+def _check_no_number(series: pd.Series[Any], field: pa.Field) -> None:
+    """Refuse numbers for times and booleans, where Arrow would take them in its own unit."""
+    if not (pa.types.is_temporal(field.type) or pa.types.is_boolean(field.type)):
+        return
+    if pd.api.types.infer_dtype(series.dropna()) in _NUMBERS:
+        raise TypeError(f"column {field.name!r} has numbers, and is {field.type}")

@@ -90,18 +90,83 @@ def sent_column(
 
 
 def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """Return a column in another type; a value that does not fit is an Arrow error."""
-    if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(wanted):
-        if (column.type.tz is None) != (wanted.tz is None):
-            raise pa.ArrowInvalid(f"{column.type} is no {wanted}")
-        return column.cast(wanted)
-    if pa.types.is_integer(wanted) and not (
-        pa.types.is_integer(column.type) or pa.types.is_null(column.type)
-    ):
-        raise pa.ArrowInvalid(f"{column.type} is no {wanted}")
+    """Return a column in another type of its kind; another kind, or no room, is an Arrow error."""
+    if not is_of_kind(column.type, wanted):
+        in_ms = pa.types.is_integer(column.type) and pa.types.is_timestamp(wanted)
+        unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
+        raise pa.ArrowInvalid(f"{column.type} is no {wanted}{unit}")
     if pa.types.is_dictionary(column.type):
         return pc.dictionary_decode(column).cast(wanted)
     return column.cast(wanted)
+
+
+def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values of a type mean the same in another, where they fit, as in a Row.
+
+    Arrow casts more: to it a number is also a time, in the unit of the time's type, and a boolean.
+    """
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if pa.types.is_null(given):
+        return True
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_timestamp(given) and (given.tz is None) == (wanted.tz is None)
+    if pa.types.is_list(wanted):
+        return _is_any(given, _LISTS) and is_of_kind(given.value_type, wanted.value_type)
+    if pa.types.is_map(wanted):
+        return (
+            pa.types.is_map(given)
+            and is_of_kind(given.key_type, wanted.key_type)
+            and is_of_kind(given.item_type, wanted.item_type)
+        )
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(given) and _are_of_kind(list(given), list(wanted))
+    return any(is_it(wanted) and _is_any(given, of_kind) for is_it, of_kind in _KINDS)
+
+
+_IsType = Callable[[pa.DataType], bool]
+_INTEGER: _IsType = pa.types.is_integer
+_BYTES: tuple[_IsType, ...] = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_binary_view,
+)
+_KINDS: tuple[tuple[_IsType, tuple[_IsType, ...]], ...] = (
+    (pa.types.is_boolean, (pa.types.is_boolean,)),
+    (_INTEGER, (_INTEGER,)),
+    (pa.types.is_floating, (pa.types.is_floating, _INTEGER)),
+    (pa.types.is_decimal, (pa.types.is_decimal, _INTEGER)),
+    (pa.types.is_string, _BYTES),
+    (pa.types.is_binary, _BYTES),
+    (pa.types.is_date, (pa.types.is_date, pa.types.is_timestamp)),
+    (pa.types.is_time, (pa.types.is_time,)),
+    (pa.types.is_duration, (pa.types.is_duration,)),
+)
+_LISTS: tuple[_IsType, ...] = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+)
+
+
+def _is_any(given: pa.DataType, kinds: Sequence[_IsType]) -> bool:
+    return any(is_it(given) for is_it in kinds)
+
+
+def _are_of_kind(given: list[pa.Field], wanted: list[pa.Field]) -> bool:
+    """Compare fields by name, and those of one name in their order, as Arrow casts them."""
+    left = list(given)
+    for field in wanted:
+        for place, one in enumerate(left):
+            if one.name == field.name:
+                if not is_of_kind(left.pop(place).type, field.type):
+                    return False
+                break
+    return True  # whether a field may be missing is for the cast to say
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:

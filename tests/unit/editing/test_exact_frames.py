@@ -8,8 +8,10 @@ from decimal import Decimal
 
 import pandas as pd
 import pyarrow as pa
+import pytest
 
 from pyspark_ckpt.editing.typed_frames import RowsFunction
+from pyspark_ckpt.errors import ProcessorError
 
 LARGE = (1 << 53) + 1
 NESTED = pa.struct([("n", pa.int64()), ("x", pa.float64())])
@@ -61,3 +63,36 @@ def test_a_function_computes_with_numbers_beside_nulls() -> None:
     made = RowsFunction(twice, as_pandas=True, where="here")(TABLE, SCHEMA)
     assert made["n"].to_pylist() == [2 * LARGE, None, 2 * LARGE + 4]
     assert made["x"].to_pylist()[1:] == [None, 1.0]
+
+
+MS = 1_700_000_000_000
+NUMBERS = {
+    "int64": [MS, MS, MS],
+    "with null": pd.array([MS, None, MS], "Int64"),
+    "of Arrow": pd.array([MS, None, MS], "int64[pyarrow]"),
+    "float": [float(MS), math.nan, 0.5],
+    "objects": pd.Series([MS, None, MS], dtype=object),
+}
+
+
+@pytest.mark.parametrize("column", ["at", "day", "is"])
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_are_no_times(column: str, numbers: object) -> None:
+    """Arrow would take milliseconds for microseconds."""
+    as_frame = RowsFunction(lambda rows: rows.assign(**{column: numbers}), True, "here")
+    with pytest.raises(ProcessorError, match=f"here: .*{column}"):
+        as_frame(TABLE, SCHEMA)
+    array = pa.array(pd.Series(numbers), from_pandas=True)
+    place = SCHEMA.names.index(column)
+    as_table = RowsFunction(lambda rows: rows.set_column(place, column, array), False, "here")
+    with pytest.raises(ProcessorError, match=f"is no {SCHEMA.field(column).type}".split("[")[0]):
+        as_table(TABLE, SCHEMA)
+
+
+def test_a_column_of_nulls_fits_each_type() -> None:
+    as_frame = RowsFunction(lambda rows: rows.assign(at=None, day=None, **{"is": None}), True, "x")
+    as_table = RowsFunction(
+        lambda rows: pa.table([pa.nulls(len(rows))] * len(SCHEMA), SCHEMA.names), False, "x"
+    )
+    assert as_frame(TABLE, SCHEMA)["at"].null_count == len(TABLE)
+    assert as_table(TABLE, SCHEMA).to_pylist() == [dict.fromkeys(SCHEMA.names)] * len(TABLE)

@@ -1,0 +1,105 @@
+"""What an Arrow column may be given for: the values that Rows may, and no number for a time."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.modes.arrow import ArrowOutput
+from pyspark_ckpt.operator.modes.rows import RowsOutput
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.operator.values.state_columns import ValueColumns
+
+UTC = timezone.utc
+NOON = datetime.fromisoformat("2023-11-14T12:30")
+STRUCT = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
+KINDS: list[T.DataType] = [
+    T.BooleanType(), T.ByteType(), T.LongType(), T.FloatType(), T.DoubleType(),
+    T.DecimalType(20, 2), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType(),
+    T.TimestampNTZType(), T.DayTimeIntervalType(), T.ArrayType(T.LongType()),
+    T.ArrayType(T.TimestampType()), T.MapType(T.StringType(), T.DateType()), STRUCT,
+    *(kind() for kind in TIME_OF_DAY),
+]  # fmt: skip
+GIVEN: list[pa.Array] = [
+    pa.array([True, None]),
+    *(pa.array([1, None], kind) for kind in (pa.int8(), pa.uint8(), pa.int32(), pa.int64())),
+    pa.array([1_700_000_000_000]),
+    *(pa.array([0.5, None], kind) for kind in (pa.float32(), pa.float64())),
+    pa.array([Decimal("1.50"), None]),
+    *(pa.array(["ä", None], kind) for kind in (pa.string(), pa.large_string())),
+    pa.array(["ä", None]).dictionary_encode(),
+    *(pa.array([b"ab", None], kind) for kind in (pa.binary(), pa.large_binary(), pa.binary(2))),
+    *(pa.array([date(2023, 11, 14), None], kind) for kind in (pa.date32(), pa.date64())),
+    *(pa.array([NOON, None], pa.timestamp(unit)) for unit in ("s", "ms", "us", "ns")),
+    *(pa.array([NOON, None], pa.timestamp(unit, "UTC")) for unit in ("s", "us")),
+    pa.array([timedelta(minutes=3), None], pa.duration("s")),
+    pa.array([time(12, 30), None], pa.time64("us")),
+    pa.array([[1, 2], None]),
+    pa.array([[0.5], None]),
+    pa.array([[NOON], None], pa.list_(pa.timestamp("ms", "UTC"))),
+    pa.array([[("x", date(2023, 11, 14))]], pa.map_(pa.string(), pa.date32())),
+    pa.array([[("x", 5)]], pa.map_(pa.string(), pa.int32())),
+    pa.array([{"b": "x", "a": 1}, None]),
+    pa.array([{"a": 1}]),
+    pa.array([{"a": True, "b": "x"}]),
+    pa.array([None, None]),
+]
+
+
+def described(value: Any) -> str:
+    return value.simpleString() if isinstance(value, T.DataType) else str(value.type)
+
+
+def sent(output: Any, rows: Any) -> list[Any] | None:
+    """What travels, ``None`` if it is refused."""
+    try:
+        output.extend(rows)
+        found: list[Any] = output.take().column(0).to_pylist()
+    except StateValueError:
+        return None
+    return found
+
+
+def in_rows(kind: T.DataType, value: Any) -> Any:
+    if isinstance(kind, T.StructType) and isinstance(value, dict):
+        return Row(**{name: value.get(name) for name in kind.names})
+    if isinstance(kind, T.MapType) and isinstance(value, list):
+        return dict(value) if value and isinstance(value[0], tuple) else value
+    return value
+
+
+@pytest.mark.parametrize(("kind", "given"), product(KINDS, GIVEN), ids=described)
+def test_columns_are_taken_as_rows_are(kind: T.DataType, given: pa.Array) -> None:
+    schema = T.StructType([T.StructField("c", kind)])
+    values = [(in_rows(kind, value),) for value in given.to_pylist()]
+    found = sent(ArrowOutput(OutputRows(schema, "u")), [pa.table({"c": given})])
+    of_rows = sent(RowsOutput(OutputRows(schema, "u")), values)
+    if found is None and is_stricter(kind, given.type):
+        return
+    assert found == of_rows
+
+
+def is_stricter(kind: T.DataType, given: pa.DataType) -> bool:
+    """Whether a column may be refused although each of its values could be in a Row."""
+    if pa.types.is_timestamp(given):  # a zone that is missing or too many
+        return isinstance(kind, T.TimestampType | T.TimestampNTZType)
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        return pa.types.is_boolean(given) or pa.types.is_int64(given)
+    return isinstance(kind, T.DecimalType) and pa.types.is_int64(given)  # no room for the largest
+
+
+@pytest.mark.parametrize("kind", [T.TimestampType(), T.TimestampNTZType(), T.DateType()], ids=str)
+def test_milliseconds_are_no_time_in_a_state(kind: T.DataType) -> None:
+    columns = ValueColumns(T.StructType([T.StructField("at", kind)]), "state 'x'")
+    table = pa.table({"at": [1_700_000_000_000]})
+    with pytest.raises(StateValueError, match=r"column 'at' is int64.*int64 is no "):
+        columns.encoded(table, 1, b"")
