@@ -69,7 +69,7 @@ LEAST_ROOM_BYTES = 32 << 20
 
 _ROOM_SHARE = 16
 _STEP_ENTRIES = 20_000
-"""Most entries of a transaction, besides one part: each may change one or two pages of 4 KiB."""
+"""Most entries of a transaction: each may change one or two pages of 4 KiB."""
 
 _ENTRY_ROOM_BYTES = 4 * 4096
 
@@ -179,13 +179,15 @@ class HeapBackend(StateBackend):
         step = _Step(_step_entries())
         is_marked = False
         for part in changes:
-            if step.is_full:
-                if not is_marked and (marker := self.marker_applying(version)) is not None:
-                    step.marker = marker
-                is_marked = True
-                self._commit(step)
-                step = _Step(_step_entries())
-            step.add(part)
+            begin = 0
+            while begin < len(part):
+                if step.is_full:
+                    if not is_marked and (marker := self.marker_applying(version)) is not None:
+                        step.marker = marker
+                    is_marked = True
+                    self._commit(step)
+                    step = _Step(_step_entries())
+                begin = step.add(part, begin)
         step.marker = version.encode()
         self._commit(step)
         self._write_without_gaps()
@@ -298,7 +300,7 @@ class HeapBackend(StateBackend):
 
 @dataclass(slots=True)
 class _Step:
-    """Changes of one transaction, of at most so many entries besides one part."""
+    """Changes of one transaction, of at most so many entries."""
 
     most_entries: int
     parts: list[Changes] = field(default_factory=list)
@@ -308,14 +310,18 @@ class _Step:
 
     @property
     def is_full(self) -> bool:
-        """Whether another part has to go into the next transaction."""
+        """Whether another change has to go into the next transaction."""
         return self.entries >= self.most_entries or self.size_bytes >= STEP_BYTES
 
-    def add(self, part: Changes) -> None:
-        """Add another part."""
+    def add(self, part: Changes, begin: int) -> int:
+        """Add the changes of a part from a place on; return the place behind those that fit."""
+        end = min(len(part), begin + self.most_entries - self.entries)
+        if end - begin < len(part):
+            part = Changes(part.keys[begin:end], part.values[begin:end])
         self.parts.append(part)
         self.entries += len(part)
         self.size_bytes += sum(map(len, part.keys)) + sum(map(len, filter(None, part.values)))
+        return end
 
 
 def _open(directory: Path, *, create: bool) -> lmdb.Environment:

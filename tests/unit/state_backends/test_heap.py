@@ -301,6 +301,31 @@ def test_address_space_follows_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(list(backend.scan())) == 2_000
 
 
+def test_a_part_that_changes_many_pages_fits_into_limited_address_space(tmp_path: Path) -> None:
+    """Each entry divides a page: of a part that is one transaction there is no room for all."""
+    program = """
+import resource, sys
+from pathlib import Path
+from state_backends import Changes, open_backend
+
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+N = 20_000
+full = [b"%06d" % n for n in range(0, 10 * N, 5)]
+between = [b"%06d" % n for n in range(2, 10 * N, 10)]
+with open_backend("heap", Path(sys.argv[1]), create=True) as backend:
+    for start in 0, 1:  # pages are full then
+        backend.apply([Changes(full[start::2], [b"v" * 1960] * N)], "1")
+    backend.apply([Changes(between, [b"w" * 560] * N), Changes(full[:N], [None] * N)], "2")
+    print(sum(1 for _ in backend.scan()), backend.version())
+    print(backend.get_many([full[0], between[0], full[N], between[-1]]) ==
+          [None, b"w" * 560, b"v" * 1960, b"w" * 560])
+"""
+    printed = subprocess.check_output(
+        [sys.executable, "-c", program, str(tmp_path / "state")], text=True
+    )
+    assert printed.split() == ["40000", "2", "True"]
+
+
 def test_limited_address_space_is_shared_with_others(tmp_path: Path) -> None:
     """As under spark.executor.pyspark.memory, which limits what a worker may map (RLIMIT_AS)."""
     program = """
