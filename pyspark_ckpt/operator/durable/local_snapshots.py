@@ -7,6 +7,8 @@
       note      which files the snapshot has, and of each that is uploaded the reference
       lock      held by the thread that uploads
       damaged   is there if a file was changed after it was written
+    <subtask's directory>/snapshots/removed-<snapshot id>
+      one that is being removed: its name goes first, so that no upload finds damage in the rest
 
 Nothing here is the truth: a directory that is lost costs one upload. The note is replaced as a
 whole after each uploaded file, so the next upload continues where a killed one ended.
@@ -45,6 +47,7 @@ _NOTE = "note"
 _LOCK = "lock"
 _DAMAGED = "damaged"
 _INCOMING = "incoming"
+_REMOVED = "removed-"
 
 
 class SnapshotNote(msgspec.Struct, frozen=True):
@@ -116,8 +119,13 @@ class LocalSnapshot:
 
     def mark_damaged(self) -> None:
         """Note that a file was changed: neither this nor the local copy beside it is to be used."""
-        with suppress(FileNotFoundError):  # another attempt removed it
+        with suppress(FileNotFoundError):  # it was removed meanwhile
             (self.directory / _DAMAGED).touch()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether another thread or process removed it."""
+        return not (self.directory / _NOTE).exists()
 
     @property
     def is_damaged(self) -> bool:
@@ -246,7 +254,7 @@ class LocalSnapshots:
             shutil.rmtree(incoming.directory, ignore_errors=True)  # a disk may be full of it
             raise
         snapshot = LocalSnapshot(self._directory / snapshot_id)
-        shutil.rmtree(snapshot.directory, ignore_errors=True)
+        _remove(snapshot.directory)
         incoming.directory.rename(snapshot.directory)
         return snapshot
 
@@ -264,7 +272,7 @@ class LocalSnapshots:
             return
         for path in self._directory.iterdir():
             if path.name not in snapshot_ids:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
 
     def _shared(
         self,
@@ -287,6 +295,19 @@ class LocalSnapshots:
             and own.is_immutable(name)
             and _is_same_file(snapshot.files / name, before.files / name)
         }
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, its name first; what is left of it after a kill is removed next time."""
+    if directory.name.startswith(_REMOVED):
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    removed = directory.with_name(f"{_REMOVED}{directory.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    with suppress(OSError):
+        directory.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)  # a file system may not have renamed it
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

@@ -186,10 +186,15 @@ def _check_version(backend: StateBackend, version: str) -> None:
 
 @contextmanager
 def _marking_damage(snapshot: LocalSnapshot) -> Iterator[None]:
-    """Mark a snapshot that turns out to be damaged, also if a storage translates the error."""
+    """Mark a snapshot that turns out to be damaged, also if a storage translates the error.
+
+    Files that another thread removes meanwhile are no damage.
+    """
     try:
         yield
-    except BackendCorruptError:
+    except BackendCorruptError as exc:
+        if snapshot.is_removed:
+            raise FileNotFoundError(f"{snapshot.directory} was removed meanwhile") from exc
         snapshot.mark_damaged()
         raise
     except OSError as exc:

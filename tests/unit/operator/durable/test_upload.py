@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, LocalSnapshots
 from pyspark_ckpt.operator.durable.upload import BackgroundUploads, upload, upload_steps
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -26,7 +27,7 @@ _UPLOAD = """
 import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, LocalSnapshots
 from pyspark_ckpt.operator.durable.upload import upload_steps
 class Storage(LocalStorage):
     def write(self, relative, chunks):
@@ -230,3 +231,45 @@ def fetch(storage: Storage, base: BaseSnapshot, target: Path) -> None:
     target.mkdir()
     for each in base.files:
         (target / each.name).write_bytes(storage.read(each.file.path))
+
+
+class RemovingStorage(LocalStorage):
+    """Removes the local snapshots while a file is written: before its content is read, or after."""
+
+    def __init__(self, subtask: MaterializedSubtask, *, after: bool) -> None:
+        super().__init__(root_of(subtask.storage))
+        self.snapshots, self.after = LocalSnapshots(subtask.directory), after
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        if self.after:
+            chunks = list(chunks)
+        self.snapshots.keep_only(())
+        return super().write(relative, chunks)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_snapshot_that_is_removed_meanwhile_is_not_taken_for_damaged(
+    subtask: MaterializedSubtask, after: bool
+) -> None:
+    snapshot = taken(subtask)
+    with pytest.raises(FileNotFoundError):
+        upload(RemovingStorage(subtask, after=after), snapshot)
+    assert not LocalSnapshots(subtask.directory).is_any_damaged()
+    assert list(snapshot.directory.parent.iterdir()) == []
+
+
+def test_a_snapshot_loses_its_name_before_its_files(
+    subtask: MaterializedSubtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that is cut short, or seen half way, leaves no half snapshot under its name."""
+    snapshot = taken(subtask)
+    names = sorted(path.name for path in snapshot.directory.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, **_: None)  # killed before it
+        LocalSnapshots(subtask.directory).keep_only(())
+    assert not snapshot.directory.exists()
+    (left,) = snapshot.directory.parent.iterdir()
+    assert sorted(path.name for path in left.rglob("*")) == names
+    LocalSnapshots(subtask.directory).keep_only(())
+    assert list(snapshot.directory.parent.iterdir()) == []
+    assert not LocalSnapshots(subtask.directory).is_any_damaged()
