@@ -7,6 +7,7 @@ column says that it carries event time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
@@ -81,8 +82,18 @@ WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 _EMITTED = "pyspark_ckpt.emitted"
 
-EMITTED_EVENT_TIME = {WATERMARK_DELAY: 0, _EMITTED: True}
-"""Metadata of an output column that is event time for the operator that follows."""
+
+def emitted_event_time(delay_ms: int) -> dict[str, Any]:
+    """Return the metadata of an output column that is event time for the operator that follows.
+
+    Parameters
+    ----------
+    delay_ms
+        The delay of the input's watermark, in milliseconds: ``dropDuplicatesWithinWatermark``
+        behind the operator keeps a key for so long.
+    """
+    return {WATERMARK_DELAY: delay_ms, _EMITTED: True}
+
 
 NEVER_LATE = 9_000_000_000_000_000
 """Stands for a null event time, in the year 2255; Spark counts null as not late."""

@@ -232,7 +232,8 @@ class OperatorPlan:
         )
         if carrier is not None:
             processed = with_passed_watermark(processed, carrier)
-        return processed.select(*output.columns(self.arguments.event_time_column))
+        delay_ms = self.keyed.columns.watermark_delay_ms
+        return processed.select(*output.columns(self.arguments.event_time_column, delay_ms))
 
     def _check(self) -> None:
         arguments = self.arguments

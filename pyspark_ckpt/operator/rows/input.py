@@ -138,6 +138,12 @@ class InputColumns:
         """The schema of a key tuple."""
         return T.StructType(self._key_fields)
 
+    @property
+    def watermark_delay_ms(self) -> int:
+        """The delay of the stream's watermark; 0 if it has none."""
+        index = self.event_time_index
+        return 0 if index is None else int(self.schema.fields[index].metadata[WATERMARK_DELAY])
+
     def key_columns(self) -> list[Column]:
         """Return the key columns in the form that is hashed."""
         return [
@@ -377,8 +383,7 @@ class InputColumns:
         if index != self.event_time_index or self._is_emitted:
             return column.alias(name)
         # Spark finds event time by this metadata, and compares microseconds, whatever the type.
-        delay = self.schema.fields[index].metadata[WATERMARK_DELAY]
-        return column.alias(name, metadata={WATERMARK_DELAY: delay})
+        return column.alias(name, metadata={WATERMARK_DELAY: self.watermark_delay_ms})
 
     @property
     def _is_emitted(self) -> bool:

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.time import EMITTED_EVENT_TIME
+from pyspark_ckpt.operator.time import emitted_event_time
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
@@ -88,17 +88,20 @@ class OutputRows:
             ]
         )
 
-    def columns(self, event_time: str = "") -> list[Column]:
+    def columns(self, event_time: str = "", delay_ms: int = 0) -> list[Column]:
         """Return the expressions that give the user's columns back.
 
         Parameters
         ----------
         event_time
             The column that Spark shall take for event time from here on.
+        delay_ms
+            The delay of its watermark, in milliseconds.
         """
+        emitted = emitted_event_time(delay_ms)
         return [
             _restored(field.dataType, F.col(f"c{index}")).alias(
-                field.name, metadata=EMITTED_EVENT_TIME if field.name == event_time else {}
+                field.name, metadata=emitted if field.name == event_time else {}
             )
             for index, field in enumerate(self.schema.fields)
         ]
