@@ -146,6 +146,15 @@ def test_as_behind_sparks_own(spark: SparkSession, tmp_path: Path, plan: Plan) -
     assert sum(map(len, wanted.values())) >= 4
 
 
+def test_the_output_has_the_delay_of_the_input(spark: SparkSession, feed: Feed) -> None:
+    rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")
+    delay = "spark.watermarkDelayMs"
+    for plan in (ours, lambda df, uid: ours(ours(df, "first"), uid)):
+        assert plan(rows, "op").schema["ts"].metadata[delay] == 5000
+    with session_conf(spark, {PROVIDER: ROCKSDB}):
+        assert sparks(rows, "op").schema["ts"].metadata[delay] == 5000
+
+
 def test_an_aggregation_before_is_refused(spark: SparkSession, feed: Feed) -> None:
     """Spark wants none before applyInPandasWithState."""
     rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")
