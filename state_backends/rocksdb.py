@@ -14,8 +14,6 @@ import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, cast
@@ -80,17 +78,12 @@ _MOST_TIMES_THE_LARGEST = 3
 Otherwise RocksDB would merge each new run of a large state with the smallest large run, which takes
 longer than a short epoch, again and again (measured, design 27)."""
 
-_SCAN_STEP = 64
-"""A scan takes so many entries from rocksdict at once, fewer if they are large."""
-
 _KEYS_OF_A_READ = 256
 """RocksDB holds 300 bytes for each key of a read: 50,000 at once take half as long again as 256
 at a time, which stay in the processor's cache (measured: 58 and 37 ms, with 50,000 keys missing 31
 and 15)."""
 
 _KEYS_AT_ONCE = 10_000
-
-_FIRST, _SECOND = itemgetter(0), itemgetter(1)
 
 _Scanned = TypeVar("_Scanned")
 
@@ -151,7 +144,8 @@ class RocksDBBackend(StateBackend):
             raise StateBackendError(f"{self._directory} was closed before a scan of it had ended")
 
     def _scan_in_parts(self, entries: int, size_bytes: int) -> Generator[Changes, None, None]:
-        # Steps of rocksdict's own iterator take a quarter of the time of `_scan` (measured).
+        # A loop over rocksdict's own iterator takes a third of the time of `_scan` (measured). In
+        # steps of several entries it takes a tenth less, but a step may be all large values.
         # The iterator ends without an error at a corrupt file, so its end is checked.
         read_options = _scan_options()
         items = cast("Iterator[tuple[bytes, bytes]]", self._database.items(read_opt=read_options))
@@ -160,19 +154,10 @@ class RocksDBBackend(StateBackend):
             keys: list[bytes] = []
             values: list[bytes | None] = []
             gathered_bytes = 0
-            step_entries, step_bytes = 1, size_bytes  # the first step takes one entry
-            while True:
-                left = (size_bytes - gathered_bytes) * step_entries // max(step_bytes, 1)
-                step = list(islice(items, max(1, min(_SCAN_STEP, entries - len(keys), left))))
-                if not step:
-                    break
-                some_keys, some_values = list(map(_FIRST, step)), list(map(_SECOND, step))
-                keys += some_keys
-                values += some_values
-                key = keys[-1]
-                step_bytes = sum(map(len, some_keys)) + sum(map(len, some_values))
-                step_entries = len(step)
-                gathered_bytes += step_bytes
+            for key, value in items:
+                keys.append(key)
+                values.append(value)
+                gathered_bytes += len(key) + len(value)
                 if len(keys) == entries or gathered_bytes >= size_bytes:
                     yield Changes(keys, values)
                     keys, values, gathered_bytes = [], [], 0

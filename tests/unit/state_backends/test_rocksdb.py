@@ -16,6 +16,7 @@ import pytest
 
 from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import (
+    BACKEND_TYPES,
     BackendCorruptError,
     BackendLockedError,
     Changes,
@@ -236,19 +237,22 @@ def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None
         assert dict(backend.scan()) == state
 
 
+@pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 @pytest.mark.parametrize("entries_of_a_part", [1, 63, 64, 65, 1000])
-def test_parts_of_a_scan(tmp_path: Path, entries_of_a_part: int) -> None:
-    """No part has too many entries, and only one step of small entries is taken too many."""
-    sizes = [10] * 200 + [5000] * 100 + [10] * 300
+def test_parts_of_a_scan(tmp_path: Path, backend_type: str, entries_of_a_part: int) -> None:
+    """A part ends with the entry that reaches a limit, also if large values follow small ones."""
+    sizes = [10] * 200 + [5000] * 100 + [10, 25_000, 10, 10] * 50 + [10] * 300
     stored = {b"%04d" % place: bytes(size) for place, size in enumerate(sizes)}
-    with open_backend("rocksdb", tmp_path / "db", create=True) as backend:
+    with open_backend(backend_type, tmp_path / "db", create=True) as backend:
         backend.load([Changes(list(stored), list(stored.values()))], "1")
         parts = list(backend.scan_in_parts(entries_of_a_part, 20_000))
     assert [key for part in parts for key in part.keys] == list(stored)
     assert [value for part in parts for value in part.values] == list(stored.values())
     assert max(map(len, parts)) <= entries_of_a_part
-    large = [part for part in parts if all(map(len, part.values)) and len(part.values[0]) == 5000]
-    assert all(sum(map(len, part.values)) <= 30_000 for part in large)
+    for part in parts:
+        sizes = [4 + len(value or b"") for value in part.values]
+        assert sum(sizes[:-1]) < 20_000
+        assert part is parts[-1] or len(part) == entries_of_a_part or sum(sizes) >= 20_000
 
 
 def only_files(directory: Path, target: Path, names: set[str]) -> Path:
