@@ -43,6 +43,7 @@ PHASES: dict[str, tuple[str, ...]] = {
         f"{_OPERATOR}.modes.pandas:PandasPart.rows",
         f"{_OPERATOR}.modes.batches:BatchInput.part",
         f"{_OPERATOR}.modes.batches:BatchPart.rows",
+        f"{_OPERATOR}.modes.arrow:ArrowInput.part",
     ),
     "state read": tuple(
         f"{_OPERATOR}.table.table:StateTable.{name}"
@@ -50,14 +51,19 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "decode": (
         f"{_OPERATOR}.values.codec:TupleCodec.decode",
-        f"{_OPERATOR}.values.state_columns:ValueColumns.frame",
+        *(
+            f"{_OPERATOR}.values.state_columns:ValueColumns.{name}"
+            for name in ("frame", "table", "stored_frame", "stored_table")
+        ),
     ),
     "encode": (
         f"{_OPERATOR}.values.codec:TupleCodec.encode",
         f"{_OPERATOR}.values.state_columns:ValueColumns.rows",
+        f"{_OPERATOR}.values.state_columns:ValueColumns.encoded",
     ),
     "write": tuple(
-        f"{_OPERATOR}.table.table:StateTable.{name}" for name in ("put", "delete", "write_below")
+        f"{_OPERATOR}.table.table:StateTable.{name}"
+        for name in ("put", "put_many", "delete", "delete_many", "write_below")
     ),
     "expired entries and timers": (f"{_OPERATOR}.run.barrier:sweep",),
     "segment": (f"{_OPERATOR}.run.barrier:make_segment",),
@@ -66,9 +72,14 @@ PHASES: dict[str, tuple[str, ...]] = {
         f"{_OPERATOR}.modes.rows:RowsOutput.take",
         f"{_OPERATOR}.modes.pandas:PandasOutput.extend",
         f"{_OPERATOR}.modes.pandas:PandasOutput.take",
+        f"{_OPERATOR}.modes.arrow:ArrowOutput.extend",
+        f"{_OPERATOR}.modes.arrow:ArrowOutput.take",
     ),
 }
-_USER_METHODS = ("handleInputRows", "handleInputBatch", "handleExpiredTimer", "init", "close")
+_USER_METHODS = (
+    "handleInputRows", "handleInputBatch", "handleInputArrow", "handleExpiredTimer",
+    "handleExpiredTimers", "init", "close",
+)  # fmt: skip
 
 
 class MeasuredSubtask(SubtaskFunction):

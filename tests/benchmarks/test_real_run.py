@@ -47,7 +47,10 @@ def test_one_workload_gives_figures_a_plot_and_a_breakdown(tmp_path: Path) -> No
     assert figures["targets"][0]["target"] == f"rows/s, {OURS} / {PEER}"
     text = (tmp_path / "w1_running_count.md").read_text()
     phases = text.partition("## Where an epoch goes")[2]
-    for phase in ("wait for Spark's rows", "grouping", "decode", "user code", "segment", "output"):
+    for phase in (
+        "wait for Spark's rows", "grouping", "decode", "encode", "write", "user code", "segment",
+        "output",
+    ):  # fmt: skip
         assert f"| {phase} " in phases
     assert (tmp_path / "w1_running_count.png").exists()
 
