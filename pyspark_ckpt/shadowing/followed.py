@@ -52,6 +52,7 @@ class FollowedQuery:
         self._log = log
         self._source_ids = source_ids
         self._given_names = given_names
+        self._first = after + 1
         self._last = after
         self._known: set[str] = set()
 
@@ -70,10 +71,15 @@ class FollowedQuery:
         try:
             found = self._read(epoch)
         except (CorruptFileError, CheckpointAbortedError, FileNotFoundError) as exc:
+            reason = (
+                "The shadow began at an old checkpoint: trigger one of the query first"
+                if epoch == self._first
+                else "The shadow is too slow: give it more resources"
+            )
             raise CheckpointAbortedError(
                 f"{self._log.storage.url}: epoch {epoch} can no longer be followed, the query has "
-                f"committed epoch {committed} ({exc}). The shadow is too slow: give it more "
-                "resources, or raise spark.sql.streaming.minBatchesToRetain of the query"
+                f"committed epoch {committed} ({exc}). {reason}, or raise "
+                "spark.sql.streaming.minBatchesToRetain of the query"
             ) from exc
         self._last = epoch
         return found

@@ -39,6 +39,7 @@ from tests.query.session_conf import session_conf
 from tests.recovery.processes import kill_all
 
 IGNORED = ["output.what"]
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 
 class Late(Numbered):
@@ -351,7 +352,8 @@ def proving(job: Job) -> Iterator[tuple[ckpt.CheckpointedQuery, list[str]]]:
     """Run a query whose input arrives every second; yields what proves a candidate beside it."""
     program = job.base / "program.py"
     program.write_text(PROGRAM.format(source=str(job.feed.path)))
-    with session_conf(job.spark, {PARTITIONS: "2"}):
+    # The offsets since the only checkpoint stay, however many epochs a slow machine runs.
+    with session_conf(job.spark, {PARTITIONS: "2", RETAINED: "100000"}):
         epoch_of(job)
         query = Sink("file", job).start(job.df)
         query.processAllAvailable()

@@ -114,7 +114,15 @@ def test_named_sources_keep_their_names(query: Location, fork: Location) -> None
 def test_an_epoch_that_spark_has_deleted(query: Location) -> None:
     query.put(commits__9=commit(60), offsets__9=offsets(9, "1"))
     followed = FollowedQuery(SparkLog(query.storage), (0,), (), after=4)
-    with pytest.raises(ckpt.CheckpointAbortedError, match=r"epoch 5 can no longer.*minBatches"):
+    gone = r"epoch 5 can no longer.*began at an old checkpoint: trigger one.*minBatches"
+    with pytest.raises(ckpt.CheckpointAbortedError, match=gone):
+        followed.next()
+    query.put(
+        offsets__5=offsets(5, "1"), commits__5=commit(60),
+        offsets__7=offsets(7, "1"), sources__0__0="v1\nrate",
+    )  # fmt: skip
+    assert followed.next() is not None
+    with pytest.raises(ckpt.CheckpointAbortedError, match=r"epoch 6 can no longer.*too slow"):
         followed.next()
 
 
