@@ -45,6 +45,7 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, 
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode, TtlTime
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
+from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
@@ -332,10 +333,11 @@ class OperatorEdit:
         Raises
         ------
         PlanError
-            If a column cannot be a key.
+            If a column cannot be a key, or keys are parked.
         """
         for each in key_schema.fields:
             check_key(each)
+        self._check_none_parked(spark)
         keyed = [
             (state_id, state.name)
             for state_id, state in enumerate(self.states)
@@ -353,6 +355,17 @@ class OperatorEdit:
         self.timers = None
         if self.operator.time_mode is not TimeMode.NONE:
             self.timers = self._rekeyed(timers, timer_columns(key_schema), width, function)
+
+    def _check_none_parked(self, spark: SparkSession) -> None:
+        """Refuse parked keys: their kept rows have the old key, under which they would be given."""
+        if all(state.kind == FREE or state.name != KEYS_STATE for state in self.states):
+            return
+        parked = self.table(spark, KEYS_STATE).limit(1)
+        if collected(parked, f"looking for parked keys of operator {self.operator.uid}"):
+            raise PlanError(
+                f"{self.where}: keys are parked, whose rows cannot get other keys: release them "
+                "with query.release first, or erase them"
+            )
 
     def _rekeyed(
         self, rows: DataFrame, columns: TableColumns, width: int, function: RowsFunction

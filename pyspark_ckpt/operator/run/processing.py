@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import (
     CrashedError,
     InputRowsError,
     ProcessorError,
+    StateError,
     StateValueError,
 )
 from pyspark_ckpt.operator.modes.arrow import timer_tables_of
@@ -294,7 +295,7 @@ class EpochProcessing:
         ends = self.origins.begin(step, keys, stored=stored_keys)
         for stored, kept in quarantine.released():
             self._key = self._decode_key(stored[1])
-            call = partial(self._process_kept, kept)
+            call = partial(self._process_kept, stored, kept)
             quarantine.release(step, call, self._output, self._described)
             keys.append(self._key)
             stored_keys.append(stored)
@@ -307,9 +308,11 @@ class EpochProcessing:
         self._leave_key(_READING)
         self.laps.begin(Phase.READ)
 
-    def _process_kept(self, kept: Iterable[RowsOfEpoch]) -> Iterator[Any]:
+    def _process_kept(self, stored: StoredKey, kept: Iterable[RowsOfEpoch]) -> Iterator[Any]:
         for rows in kept:
             part = self._mode.part([rows.sent])
+            if part.stored[0][1] != stored[1]:
+                raise StateError(f"{self._where}: the rows of a parked key have another key")
             self._table.begin_part(part.stored)
             self._table.enter(0)
             if self.states.ages_in_event_time:

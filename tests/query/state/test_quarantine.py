@@ -206,6 +206,27 @@ def _parallelism(job: Job, parallelism: int) -> AbstractContextManager[None]:
 
 
 @pytest.mark.soak
+def test_a_parked_key_is_erased_and_gets_no_other_name(job: Job) -> None:
+    """Its kept rows have the old key, under which the processor would be called."""
+    job = flaky(job)
+    job.feed.add([("a", 1), ("b", 2)], [("a", 3), ("b", BAD)])
+    with job.running() as query:
+        query.processAllAvailable()
+        saved = query.triggerSavepoint(str(job.base / "savepoints")).path
+
+    def upper(keys: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"k": keys.k.str.upper()})
+
+    with pytest.raises(ckpt.PlanError, match=r"'op'.*keys are parked.*release them.* or erase"):
+        ckpt.edit_state(saved).rekey("op", upper, as_pandas=True)
+    edit = ckpt.edit_state(saved).erase("op", job.spark.createDataFrame([("b",)], "k string"))
+    edited = edit.rekey("op", upper, as_pandas=True).save(str(job.base / "edited"))
+    fork = job.but(location="loc2", out="out2")
+    job.feed.add([("A", 5), ("B", 6)])
+    assert parked(fork.run(restore=edited.path)) == (0, 0)
+    assert by_key(fork) == {"A": [(3, "[5]")], "B": [(1, "[6]")]}
+
+
 def test_a_program_without_quarantine_and_many_keys_at_once_are_refused(job: Job) -> None:
     job.feed.add([("a", BAD)])
     flaky(job).run()
