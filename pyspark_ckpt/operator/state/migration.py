@@ -62,7 +62,7 @@ def migrate(
     Raises
     ------
     IncompatibleStateError
-        If the stored state is of another kind.
+        If the stored state is of another kind, or two keys of a map become the same key.
     ProcessorError
         If the user's function raises.
     """
@@ -83,6 +83,11 @@ def migrate(
     for entry in _entries_of(table, source_id):
         prefix = entry.prefix + bytes([target_id]) + entry.key
         rest, data = rewrite(entry.rest, entry.data)
+        if migration.key is not None and table.is_written(prefix + rest):
+            raise IncompatibleStateError(
+                f"{where}: the migration of state {source.name!r} gives two keys of a map the same "
+                f"new key, stored as {rest.hex()}: one entry would be lost; correct the migration"
+            )
         table.write_below(prefix, prefix + rest, entry.stamp + data)
     catalog.delete(source_id)
     return target_id

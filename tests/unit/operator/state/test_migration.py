@@ -258,6 +258,33 @@ def test_another_kind_is_refused(subtask_epochs: SubtaskEpochs) -> None:
     subtask_epochs.drop()
 
 
+@pytest.mark.parametrize("kind", ["MapState", "BroadcastState"])
+def test_two_map_keys_that_would_become_one_are_refused(
+    subtask_epochs: SubtaskEpochs, kind: str
+) -> None:
+    """Of two entries at one place the first would be lost, also of different keys of the stream."""
+    city = T.StructType([T.StructField("city", T.StringType())])
+
+    def state(handle: ProcessorHandle, schema: T.StructType) -> Any:
+        found = getattr(handle, f"get{kind}")("m", schema, NUMBER)
+        if kind == "BroadcastState":
+            subtask_epochs.leave_key()
+        return found
+
+    cities = state(subtask_epochs.begin(), TEXT)
+    for number, name in enumerate(["Oslo", "Rome", "oslo"]):
+        cities.updateValue((name,), (number,))
+    subtask_epochs.end()
+    lower = {"m": Migration(key=lambda row: (row.s.lower(),))}
+    with pytest.raises(IncompatibleStateError, match=r"'m' gives two keys of a map the same new"):
+        state(subtask_epochs.begin(lower), city)
+    subtask_epochs.drop()
+    swapped = {"m": Migration(key=lambda row: (row.s.swapcase(),))}
+    found = dict(state(subtask_epochs.begin(swapped), city).iterator())
+    assert found == {("oSLO",): (0,), ("rOME",): (1,), ("OSLO",): (2,)}
+    subtask_epochs.drop()
+
+
 @pytest.mark.parametrize("kind", States.kinds)
 @pytest.mark.parametrize(
     ("function", "error", "message"),
