@@ -21,7 +21,12 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TtlTime, TtlVisibility
 from pyspark_ckpt.operator.rescale.key_hashing import stored_key_type
 from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
-from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS, stamp_mark
+from pyspark_ckpt.operator.table.time_to_live import (
+    NEVER_EXPIRES_MS,
+    STAMP_BYTES,
+    STAMP_MARKS,
+    stamp_mark,
+)
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE
@@ -201,7 +206,8 @@ class StateValues:
                 expires_ms[:] = ttl.since_ms + ttl.duration_ms
             counts = first == stamp_mark(ttl.time)  # a time of the other kind does not count
             written_ms = column.take(counts).numbers(8, from_start=1).astype(np.int64)
-            expires_ms[counts] = written_ms + ttl.duration_ms
+            never = written_ms >= NEVER_EXPIRES_MS
+            expires_ms[counts] = np.where(never, -1, written_ms + ttl.duration_ms)
         try:
             return Aged(column.cut(is_stamped * STAMP_BYTES), expires_ms)
         except ValueError as exc:

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.state.operator_states import raw_entries
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, TIME_INDEX, TIMERS_ID
-from pyspark_ckpt.operator.table.time_to_live import stamp_of
+from pyspark_ckpt.operator.table.time_to_live import NEVER_EXPIRES_MS, stamp_mark, stamp_of
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.values.message_pack_columns import (
     Form,
@@ -298,18 +298,10 @@ def _milliseconds(times: pa.Array) -> _Numbers:
 
 
 def _stamps(times: pa.Array, ttl: TtlDescriptor) -> pa.BinaryArray:
-    """Return the stamps of entries that expire at given times; an entry without time has none."""
+    """Return the stamps of entries that expire at given times; a null is never."""
     never = times.is_null().to_numpy(zero_copy_only=False)
     expires_ms = _milliseconds(times.fill_null(0))
     written_ms = np.maximum(expires_ms - ttl.duration_ms, 0)
-    marks = np.full((len(times), 1), stamp_of(ttl.time, 0)[0], np.uint8)
-    stamps = fixed_width(np.hstack([marks, big_endian(written_ms.astype(np.uint64))]))
-    if not never.any():
-        return stamps
-    return pa.array(
-        [
-            b"" if is_never else stamp
-            for is_never, stamp in zip(never, stamps.to_pylist(), strict=True)
-        ],
-        pa.binary(),
-    )
+    written_ms[never] = NEVER_EXPIRES_MS
+    marks = np.full((len(times), 1), stamp_mark(ttl.time), np.uint8)
+    return fixed_width(np.hstack([marks, big_endian(written_ms.astype(np.uint64))]))

@@ -83,6 +83,9 @@ STAMP_MARKS = frozenset(_MARKS.values())
 
 STAMP_BYTES = _STAMP.size
 
+NEVER_EXPIRES_MS = 1 << 62
+"""An edit writes it as the time of entries that never expire; it is later than any time."""
+
 
 class TimeToLive:
     """A state's time to live in one epoch.
