@@ -12,6 +12,10 @@ groups, or number their states otherwise
 
 A version has a random name, so one version is one state, in whichever files it is. Timers and raw
 state are compared as entries of :data:`TIMERS` and :data:`RAW`.
+
+A subtask that was idle may have other schemas than the newest one. Its values are rewritten as if
+they moved to it, so that one history of schemas reads all values of a side. Of broadcast state, of
+which every subtask has a copy, that of the newest subtask counts.
 """
 
 from __future__ import annotations
@@ -23,16 +27,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
+from pyspark_ckpt.formats.handle import BaseSnapshot, Handle, StateDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_version import segment_changes
 from pyspark_ckpt.operator.durable.merged_state import merged_state
+from pyspark_ckpt.operator.rescale.entries import rewritten
+from pyspark_ckpt.operator.rescale.tasks import newest_of
+from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
     RAW_STATE,
     is_keyed,
 )
+from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.reader import StoredOperator
 from pyspark_ckpt.snapshot.shared_files import StoredBase, values_in, values_that_may_differ
 from pyspark_ckpt.storage.open import Storage
@@ -51,8 +59,8 @@ Entries = dict[bytes, bytes | None]
 class Place(NamedTuple):
     """Where an entry is, whatever the numbers of its key group and state: `key` is the rest.
 
-    `state` is a name, :data:`TIMERS` or :data:`RAW`. `subtask` is ``None`` for keyed state, which
-    belongs to no subtask.
+    `state` is a name, :data:`TIMERS` or :data:`RAW`. `subtask` is ``None`` for keyed and broadcast
+    state, which belong to no subtask.
     """
 
     state: str
@@ -82,13 +90,66 @@ class Side:
 
     def entries(self) -> Iterator[tuple[Place, bytes]]:
         """Yield all entries of states, timers and raw state."""
-        for handle in self.handles.values():
-            names = state_names(handle)
+        handles = self.handles.values()
+        newest = newest_of(handles) if handles else None
+        for handle in handles:
+            places = _Places(handle)
+            moved = _Moved(self, handle)
             for part in all_entries(self.storage, handle):
                 for key, value in zip(part.keys, part.values, strict=True):
-                    place = place_of(key, handle.subtask, names)
-                    if place is not None and value is not None:
-                        yield place, value
+                    place = places.of(key)
+                    if place is None or value is None:
+                        continue
+                    if place.state not in places.copied or handle is newest:
+                        yield place, moved.value(key, value)
+
+
+class _Places:
+    """Where the entries of a subtask are."""
+
+    def __init__(self, *handles: Handle | None) -> None:
+        found = [handle for handle in handles if handle is not None]
+        self._subtask = found[0].subtask
+        self._names: dict[int, str] = {}
+        for handle in found:
+            self._names |= state_names(handle)
+        self.copied = {
+            state.name
+            for handle in found
+            for state in handle.states
+            if state.sweeps is None and kind_of(state).movement is Movement.COPIED
+        }
+
+    def of(self, key: bytes) -> Place | None:
+        """Return the place of a stored key, ``None`` if it belongs to no state."""
+        place = place_of(key, self._subtask, self._names)
+        if place is not None and place.state in self.copied:
+            return place._replace(subtask=None)
+        return place
+
+
+class _Moved:
+    """The values of a subtask as the schemas of its operator's newest subtask read them."""
+
+    def __init__(self, side: Side, handle: Handle | None) -> None:
+        moves = (
+            {} if side.operator is None or handle is None else side.operator.states.moves(handle)
+        )
+        self._moves = {number: move for number, move in moves.items() if move.rewrite or move.stamp}
+
+    def value(self, key: bytes, value: bytes) -> bytes:
+        """Return the value of a stored key."""
+        if not self._moves or not (is_keyed(key) or key.startswith(OPERATOR_STATE)):
+            return value
+        move = self._moves.get(key[HEAD_BYTES - 1])
+        if move is None:
+            return value
+        end = end_of_value(key, HEAD_BYTES) if is_keyed(key) else HEAD_BYTES
+        return rewritten(move, key[end:], value)[1]
+
+    def change(self, key: bytes, value: bytes | None) -> bytes | None:
+        """Return the value of a stored key that may have none."""
+        return None if value is None else self.value(key, value)
 
 
 def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
@@ -109,11 +170,12 @@ def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
     found: dict[Place, Change] = {}
     for subtask in sorted(old.handles.keys() | new.handles.keys()):
         first, second = old.handles.get(subtask), new.handles.get(subtask)
-        names = {**({} if first is None else state_names(first))}
-        names |= {} if second is None else state_names(second)
-        for key, change in _of_subtask(old.storage, first, new.storage, second):
-            place = place_of(key, subtask, names)
-            if place is not None:
+        places = _Places(first, second)
+        moved, moved_later = _Moved(old, first), _Moved(new, second)
+        for key, stored in _of_subtask(old.storage, first, new.storage, second):
+            place = places.of(key)
+            change = Change(moved.change(key, stored.old), moved_later.change(key, stored.new))
+            if place is not None and change.old != change.new:
                 found[place] = change
     return found
 
@@ -133,7 +195,20 @@ def is_same_layout(old: Side, new: Side) -> bool:
             names[number] for number in names.keys() & later.keys()
         }:
             return False
+        if not all(
+            _are_related(old.handles[subtask].states[number], new.handles[subtask].states[number])
+            for number in names.keys() & later.keys()
+        ):
+            return False
     return True
+
+
+def _are_related(one: StateDescriptor, other: StateDescriptor) -> bool:
+    """Return whether equal stored values are equal."""
+    before = (*one.earlier_schemas, one.value_schema)
+    after = (*other.earlier_schemas, other.value_schema)
+    shared = min(len(before), len(after))
+    return before[:shared] == after[:shared]
 
 
 def state_names(handle: Handle) -> dict[int, str]:
@@ -144,7 +219,7 @@ def state_names(handle: Handle) -> dict[int, str]:
 
 
 def place_of(key: bytes, subtask: int, names: dict[int, str]) -> Place | None:
-    """Return the place of a stored key, ``None`` if it belongs to no state."""
+    """Return the place of a stored key in a subtask, ``None`` if it belongs to no state."""
     if is_keyed(key):
         number = key[HEAD_BYTES - 1]
         keyed = TIMERS if number == MAX_STATES else names.get(number)

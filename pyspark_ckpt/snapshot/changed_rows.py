@@ -140,7 +140,7 @@ def change_table(
     table = pa.table(list(named.values()), names=list(named))
     if old is None or new is None or not places:
         return table
-    if (old.earlier_schemas, old.value_schema) == (new.earlier_schemas, new.value_schema):
+    if not old.earlier_schemas and not new.earlier_schemas:
         return table
     return _without_equal(table, old_values.column_names, new_values.column_names)
 

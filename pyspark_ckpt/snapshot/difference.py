@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.html_form import html_table
-from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
 from pyspark_ckpt.snapshot.changed_rows import (
@@ -146,8 +145,8 @@ def table_of_state(
     """
     state = states[1] or states[0]
     assert state is not None  # one of the snapshots has it
-    is_copied = kind_of(state).movement is Movement.COPIED
-    rows = as_rows(_of_state(changes, state.name, is_copied=is_copied), state, *sides)
+    of_state = {place: change for place, change in changes.items() if place.state == state.name}
+    rows = as_rows(of_state, state, *sides)
     return change_table(rows, key_schema, states, f"operator {uid!r}, state {state.name!r}")
 
 
@@ -194,17 +193,6 @@ def key_schema_of(uid: str, old: StoredOperator | None, new: StoredOperator | No
             f"{schemas[-1].simpleString()}: only states with keys of the same types are compared"
         )
     return schemas[-1]
-
-
-def _of_state(
-    changes: Mapping[Place, Change], name: str, *, is_copied: bool
-) -> dict[Place, Change]:
-    """Return the changes of one state; broadcast state has the same in every subtask."""
-    return {
-        place._replace(subtask=None) if is_copied else place: change
-        for place, change in changes.items()
-        if place.state == name
-    }
 
 
 class StateDifference:
