@@ -34,6 +34,7 @@ from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.rescale.entries import rewritten
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
+from pyspark_ckpt.operator.table.catalog import is_beginning
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
@@ -196,19 +197,18 @@ def is_same_layout(old: Side, new: Side) -> bool:
         }:
             return False
         if not all(
-            _are_related(old.handles[subtask].states[number], new.handles[subtask].states[number])
+            are_related(old.handles[subtask].states[number], new.handles[subtask].states[number])
             for number in names.keys() & later.keys()
         ):
             return False
     return True
 
 
-def _are_related(one: StateDescriptor, other: StateDescriptor) -> bool:
+def are_related(one: StateDescriptor, other: StateDescriptor) -> bool:
     """Return whether equal stored values are equal."""
     before = (*one.earlier_schemas, one.value_schema)
     after = (*other.earlier_schemas, other.value_schema)
-    shared = min(len(before), len(after))
-    return before[:shared] == after[:shared]
+    return is_beginning(before, after) or is_beginning(after, before)
 
 
 def state_names(handle: Handle) -> dict[int, str]:

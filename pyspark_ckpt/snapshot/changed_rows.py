@@ -12,6 +12,7 @@ from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, StateKind, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk
+from pyspark_ckpt.operator.table.catalog import same_schema
 from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
@@ -22,6 +23,7 @@ from pyspark_ckpt.snapshot.changed_entries import (
     Change,
     Place,
     Side,
+    are_related,
 )
 from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
@@ -218,13 +220,10 @@ def _without_equal(table: pa.Table, old: list[str], new: list[str]) -> pa.Table:
 
 def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> None:
     """Raise if equal stored bytes could mean different values."""
-    before = (*old.earlier_schemas, old.value_schema)
-    after = (*new.earlier_schemas, new.value_schema)
-    shared = min(len(before), len(after))
     if (
         old.kind != new.kind
-        or old.map_key_schema != new.map_key_schema
-        or before[:shared] != after[:shared]
+        or not same_schema(old.map_key_schema, new.map_key_schema)
+        or not are_related(old, new)
     ):
         raise IncompatibleStateError(
             f"{what}: the two snapshots store the state in forms that have nothing in common "

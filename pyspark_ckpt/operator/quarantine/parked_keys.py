@@ -19,7 +19,7 @@ from pyspark_ckpt.errors import IncompatibleStateError, QuarantineError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.descriptor import QuarantineLimits
 from pyspark_ckpt.operator.rows.parked import RowKeeping
-from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
+from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX, ROWS_STATE
 from pyspark_ckpt.operator.state.kinds import StateKind
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.registry import StateRegistry
@@ -30,7 +30,6 @@ from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import TupleCodec
 
 KEYS_STATE = LIBRARY_PREFIX
-ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
 
 EPOCH_COLUMN = "parked_in_epoch"
 
@@ -188,6 +187,15 @@ class ParkedKeys:
         rows.clear()
         del self.found[self._current]
 
+    def end(self) -> None:
+        """Delete the two states if no key is parked: their rows had columns that may change."""
+        if self.found:
+            return
+        for name in (KEYS_STATE, ROWS_STATE):
+            state_id = self._states.catalog.find(name)
+            if state_id is not None:
+                self._states.catalog.delete(state_id)
+
     @property
     def _current(self) -> StoredKey:
         current = self._table.current
@@ -248,7 +256,7 @@ class ParkedKeys:
         state_id = catalog.find(name)
         if state_id is None:
             state_id = catalog.add(wanted)
-        elif not self.found:  # there is no entry of another schema
+        elif not self.found:  # a version that did not delete it left it without an entry
             catalog.replace(state_id, wanted)
         return bytes([state_id])
 

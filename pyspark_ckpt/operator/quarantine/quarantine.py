@@ -161,6 +161,10 @@ class Quarantine:
             logger.warning("%s: a released key stays parked: %s", self._where, describe(error))
             self._keys.note_error(step, describe(error))
 
+    def end(self) -> None:
+        """End the epoch, after the last call of the processor for a key."""
+        self._keys.end()
+
     def _error_of(self, call: Call, output: Output) -> Exception | None:
         """Make a call; return what it raised, as if it had not been made."""
         rows = output.rows

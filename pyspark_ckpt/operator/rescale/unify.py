@@ -17,10 +17,11 @@ from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare
+from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.schema.verdict import used_migration
 from pyspark_ckpt.operator.state.migration import schema_of
 from pyspark_ckpt.operator.state.rewrite import StateRewrite
-from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.catalog import is_beginning, same_schema, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import stamp_of
 
@@ -148,6 +149,13 @@ class UnifiedStates:
 
     def _check(self, name: str, member: _Member, merged: StateDescriptor) -> None:
         state = member.state
+        if name == ROWS_STATE and state.value_schema != merged.value_schema:
+            raise IncompatibleStateError(
+                f"operator {self._uid!r}: subtask {member.subtask}, whose last epoch is "
+                f"{member.epoch}, keeps rows of parked keys with the columns {state.value_schema}; "
+                f"those of newer subtasks have {merged.value_schema}: continue with the first "
+                "columns at the old parallelism, and release the keys"
+            )
         migration = self._migration_of(state)
         values = compare(struct_type(state.value_schema), struct_type(merged.value_schema))
         migrates_value = migration is not None and migration.value is not None
@@ -155,7 +163,7 @@ class UnifiedStates:
         if (
             state.kind != merged.kind
             or (values.verdict is Verdict.INCOMPATIBLE and not migrates_value)
-            or (state.map_key_schema != merged.map_key_schema and not migrates_key)
+            or not (migrates_key or same_schema(state.map_key_schema, merged.map_key_schema))
         ):
             raise IncompatibleStateError(
                 f"operator {self._uid!r}: subtask {member.subtask}, whose last epoch is "
@@ -199,7 +207,7 @@ def _is_read_by(state: StateDescriptor, target: StateDescriptor) -> bool:
     """
     history = (*state.earlier_schemas, state.value_schema)
     of_target = (*target.earlier_schemas, target.value_schema)
-    if history != of_target[: len(history)]:
+    if not is_beginning(history, of_target):
         return False
     rest = [struct_type(schema) for schema in of_target[len(history) - 1 :]]
     on_the_way = {path for one, other in pairwise(rest) for path in compare(one, other).removed}

@@ -94,6 +94,8 @@ class ParkedRows:
 
 def _kept(field: T.StructField) -> T.StructField:
     kept: T.DataType = field.dataType
-    if type(kept) not in _KEPT_TYPES:
-        kept = T.BinaryType() if isinstance(sent_type(field), T.StructType) else T.StringType()
-    return T.StructField(field.name, kept)
+    if type(kept) in _KEPT_TYPES:
+        return T.StructField(field.name, kept)
+    kept = T.BinaryType() if isinstance(sent_type(field), T.StructType) else T.StringType()
+    # A value of another nested type may look the same: the type is part of the stored schema.
+    return T.StructField(field.name, kept, metadata={"type": field.dataType.simpleString()})

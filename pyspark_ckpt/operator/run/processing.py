@@ -197,7 +197,10 @@ class EpochProcessing:
             notified.notifyCheckpointComplete(self.completed_checkpoint_id)
         if self._open_quarantine is not None:
             opened = self._open_quarantine()
-            self.quarantine = opened if opened.parks else None
+            if opened.parks:
+                self.quarantine = opened
+            else:
+                opened.end()
         attributes.end_of_init()
         self._attributes = attributes
         self._step = _READING
@@ -398,6 +401,8 @@ class EpochProcessing:
         self._leave_key("snapshotState")
         self.lost_attributes = self._attributes.names()
         self._raw.snapshot_of(self._processor, epoch)
+        if self.quarantine is not None:
+            self.quarantine.end()
         self._step = "close"
         self._processor.close()
 

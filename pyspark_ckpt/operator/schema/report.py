@@ -24,6 +24,7 @@ from pyspark_ckpt.operator.schema.verdict import (
 from pyspark_ckpt.text_table import text_table
 
 LIBRARY_PREFIX = "__quarantine"
+ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
 """Prefix of the names of states that the library keeps, which no processor asks for."""
 
 KEY = "(key)"

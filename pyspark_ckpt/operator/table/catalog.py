@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -126,7 +126,7 @@ def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> Sta
     IncompatibleStateError
         If kind or map keys differ, or the stored schema cannot evolve into the wanted one.
     """
-    if stored.kind != wanted.kind or not _same_keys(stored.map_key_schema, wanted.map_key_schema):
+    if stored.kind != wanted.kind or not same_schema(stored.map_key_schema, wanted.map_key_schema):
         raise _incompatible(stored, wanted, where, "kind and map keys cannot change")
     earlier = stored.earlier_schemas
     evolution = compare(struct_type(stored.value_schema), struct_type(wanted.value_schema))
@@ -200,6 +200,18 @@ def schema_text(schema_json: str) -> str:
     return struct_type(schema_json).simpleString()
 
 
+def same_schema(one: str | None, other: str | None) -> bool:
+    """Return whether two stored schemas are the same, whatever the metadata of their fields."""
+    if one is None or other is None or one == other:
+        return one == other
+    return same_type(struct_type(one), struct_type(other))
+
+
+def is_beginning(history: Sequence[str], of: Sequence[str]) -> bool:
+    """Return whether a history of schemas is the beginning of another, or all of it."""
+    return len(history) <= len(of) and all(map(same_schema, history, of))
+
+
 def struct_type(schema_json: str) -> T.StructType:
     """Return a stored schema.
 
@@ -214,12 +226,6 @@ def struct_type(schema_json: str) -> T.StructType:
         return T.StructType.fromJson(fields)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise not_a_schema(schema_json) from exc
-
-
-def _same_keys(stored: str | None, wanted: str | None) -> bool:
-    if stored is None or wanted is None:
-        return stored is wanted
-    return same_type(struct_type(stored), struct_type(wanted))
 
 
 def _incompatible(

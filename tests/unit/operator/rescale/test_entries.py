@@ -24,6 +24,7 @@ from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbere
 from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
+from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group, is_keyed
@@ -454,3 +455,24 @@ def test_forms_that_do_not_fit_together_are_refused() -> None:
         other = handle_of(1, 2, (state,), epoch=2)
         with pytest.raises(IncompatibleStateError, match=r"subtask 0.*'x'.*migrations"):
             UnifiedStates("u", [one, other])
+
+
+def test_rows_of_parked_keys_do_not_evolve() -> None:
+    """A restart refuses other columns while keys are parked; so does a rescale."""
+    one = handle_of(0, 2, (StateDescriptor(ROWS_STATE, "list", NUMBER.json()),), epoch=1)
+    other = handle_of(1, 2, (StateDescriptor(ROWS_STATE, "list", BOTH.json()),), epoch=2)
+    with pytest.raises(
+        IncompatibleStateError, match=r"keeps rows of parked keys.*release the keys"
+    ):
+        UnifiedStates("u", [one, other])
+
+
+def test_a_comment_on_a_field_is_no_other_schema() -> None:
+    noted = T.StructType([T.StructField("s", T.StringType(), metadata={"comment": "a city"})])
+    states = [
+        StateDescriptor("m", "map", NUMBER.json(), map_key_schema=key.json())
+        for key in (TEXT, noted)
+    ]
+    handles = [handle_of(n, 2, (state,), epoch=n) for n, state in enumerate(states)]
+    unified = UnifiedStates("u", handles)
+    assert all(unified.are_those_of(handle) for handle in handles)
