@@ -28,6 +28,9 @@ _IN_UTC: dict[str, Any] = (
 )
 """PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
+_NUMBERS = ("integer", "floating", "mixed-integer-float")
+"""What pandas calls columns of numbers."""
+
 
 def stored_table(
     spark: SparkSession, handles: tuple[Handle, ...], read: ReadState | ReadTimers | ReadRaw
@@ -293,10 +296,6 @@ def _as_table(changed: Any, schema: pa.Schema) -> pa.Table:
         raise TypeError("it is neither an Arrow table nor a pandas frame")
     columns = [cast(changed.column(field.name), field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-_NUMBERS = ("integer", "floating", "mixed-integer-float")
-"""What pandas calls columns of numbers."""
 
 
 def _check_no_number(series: pd.Series[Any], field: pa.Field) -> None:

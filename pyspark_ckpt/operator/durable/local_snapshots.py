@@ -299,15 +299,12 @@ class LocalSnapshots:
 
 def _remove(directory: Path) -> None:
     """Remove a directory, its name first; what is left of it after a kill is removed next time."""
-    if directory.name.startswith(_REMOVED):
-        shutil.rmtree(directory, ignore_errors=True)
-        return
-    removed = directory.with_name(f"{_REMOVED}{directory.name}")
-    shutil.rmtree(removed, ignore_errors=True)
-    with suppress(OSError):
-        directory.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
-    shutil.rmtree(directory, ignore_errors=True)  # a file system may not have renamed it
+    if not directory.name.startswith(_REMOVED):
+        removed = directory.with_name(f"{_REMOVED}{directory.name}")
+        shutil.rmtree(removed, ignore_errors=True)
+        with suppress(OSError):  # it does not exist, or is removed under its own name
+            directory = directory.rename(removed)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:

@@ -256,7 +256,7 @@ class ParkedKeys:
         state_id = catalog.find(name)
         if state_id is None:
             state_id = catalog.add(wanted)
-        elif not self.found:  # a version that did not delete it left it without an entry
+        elif not self.found:  # an edit that erased all parked keys left it without an entry
             catalog.replace(state_id, wanted)
         return bytes([state_id])
 

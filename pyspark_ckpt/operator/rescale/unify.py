@@ -209,6 +209,8 @@ def _is_read_by(state: StateDescriptor, target: StateDescriptor) -> bool:
     of_target = (*target.earlier_schemas, target.value_schema)
     if not is_beginning(history, of_target):
         return False
+    if len(history) == len(of_target):
+        return True
     rest = [struct_type(schema) for schema in of_target[len(history) - 1 :]]
     on_the_way = {path for one, other in pairwise(rest) for path in compare(one, other).removed}
     return on_the_way <= set(compare(rest[0], rest[-1]).removed)

@@ -88,13 +88,13 @@ class OutputRows:
             ]
         )
 
-    def columns(self, event_time: str = "", delay_ms: int = 0) -> list[Column]:
+    def columns(self, event_time: str, delay_ms: int) -> list[Column]:
         """Return the expressions that give the user's columns back.
 
         Parameters
         ----------
         event_time
-            The column that Spark shall take for event time from here on.
+            The column that Spark shall take for event time from here on; empty for none.
         delay_ms
             The delay of its watermark, in milliseconds.
         """

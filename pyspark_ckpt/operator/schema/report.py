@@ -24,8 +24,10 @@ from pyspark_ckpt.operator.schema.verdict import (
 from pyspark_ckpt.text_table import text_table
 
 LIBRARY_PREFIX = "__quarantine"
-ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
 """Prefix of the names of states that the library keeps, which no processor asks for."""
+
+ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
+"""The state of the rows of parked keys. Its schema never evolves."""
 
 KEY = "(key)"
 """Stands in the report for the operator's key."""

@@ -91,7 +91,7 @@ def sent_column(
 
 def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """Return a column in another type of its kind; another kind, or no room, is an Arrow error."""
-    if not is_of_kind(column.type, wanted):
+    if not _is_of_kind(column.type, wanted):
         in_ms = pa.types.is_integer(column.type) and pa.types.is_timestamp(wanted)
         unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
         raise pa.ArrowInvalid(f"{column.type} is no {wanted}{unit}")
@@ -100,7 +100,7 @@ def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     return column.cast(wanted)
 
 
-def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+def _is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether values of a type mean the same in another, where they fit, as in a Row.
 
     Arrow casts more: to it a number is also a time, in the unit of the time's type, and a boolean.
@@ -112,15 +112,15 @@ def is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_timestamp(wanted):
         return pa.types.is_timestamp(given) and (given.tz is None) == (wanted.tz is None)
     if pa.types.is_list(wanted):
-        return _is_any(given, _LISTS) and is_of_kind(given.value_type, wanted.value_type)
+        return _is_any(given, _LISTS) and _is_of_kind(given.value_type, wanted.value_type)
     if pa.types.is_map(wanted):
         return (
             pa.types.is_map(given)
-            and is_of_kind(given.key_type, wanted.key_type)
-            and is_of_kind(given.item_type, wanted.item_type)
+            and _is_of_kind(given.key_type, wanted.key_type)
+            and _is_of_kind(given.item_type, wanted.item_type)
         )
     if pa.types.is_struct(wanted):
-        return pa.types.is_struct(given) and _are_of_kind(list(given), list(wanted))
+        return pa.types.is_struct(given) and _fields_are_of_kind(given, wanted)
     return any(is_it(wanted) and _is_any(given, of_kind) for is_it, of_kind in _KINDS)
 
 
@@ -157,13 +157,13 @@ def _is_any(given: pa.DataType, kinds: Sequence[_IsType]) -> bool:
     return any(is_it(given) for is_it in kinds)
 
 
-def _are_of_kind(given: list[pa.Field], wanted: list[pa.Field]) -> bool:
+def _fields_are_of_kind(given: pa.StructType, wanted: pa.StructType) -> bool:
     """Compare fields by name, and those of one name in their order, as Arrow casts them."""
     left = list(given)
     for field in wanted:
         for place, one in enumerate(left):
             if one.name == field.name:
-                if not is_of_kind(left.pop(place).type, field.type):
+                if not _is_of_kind(left.pop(place).type, field.type):
                     return False
                 break
     return True  # whether a field may be missing is for the cast to say

@@ -28,10 +28,8 @@ from pyspark_ckpt.combine.processor import CombiningProcessor
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from state_backends import open_backend
-from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs
+from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs, heap_epochs
 
 FOREVER = 2**63 - 1
 YEAR_10_000 = 253_402_300_800_000_000
@@ -39,10 +37,8 @@ YEAR_10_000 = 253_402_300_800_000_000
 
 @pytest.fixture
 def epochs(tmp_path: Path) -> Iterator[SubtaskEpochs]:
-    writes = tmp_path / "writes"
-    writes.mkdir()
-    with open_backend("heap", tmp_path / "state", create=True) as backend:
-        yield SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, writes)
+    with heap_epochs(tmp_path) as made:
+        yield made
 
 
 def rows_of(combination: Aggregates, kind: T.DataType, *values: int) -> pa.Table:
@@ -121,11 +117,8 @@ def test_an_aggregate_added_later_begins_there(
     schema = T.StructType([T.StructField("v", T.LongType())])
     with (
         tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory,
-        open_backend("heap", Path(directory) / "state", create=True) as backend,
+        heap_epochs(Path(directory)) as epochs,
     ):
-        writes = Path(directory) / "writes"
-        writes.mkdir()
-        epochs = SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, writes)
         for epoch, came in enumerate(history):
             there = {n: LATER[n] for n, begins in since.items() if begins - earliest <= epoch}
             combination = Aggregates(there, schema, "operator 'x'")

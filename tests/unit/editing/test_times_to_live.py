@@ -11,11 +11,10 @@ import pytest
 
 from pyspark_ckpt.editing.entries.encoding import StoredValues
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
 from pyspark_ckpt.snapshot.columns import StateValues, expiry_array
-from state_backends import Changes, open_backend
-from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
+from state_backends import Changes
+from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs, heap_epochs
 
 BEGIN_MS = 1_000_000
 DURATION_MS = 10_000
@@ -24,10 +23,8 @@ EXPIRES_MS = [None, BEGIN_MS + 5_000, BEGIN_MS + 400 * 365 * 86_400_000, None]
 
 @pytest.fixture
 def epochs(tmp_path: Path) -> Iterator[SubtaskEpochs]:
-    writes = tmp_path / "writes"
-    writes.mkdir()
-    with open_backend("heap", tmp_path / "state", create=True) as backend:
-        yield SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, writes)
+    with heap_epochs(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("time", ["processing", "event"])

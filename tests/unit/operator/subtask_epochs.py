@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES, EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.values.codec import key_encoder
-from state_backends import Changes, StateBackend
+from state_backends import Changes, StateBackend, open_backend
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """For tests of long histories that are not about disks."""
@@ -114,3 +115,12 @@ class SubtaskEpochs:
     def entries(self) -> dict[bytes, bytes]:
         """Return all stored entries."""
         return dict(self.backend.scan())
+
+
+@contextmanager
+def heap_epochs(directory: Path) -> Iterator[SubtaskEpochs]:
+    """Yield a subtask on the heap backend in an empty directory."""
+    writes = directory / "writes"
+    writes.mkdir()
+    with open_backend("heap", directory / "state", create=True) as backend:
+        yield SubtaskEpochs(backend, DEFAULT_LIMIT_BYTES, writes)
