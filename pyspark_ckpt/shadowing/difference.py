@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from datetime import datetime
+from decimal import Context, Decimal, localcontext
 from numbers import Real
 from typing import Any
 
@@ -18,6 +19,9 @@ OUTPUT = "output"
 
 _FEW = 250_000
 """So many pairs of rows of one key are tried, before only neighbours in order are."""
+
+_DIGITS = 200
+"""Enough for differences of any two decimals of Spark, times a tolerance."""
 
 RowPair = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
 """A key, and the other columns of its old and new row; ``None`` where there is no row."""
@@ -172,9 +176,9 @@ def _cancelled_in_order(
 def _order(values: Any) -> tuple[Any, ...]:
     """Return a sort key: numbers by value, all else as text, whatever the types are."""
     return tuple(
-        (0, float(value), "")
+        (0, value if isinstance(value, (int, Decimal)) else float(value), "")
         if isinstance(value, (Real, Decimal)) and value == value
-        else (1, 0.0, repr(value))
+        else (1, 0, repr(value))
         for value in values
     )
 
@@ -189,13 +193,23 @@ def same(old: Any, new: Any, tolerance: float) -> bool:
         return len(old) == len(new) and all(
             same(first, second, tolerance) for first, second in zip(old, new, strict=True)
         )
+    if isinstance(old, Decimal) and isinstance(new, Decimal):
+        return old == new or _is_close_decimal(old, new, tolerance)
     if _is_fraction(old) and _is_fraction(new):
         return _is_close(float(old), float(new), tolerance)
+    if isinstance(old, datetime) and isinstance(new, datetime):
+        return old == new and old.fold == new.fold  # two instants of the hour that comes twice
     return bool(old == new)
 
 
 def _is_fraction(value: Any) -> bool:
     return isinstance(value, (float, Decimal))
+
+
+def _is_close_decimal(old: Decimal, new: Decimal, tolerance: float) -> bool:
+    """Return whether two numbers are close; a float would have too few digits for some."""
+    with localcontext(Context(prec=_DIGITS)):
+        return abs(old - new) <= Decimal(tolerance) * max(abs(old), abs(new), Decimal(1))
 
 
 def _is_close(old: float, new: float, tolerance: float) -> bool:
@@ -218,4 +232,6 @@ def frozen(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
+    if isinstance(value, datetime) and value.fold:
+        return value, value.fold
     return value

@@ -16,6 +16,8 @@ from pyspark_ckpt.shadowing.rules import Rules
 MOST_ROWS = 200_000
 """So many different rows of an epoch are collected; more are counted only."""
 
+_LONG_DIGITS, _MOST_DIGITS = 19, 38
+
 _TIMES = "pyspark_ckpt times"
 
 
@@ -143,7 +145,22 @@ def _common(old: T.DataType, new: T.DataType) -> T.DataType | None:
         return None
     if isinstance(old, T.IntegralType) and isinstance(new, T.IntegralType):
         return T.LongType()
-    return T.DoubleType()
+    if isinstance(old, T.FractionalType) and not isinstance(old, T.DecimalType):
+        return T.DoubleType()
+    if isinstance(new, T.FractionalType) and not isinstance(new, T.DecimalType):
+        return T.DoubleType()
+    return _common_decimal(*map(_as_decimal, (old, new)))
+
+
+def _as_decimal(data_type: T.DataType) -> T.DecimalType:
+    return data_type if isinstance(data_type, T.DecimalType) else T.DecimalType(_LONG_DIGITS, 0)
+
+
+def _common_decimal(old: T.DecimalType, new: T.DecimalType) -> T.DecimalType | None:
+    """Return the decimal that holds all values of both, ``None`` if there is none."""
+    scale = max(old.scale, new.scale)
+    digits = max(old.precision - old.scale, new.precision - new.scale) + scale
+    return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
 
 
 def _quoted(name: str) -> str:

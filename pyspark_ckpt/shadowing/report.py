@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pyspark_ckpt.html_form import html_facts, html_table
-from pyspark_ckpt.shadowing.difference import ShadowDifference
+from pyspark_ckpt.shadowing.difference import ShadowDifference, frozen
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.text_table import text_table
 
@@ -38,9 +38,9 @@ class ShadowReport:
         How often all states were compared.
     differences : int
         How many differences were not expected. An entry of a state counts once, in the first epoch
-        after which it differs.
+        after which it differs in a way that is not expected.
     expected : int
-        How many differences `expected` accepted.
+        How many differences `expected` accepted; an entry of a state counts once.
     counts : dict
         The differences by place and change.
     samples : tuple of ShadowDifference
@@ -51,6 +51,8 @@ class ShadowReport:
         What was not compared, and why. What `ignore` names is not in it.
     stopped : str or None
         Why the shadow ended, ``None`` while it runs.
+    failure : str or None
+        What failed: one of the programs, or the comparison. ``None`` if nothing did.
 
     Examples
     --------
@@ -70,15 +72,18 @@ class ShadowReport:
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     stopped: str | None = None
+    failure: str | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether output and states were compared, none was skipped, and no difference is left."""
+        """Whether all was compared, nothing failed, and no difference is left."""
         return self.differences == 0 and self.unproven is None
 
     @property
     def unproven(self) -> str | None:
         """Why equality would say too little, ``None`` if both were compared as a whole."""
+        if self.failure is not None:
+            return self.failure
         if not self.epochs:
             return "no epoch was compared yet"
         if not self.state_comparisons:
@@ -194,11 +199,31 @@ class Tally:
         self._epochs: list[int] = []
         self._epochs_compared = self._rows = self._state_comparisons = 0
         self._expected = 0
+        self._entries: dict[Any, bool] = {}
+        """Of each entry that differed, whether that was expected."""
         self._stopped: str | None = None
+        self._failure: str | None = None
 
     def add(self, difference: ShadowDifference) -> None:
-        """Count a difference."""
-        is_expected = self._rules.expected is not None and self._rules.expected(difference)
+        """Count a difference of the output."""
+        self._count(difference, is_expected=self._is_expected(difference))
+
+    def add_entry(self, difference: ShadowDifference) -> None:
+        """Count a difference of a state's entry: once as expected, and once as not expected."""
+        of = [difference.key] if difference.key else [difference.old, difference.new]
+        entry = frozen([difference.place, *of])
+        was_expected = self._entries.get(entry)
+        if was_expected is False:
+            return
+        is_expected = self._is_expected(difference)
+        if is_expected != was_expected:
+            self._entries[entry] = is_expected
+            self._count(difference, is_expected=is_expected)
+
+    def _is_expected(self, difference: ShadowDifference) -> bool:
+        return self._rules.expected is not None and bool(self._rules.expected(difference))
+
+    def _count(self, difference: ShadowDifference, *, is_expected: bool) -> None:
         with self._guard:
             if is_expected:
                 self._expected += 1
@@ -235,6 +260,12 @@ class Tally:
         with self._guard:
             self._stopped = self._stopped or why
 
+    def fail(self, why: str) -> None:
+        """Keep why the shadow failed; the first reason stays."""
+        with self._guard:
+            self._failure = self._failure or why
+            self._stopped = self._stopped or why
+
     @property
     def has_enough(self) -> str | None:
         """Why the shadow has to end by its rules, ``None`` if it goes on."""
@@ -263,4 +294,5 @@ class Tally:
                 notes=tuple(self._notes),
                 skipped=tuple(self._skipped),
                 stopped=self._stopped,
+                failure=self._failure,
             )

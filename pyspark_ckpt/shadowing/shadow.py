@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.restarting.shadow_actions import ShadowActions, forget_shadow, note_shadow
-from pyspark_ckpt.shadowing.difference import OUTPUT, ShadowDifference, frozen
+from pyspark_ckpt.shadowing.difference import OUTPUT, ShadowDifference
 from pyspark_ckpt.shadowing.followed import FollowedEpoch, FollowedQuery
 from pyspark_ckpt.shadowing.fork import Fork
 from pyspark_ckpt.shadowing.output import ComparedOutput
@@ -112,7 +112,6 @@ class Shadow:
             self._tally.skip,
         )
         self._waiting: deque[FollowedEpoch] = deque()
-        self._known: set[Any] = set()
         self._error: Exception | None = None
         self._is_discarded = False
         self._over = threading.Event()
@@ -283,7 +282,7 @@ class Shadow:
             If not, or if a program failed.
         """
         report = self.report
-        unproven = self._error or report.unproven
+        unproven = report.unproven
         if unproven is not None:
             raise ConfigurationError(
                 f"the candidate was not proven: {unproven}. Wait for an epoch, name in shadow()'s "
@@ -313,7 +312,7 @@ class Shadow:
                 self._compare_until_over()
             except Exception as exc:
                 self._error = exc
-                self._tally.stop(f"it failed: {exc}")
+                self._tally.fail(f"it failed: {exc}")
                 logger.warning("the shadow of query %s failed: %s", self._query.id, exc)
 
     def _compare_until_over(self) -> None:
@@ -345,7 +344,7 @@ class Shadow:
         errors = [(fork, run.exception()) for fork, run in zip(self._forks, runs, strict=True)]
         for fork, error in errors:
             if error is not None:
-                self._tally.stop(f"the {fork.name} failed in epoch {epoch}: {error}")
+                self._tally.fail(f"the {fork.name} failed in epoch {epoch}: {error}")
                 raise error
         pairs, more = self._output.differing(epoch)
         for key, old, new in pairs:
@@ -364,10 +363,7 @@ class Shadow:
         old, new = (run.result() for run in [both.submit(fork.checkpoint) for fork in self._forks])
         for place, pair in differing_entries(old, new, self._rules, self._tally.skip):
             key, before, after = pair
-            known = frozen([place, key]) if key else frozen([place, before, after])
-            if known not in self._known:
-                self._known.add(known)
-                self._tally.add(ShadowDifference(epoch, place, key, before, after))
+            self._tally.add_entry(ShadowDifference(epoch, place, key, before, after))
 
 
 def begin_shadow(shadow: Shadow, checkpoints: str) -> Shadow:

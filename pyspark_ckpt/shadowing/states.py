@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
@@ -21,17 +19,16 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.shadowing.difference import RowPair, pair_rows, same
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
+from pyspark_ckpt.snapshot.changed_rows import ChangedRows
 from pyspark_ckpt.snapshot.difference import (
+    changed_rows_beside_states,
+    changed_rows_of_state,
     key_schema_of,
     sides_of_operators,
     states_of,
-    table_of_state,
-    tables_beside_states,
 )
 from pyspark_ckpt.snapshot.reader import SnapshotReader
 
-_OLD, _NEW = "old_", "new_"
-_ROWS_AT_ONCE = 10_000
 _LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
 _RAW = "raw"
 
@@ -51,7 +48,7 @@ class _Compared:
     """One state in both checkpoints."""
 
     place: str
-    table: pa.Table
+    changed: ChangedRows
     is_list: bool
     expires: bool
     now_ms: tuple[int, int]
@@ -77,8 +74,7 @@ def differing_entries(
         If a file is missing or changed.
     """
     for compared in _states(old, new, rules, skip):
-        names = compared.table.column_names
-        keys, before, after = _columns(names)
+        before, after = compared.changed.old.column_names, compared.changed.new.column_names
         only = [
             name
             for name in sorted(set(before) ^ set(after))
@@ -88,7 +84,7 @@ def differing_entries(
             skip(f"{compared.place}: only one program has {', '.join(only)}")
         both = [name for name in before if name in after]
         shown = [name for name in both if not rules.ignores(compared.place, name)]
-        for pair in _pairs(compared, keys, both, rules.tolerance):
+        for pair in _pairs(compared, both, rules.tolerance):
             if differs := _without_ignored(pair, shown, rules.tolerance):
                 yield compared.place, differs
 
@@ -133,14 +129,14 @@ def _of_operator(
             skip(f"{place}: not compared, because it is a state of subtasks, of other numbers")
             continue
         try:
-            table = table_of_state(changes, uid, states, sides, key_schema)
+            changed = changed_rows_of_state(changes, uid, states, sides, key_schema)
         except IncompatibleStateError as exc:
             skip(str(exc))
             continue
         times = tuple(map(_now_ms, readers, states))
         yield _Compared(
             place,
-            table,
+            changed,
             kind_of(states[1]) in _LISTS,
             all(each.is_stamped and each.ttl is not None for each in states if each is not None),
             (times[0], times[1]),
@@ -160,15 +156,15 @@ def _beside(
 ) -> Iterator[_Compared]:
     """Yield timers and raw state."""
     key_schema = key_schema_of(uid, sides[0].operator, sides[1].operator)
-    found = tables_beside_states(changes, key_schema, *sides, names)
-    for name, (kind, table) in found.items():
+    found = changed_rows_beside_states(changes, key_schema, *sides, names)
+    for name, (kind, changed) in found.items():
         place = f"{uid}.{name}"
         if rules.ignores(place):
             continue
         if kind == _RAW and moves:
             skip(f"{place}: not compared, because it is a state of subtasks, of other numbers")
             continue
-        yield _Compared(place, table, is_list=False, expires=False, now_ms=(0, 0))
+        yield _Compared(place, changed, is_list=False, expires=False, now_ms=(0, 0))
 
 
 def _only(missing: int) -> str:
@@ -179,60 +175,35 @@ def _now_ms(reader: SnapshotReader, state: StateDescriptor | None) -> int:
     return 0 if state is None or state.ttl is None else reader.now_ms(state.ttl.time)
 
 
-def _columns(names: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the key columns, and the value columns of both sides without their prefixes."""
-    new_from = len(names)
-    while new_from > 1 and names[new_from - 1].startswith(_NEW):
-        new_from -= 1
-    old_from = new_from
-    while old_from > 1 and names[old_from - 1].startswith(_OLD):
-        old_from -= 1
-    return (
-        names[1:old_from],
-        [name.removeprefix(_OLD) for name in names[old_from:new_from]],
-        [name.removeprefix(_NEW) for name in names[new_from:]],
-    )
-
-
-def _pairs(
-    compared: _Compared, keys: list[str], columns: list[str], tolerance: float
-) -> Iterator[RowPair]:
+def _pairs(compared: _Compared, columns: list[str], tolerance: float) -> Iterator[RowPair]:
     """Yield the entries that differ as rows, with the columns that both sides have."""
+    changed = compared.changed
     if not compared.is_list:
-        for change, row in _rows(compared.table):
-            pair = _pair(compared, change, row, keys, columns)
-            if pair[1] is not None or pair[2] is not None:
-                yield pair
+        for _, key, *sides in changed.rows():
+            old, new = _counting(compared, sides, columns)
+            if old is not None or new is not None:
+                yield key, old, new
         return
-    in_order = [name for name in keys if name not in ("position", "subtask")]
-    sides: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    for change, row in _rows(compared.table):
-        pair = _pair(compared, change, row, in_order, columns)
-        for rows, values in zip(sides, pair[1:], strict=True):
+    keys = changed.named.column_names[: changed.key_columns]  # without subtask and position
+    items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+    for _, named, *sides in changed.rows():
+        for rows, values in zip(items, _counting(compared, sides, columns), strict=True):
             if values is not None:
-                rows.append({**pair[0], **values})
-    yield from pair_rows(*sides, in_order, tolerance)
+                rows.append({name: named[name] for name in keys} | values)
+    yield from pair_rows(*items, keys, tolerance)
 
 
-def _rows(table: pa.Table) -> Iterator[tuple[str, dict[str, Any]]]:
-    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        for row in batch.to_pylist():
-            yield row["change"], row
-
-
-def _pair(
-    compared: _Compared, change: str, row: dict[str, Any], keys: list[str], columns: list[str]
-) -> RowPair:
-    key = {name: row[name] for name in keys}
-    sides = []
-    for prefix, gone, now_ms in zip(
-        (_OLD, _NEW), ("added", "removed"), compared.now_ms, strict=True
-    ):
-        values = None if change == gone else {name: row.get(prefix + name) for name in columns}
+def _counting(
+    compared: _Compared, sides: list[dict[str, Any] | None], columns: list[str]
+) -> list[dict[str, Any] | None]:
+    """Return the columns that are compared of both sides, ``None`` where an entry is over."""
+    found: list[dict[str, Any] | None] = []
+    for row, now_ms in zip(sides, compared.now_ms, strict=True):
+        values = None if row is None else {name: row[name] for name in columns}
         if values is not None and compared.expires and _is_over(values[columns[-1]], now_ms):
             values = None
-        sides.append(values)
-    return key, sides[0], sides[1]
+        found.append(values)
+    return found
 
 
 def _is_over(expires_at: datetime | None, now_ms: int) -> bool:

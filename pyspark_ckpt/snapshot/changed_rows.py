@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +27,7 @@ from pyspark_ckpt.snapshot.changed_entries import (
     Side,
     are_related,
 )
+from pyspark_ckpt.snapshot.columns import ColumnNames
 from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
 
@@ -34,6 +37,62 @@ _pack = msgspec.msgpack.Encoder().encode
 
 _Stream = tuple[int, int]
 """Subtask and number of a stream of raw state."""
+
+_Row = dict[str, Any]
+
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """The rows of one state, of timers or of raw state that two sides have otherwise.
+
+    Parameters
+    ----------
+    kinds
+        ``added``, ``removed`` or ``changed``, one per row.
+    named
+        The columns that name a row: the operator's key columns first.
+    key_columns
+        How many of them are the operator's; none if the state is not of a key.
+    old, new
+        The columns of values on both sides, nulls where a side has no such row.
+    """
+
+    kinds: pa.Array
+    named: pa.Table
+    key_columns: int
+    old: pa.Table
+    new: pa.Table
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.kinds)
+
+    def rows(self) -> Iterator[tuple[str, _Row, _Row | None, _Row | None]]:
+        """Yield the kind of each row, what names it, and its values on both sides."""
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            kinds = self.kinds.slice(start, _ROWS_AT_ONCE).to_pylist()
+            no_columns: list[_Row] = [{} for _ in kinds]
+            sides = [
+                table.slice(start, _ROWS_AT_ONCE).to_pylist() if table.column_names else no_columns
+                for table in (self.named, self.old, self.new)
+            ]
+            for kind, named, old, new in zip(kinds, *sides, strict=True):
+                yield kind, named, None if kind == ADDED else old, None if kind == REMOVED else new
+
+    def table(self) -> pa.Table:
+        """Return one table: ``change``, what names a row, and values with ``old_`` and ``new_``."""
+        names = ColumnNames()
+        columns = {names.name("change", "_change"): self.kinds}
+        for prefix, otherwise, table in (
+            ("", "key_", self.named),
+            ("old_", "old_value_", self.old),
+            ("new_", "new_value_", self.new),
+        ):
+            for name in table.column_names:
+                columns[names.name(prefix + name, otherwise + name)] = table[name]
+        return pa.table(columns)
 
 
 def as_rows(
@@ -89,13 +148,13 @@ def _items(
     return items
 
 
-def change_table(
+def changed_rows(
     changes: Mapping[Place, Change],
     key_schema: T.StructType,
     states: tuple[StateDescriptor | None, StateDescriptor | None],
     what: str,
-) -> pa.Table:
-    """Return changed rows as a table.
+) -> ChangedRows:
+    """Return changed rows with their values.
 
     Parameters
     ----------
@@ -107,11 +166,6 @@ def change_table(
         The state as the first and as the second snapshot have it; at least one has it.
     what
         The operator and state, for errors.
-
-    Returns
-    -------
-    pyarrow.Table
-        ``change``, the columns of keys, and the columns of values with ``old_`` and ``new_``.
 
     Raises
     ------
@@ -129,22 +183,21 @@ def change_table(
     keys, old_values = _decoded(places, before, key_schema, old or first, what)
     later_keys, new_values = _decoded(places, after, key_schema, new or first, what)
     is_new = pa.array([value is None for value in before], pa.bool_())
-    kinds = list(map(kind_of_change, before, after))
-    columns: dict[str, pa.ChunkedArray | pa.Array] = {}
-    for name in keys.column_names:
-        # Each row has its key on one of the two sides.
-        columns[name] = _either(is_new, later_keys[name], keys[name])
+    # Each row has its key on one of the two sides.
+    named = pa.table(
+        {name: _either(is_new, later_keys[name], keys[name]) for name in keys.column_names}
+    )
+    key_columns = len(key_schema.fields) if kind_of(first).movement is Movement.WITH_KEY else 0
     if kind_of(first) is StateKind.OPERATOR_LIST:
-        columns = {"subtask": pa.array([place.subtask for place in places], pa.int32()), **columns}
-    named = {"change": pa.array(kinds, pa.string()), **columns}
-    for prefix, values in (("old_", old_values), ("new_", new_values)):
-        named |= {f"{prefix}{name}": values[name] for name in values.column_names}
-    table = pa.table(list(named.values()), names=list(named))
+        subtasks = pa.array([place.subtask for place in places], pa.int32())
+        named = named.add_column(0, "subtask", subtasks)
+    kinds = pa.array(map(kind_of_change, before, after), pa.string())
+    changed = ChangedRows(kinds, named, key_columns, old_values, new_values)
     if old is None or new is None or not places:
-        return table
+        return changed
     if not old.earlier_schemas and not new.earlier_schemas:
-        return table
-    return _without_equal(table, old_values.column_names, new_values.column_names)
+        return changed
+    return _without_equal(changed)
 
 
 def kind_of_change(before: bytes | None, after: bytes | None) -> str:
@@ -202,20 +255,16 @@ def _column(values: Sequence[bytes | None]) -> BinaryColumn:
     return BinaryColumn.of(pa.array(values, pa.binary()))
 
 
-def _without_equal(table: pa.Table, old: list[str], new: list[str]) -> pa.Table:
+def _without_equal(changed: ChangedRows) -> ChangedRows:
     """Leave out entries that were only written again with another schema."""
-    if set(old) != set(new):
-        return table
-    pairs = [
-        zip(table[f"old_{name}"].to_pylist(), table[f"new_{name}"].to_pylist(), strict=True)
-        for name in old
-    ]
-    kinds = table["change"].to_pylist()
-    differs = [
-        kind != CHANGED or any(before != after for before, after in row)
-        for kind, row in zip(kinds, zip(*pairs, strict=True), strict=True)
-    ]
-    return table.filter(pa.array(differs, pa.bool_()))
+    if {*changed.old.column_names} != {*changed.new.column_names}:
+        return changed
+    differs = pa.array((old != new for _, _, old, new in changed.rows()), pa.bool_())
+    named, old, new = (
+        table.filter(differs) if table.column_names else table
+        for table in (changed.named, changed.old, changed.new)
+    )
+    return ChangedRows(changed.kinds.filter(differs), named, changed.key_columns, old, new)
 
 
 def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> None:
@@ -234,7 +283,7 @@ def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> Non
 
 def changed_timers(
     changes: Mapping[Place, Change], key_schema: T.StructType, time_mode: str, what: str
-) -> pa.Table:
+) -> ChangedRows:
     """Return the timers that only one of two snapshots has.
 
     Parameters
@@ -250,8 +299,8 @@ def changed_timers(
 
     Returns
     -------
-    pyarrow.Table
-        ``change``, which is ``added`` or ``removed``, and the columns of the table of timers.
+    ChangedRows
+        Rows that are ``added`` or ``removed``, and have no values: a key and a time name a timer.
     """
     places = sorted(place for place in changes if place.state == TIMERS)
     # A timer has no value, so it never changes.
@@ -261,10 +310,15 @@ def changed_timers(
     nothing = pa.array([b""] * len(places), pa.binary())
     entries = [StoredEntries(BinaryColumn.of(keys), BinaryColumn.of(nothing))] if places else []
     rows = pa.Table.from_batches(table.batches(entries, None), table.schema)
-    return rows.add_column(0, "change", pa.array(kinds, pa.string()))
+    nothing_else = pa.table({})
+    return ChangedRows(
+        pa.array(kinds, pa.string()), rows, len(key_schema.fields), nothing_else, nothing_else
+    )
 
 
-def changed_raw_state(changes: Mapping[Place, Change], old: Side, new: Side, what: str) -> pa.Table:
+def changed_raw_state(
+    changes: Mapping[Place, Change], old: Side, new: Side, what: str
+) -> ChangedRows:
     """Return the streams of raw state that differ.
 
     Parameters
@@ -278,8 +332,8 @@ def changed_raw_state(changes: Mapping[Place, Change], old: Side, new: Side, wha
 
     Returns
     -------
-    pyarrow.Table
-        ``change``, ``subtask``, ``stream``, ``old_data`` and ``new_data``.
+    ChangedRows
+        Subtask and number of a stream name a row; its value is ``data``.
     """
     subtasks = {place.subtask for place in changes if place.state == RAW}
     before, after = (_streams(side, subtasks, what) for side in (old, new))
@@ -287,15 +341,12 @@ def changed_raw_state(changes: Mapping[Place, Change], old: Side, new: Side, wha
         stream for stream in before.keys() | after.keys() if before.get(stream) != after.get(stream)
     )
     kinds = [kind_of_change(before.get(stream), after.get(stream)) for stream in streams]
-    return pa.table(
-        {
-            "change": pa.array(kinds, pa.string()),
-            "subtask": pa.array([subtask for subtask, _ in streams], pa.int32()),
-            "stream": pa.array([number for _, number in streams], pa.int32()),
-            "old_data": _data(before, streams),
-            "new_data": _data(after, streams),
-        }
-    )
+    named = {
+        "subtask": pa.array([subtask for subtask, _ in streams], pa.int32()),
+        "stream": pa.array([number for _, number in streams], pa.int32()),
+    }
+    data = [pa.table({"data": _data(found, streams)}) for found in (before, after)]
+    return ChangedRows(pa.array(kinds, pa.string()), pa.table(named), 0, *data)
 
 
 def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Stream, bytes]:

@@ -19,9 +19,10 @@ from pyspark_ckpt.snapshot.changed_rows import (
     ADDED,
     CHANGED,
     REMOVED,
+    ChangedRows,
     as_rows,
-    change_table,
     changed_raw_state,
+    changed_rows,
     changed_timers,
 )
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
@@ -111,24 +112,24 @@ def _of_operator(uid: str, old: Side, new: Side) -> dict[str, _Compared]:
     found = {}
     for name in dict.fromkeys([*before, *after]):
         states = before.get(name), after.get(name)
-        table = table_of_state(changes, uid, states, (old, new), key_schema)
-        found[name] = _Compared((after.get(name) or before[name]).kind, table)
+        rows = changed_rows_of_state(changes, uid, states, (old, new), key_schema)
+        found[name] = _Compared((after.get(name) or before[name]).kind, rows.table())
     return found | {
-        name: _Compared(kind, table)
-        for name, (kind, table) in tables_beside_states(
+        name: _Compared(kind, rows.table())
+        for name, (kind, rows) in changed_rows_beside_states(
             changes, key_schema, old, new, set(found)
         ).items()
     }
 
 
-def table_of_state(
+def changed_rows_of_state(
     changes: Mapping[Place, Change],
     uid: str,
     states: tuple[StateDescriptor | None, StateDescriptor | None],
     sides: tuple[Side, Side],
     key_schema: T.StructType,
-) -> pa.Table:
-    """Return the rows of one state that differ, as :func:`change_table`.
+) -> ChangedRows:
+    """Return the rows of one state that differ.
 
     Parameters
     ----------
@@ -147,28 +148,26 @@ def table_of_state(
     assert state is not None  # one of the snapshots has it
     of_state = {place: change for place, change in changes.items() if place.state == state.name}
     rows = as_rows(of_state, state, *sides)
-    return change_table(rows, key_schema, states, f"operator {uid!r}, state {state.name!r}")
+    return changed_rows(rows, key_schema, states, f"operator {uid!r}, state {state.name!r}")
 
 
-def tables_beside_states(
+def changed_rows_beside_states(
     changes: Mapping[Place, Change],
     key_schema: T.StructType,
     old: Side,
     new: Side,
     names: set[str],
-) -> dict[str, tuple[str, pa.Table]]:
-    """Return the kinds and tables of timers and raw state that differ, by names of no state."""
+) -> dict[str, tuple[str, ChangedRows]]:
+    """Return the kinds and rows of timers and raw state that differ, by names of no state."""
     operator = new.operator or old.operator
     assert operator is not None  # one of the snapshots has it
     time_mode = str(operator.metadata.time_mode)
-    tables = {
+    found = {
         _TIMERS: changed_timers(changes, key_schema, time_mode, operator.what),
         _RAW: changed_raw_state(changes, old, new, operator.what),
     }
     return {
-        f"_{name}" if name in names else name: (name, table)
-        for name, table in tables.items()
-        if table.num_rows
+        f"_{name}" if name in names else name: (name, rows) for name, rows in found.items() if rows
     }
 
 

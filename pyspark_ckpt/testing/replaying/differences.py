@@ -17,11 +17,11 @@ from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.capture.described import columns_of
 from pyspark_ckpt.operator.capture.recording import KEY_COLUMN, STEP_COLUMN
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.state.kinds import Movement, kind_of
+from pyspark_ckpt.operator.state.kinds import Movement, StateKind, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES
 from pyspark_ckpt.snapshot.changed_entries import RAW, TIMERS, Change, Place, place_of
-from pyspark_ckpt.snapshot.changed_rows import as_rows, change_table, changed_timers
+from pyspark_ckpt.snapshot.changed_rows import ADDED, as_rows, changed_rows, changed_timers
 from pyspark_ckpt.testing.replaying.subtask import ReplayedEpoch, Side
 
 _OUTPUT, _RAW_STATE, _TIMERS = "output", "raw state", "timers"
@@ -276,42 +276,24 @@ class _StateDifferences:
         states: tuple[StateDescriptor | None, StateDescriptor | None],
     ) -> Iterator[Difference]:
         what = f"{self._epoch.what}, state {state.name!r}"
-        table = change_table(rows, self._key_schema, states, what)
-        is_keyed = kind_of(state).movement is Movement.WITH_KEY
-        keys = len(self._key_schema.fields) if is_keyed else 0
-        names = table.column_names
-        old, new = (
-            [n for n, name in enumerate(names) if n > keys and name.startswith(prefix)]
-            for prefix in ("old_", "new_")
-        )
-        first = min([*old, *new], default=len(names))
-        for row in _rows_of(table):
-            kind, key = row[0], row[1 : 1 + keys]
-            place = {names[n]: row[n] for n in range(1 + keys, first) if names[n] != "subtask"}
-            values = [
-                {names[n].removeprefix(prefix): row[n] for n in numbers}
-                for prefix, numbers in (("old_", old), ("new_", new))
-            ]
-            yield self._difference(
-                tuple(key) if keys else None,
-                f"state {state.name!r}",
-                None if kind == "added" else values[0],
-                None if kind == "removed" else values[1],
-                place,
-            )
+        changed = changed_rows(rows, self._key_schema, states, what)
+        place_from = changed.key_columns + (kind_of(state) is StateKind.OPERATOR_LIST)
+        for _, named, old, new in changed.rows():
+            key = tuple(named.values())[: changed.key_columns]
+            place = dict(list(named.items())[place_from:])  # the subtask is the epoch's
+            yield self._difference(key or None, f"state {state.name!r}", old, new, place)
 
     def _of_timers(self, changes: Mapping[Place, Change]) -> Iterator[Difference]:
         timers = {place: change for place, change in changes.items() if place.state == TIMERS}
         if not timers:
             return
-        mode, keys = str(self._epoch.clock.mode), len(self._key_schema.fields)
-        table = changed_timers(timers, self._key_schema, mode, self._epoch.what)
-        names = table.column_names[1 + keys :]
-        for row in _rows_of(table):
-            values = dict(zip(names, row[1 + keys :], strict=True))
-            is_new = row[0] == "added"
-            old, new = (None, values) if is_new else (values, None)
-            yield self._difference(tuple(row[1 : 1 + keys]), _TIMERS, old, new, {})
+        mode = str(self._epoch.clock.mode)
+        changed = changed_timers(timers, self._key_schema, mode, self._epoch.what)
+        for kind, named, _, _ in changed.rows():
+            key = tuple(named.values())[: changed.key_columns]
+            values = dict(list(named.items())[changed.key_columns :])
+            old, new = (None, values) if kind == ADDED else (values, None)
+            yield self._difference(key, _TIMERS, old, new, {})
 
     def _difference(
         self,
@@ -322,10 +304,6 @@ class _StateDifferences:
         place: Mapping[str, Any],
     ) -> Difference:
         return Difference(self._epoch.epoch, self._epoch.subtask, key, where, old, new, place)
-
-
-def _rows_of(table: pa.Table) -> Iterator[Row]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
 def _data(value: bytes | None) -> Mapping[str, Any] | None:

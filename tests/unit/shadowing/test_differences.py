@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -84,6 +86,37 @@ def test_numbers_that_are_not_numbers() -> None:
     assert pairs([{"k": nan, "n": 1}], [{"k": math.nan, "n": 1}]) == []
 
 
+@pytest.mark.parametrize("others", [0, 600])
+def test_decimals_are_compared_with_all_their_digits(others: int) -> None:
+    old, new = Decimal("12345678901234.123456"), Decimal("12345678901234.123457")
+    assert float(old) == float(new)
+    rows = [
+        [{"k": "a", "x": [{"y": each}], "z": each}]
+        + [{"k": "a", "x": [{"y": Decimal(n)}], "z": each + n} for n in range(1, others)]
+        for each in (old, new)
+    ]
+    assert len(pairs(*rows)) == max(1, others)
+    assert pairs(*rows, tolerance=1e-12) == []
+    assert pairs(rows[0], list(reversed(rows[0]))) == []
+    assert same(Decimal("1.0"), Decimal("1.00"), 0.0)
+    assert same(Decimal("0.5"), 0.5, 0.0)
+    assert not same(Decimal("0.5"), None, 0.5)
+    largest = Decimal("9" * 38)
+    assert not same(largest, largest - 1, 0.0)
+    assert same(largest, largest - 1, 1e-37)
+    assert not same(Decimal("1e-38"), Decimal(0), 1e-39)
+
+
+def test_instants_of_the_hour_that_comes_twice() -> None:
+    # Spark's rows have times of the local zone without a zone.
+    first, second = (datetime.fromisoformat("2024-10-27 02:30").replace(fold=n) for n in (0, 1))
+    assert pairs([{"k": 1, "at": first}], [{"k": 1, "at": second}]) == [
+        ({"k": 1}, {"at": first}, {"at": second})
+    ]
+    assert len(pairs([{"k": first}], [{"k": second}])) == 2
+    assert pairs([{"k": second, "at": second}], [{"k": second, "at": second}]) == []
+
+
 def test_a_difference_names_key_columns_and_values() -> None:
     changed = ShadowDifference(7, "op.n", {"k": "a"}, {"n": 1, "m": 2}, {"n": 3, "m": 2})
     assert changed.columns == ("n",)
@@ -128,6 +161,37 @@ def test_expected_differences_are_only_counted() -> None:
     report = tally.report()
     assert (report.differences, report.expected) == (1, 1)
     assert [each.key for each in report.samples] == [{"k": "b"}]
+
+
+def test_an_entry_that_differed_as_expected_may_differ_otherwise_later() -> None:
+    tally = Tally(Rules(expected=lambda each: each.new == {"n": 2 * (each.old or {})["n"]}))
+    for epoch, (old, new) in enumerate([(1, 2), (2, 4), (3, -1), (4, 8), (5, -2)], 1):
+        tally.add_entry(ShadowDifference(epoch, "op.n", {"k": "a"}, {"n": old}, {"n": new}))
+        tally.end_epoch(epoch, 1, compared_states=True)
+        report = tally.report()
+        assert (report.expected, report.differences) == (1, int(epoch > 2))
+    assert [(each.epoch, each.new) for each in report.samples] == [(3, {"n": -1})]
+    assert not report.is_equal
+
+
+def test_an_entry_that_differs_counts_once() -> None:
+    tally = Tally(Rules())
+    for epoch in range(3):
+        tally.add_entry(ShadowDifference(epoch, "op.n", {"k": "a"}, {"n": 1}, {"n": 2}))
+        tally.add_entry(ShadowDifference(epoch, "op.list", {}, {"n": [1]}, None))
+    assert tally.report().differences == 2
+
+
+def test_agreement_is_not_proven_if_something_failed() -> None:
+    tally = Tally(Rules())
+    tally.end_epoch(1, 5, compared_states=True)
+    tally.stop("stop was called")
+    assert tally.report().is_equal
+    tally.fail("the candidate failed in epoch 2: ZeroDivisionError")
+    report = tally.report()
+    assert (report.is_equal, report.stopped) == (False, "stop was called")
+    assert report.unproven == "the candidate failed in epoch 2: ZeroDivisionError"
+    assert "The two programs agree" not in report._repr_html_()
 
 
 def test_agreement_is_proven_only_if_all_was_compared() -> None:

@@ -29,9 +29,15 @@ Work = Callable[[dict[str, Any], Key], None]
 class Programs:
     """Two programs over the same keys, the original first."""
 
-    def __init__(self, directory: Path, keys: Sequence[Key], subtasks: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keys: Sequence[Key],
+        subtasks: tuple[int, int],
+        key_schema: T.StructType,
+    ) -> None:
         self.both = [
-            MadeSavepoint(directory / str(number), KEY, keys, parallelism)
+            MadeSavepoint(directory / str(number), key_schema, keys, parallelism)
             for number, parallelism in enumerate(subtasks)
         ]
 
@@ -51,9 +57,12 @@ class Programs:
 
 @contextmanager
 def programs(
-    directory: Path, keys: Sequence[Key] = KEYS, subtasks: tuple[int, int] = (2, 2)
+    directory: Path,
+    keys: Sequence[Key] = KEYS,
+    subtasks: tuple[int, int] = (2, 2),
+    key_schema: T.StructType = KEY,
 ) -> Iterator[Programs]:
-    made = Programs(directory, keys, subtasks)
+    made = Programs(directory, keys, subtasks, key_schema)
     yield made
     for each in made.both:
         each.close()
@@ -112,6 +121,36 @@ def test_items_of_a_list_may_be_in_another_order(tmp_path: Path) -> None:
     with programs(tmp_path / "other", KEYS[:1]) as both:
         both.epoch((lists, lists), (write(1, 2, 2), write(2, 1, 4)))
         assert both.differences()[0] == [("op.l", ({"k": "k0"}, {"v": 2}, {"v": 4}))]
+
+
+@pytest.mark.parametrize("name", ["old_id", "new_id", "change", "position", "subtask", "old_n"])
+def test_a_key_column_may_have_any_name(tmp_path: Path, name: str) -> None:
+    def both_kinds(handle: ProcessorHandle) -> dict[str, Any]:
+        return {
+            "n": handle.getValueState("n", N),
+            "l": handle.getListState("l", V),
+            "m": handle.getMapState("m", T.StructType().add("old_x", "long"), V),
+        }
+
+    def write(n: int, items: list[int]) -> Work:
+        def work(states: dict[str, Any], key: Key) -> None:
+            states["n"].update((n,))
+            states["l"].put([(item,) for item in items])
+            states["m"].updateValue((7,), (n,))
+
+        return work
+
+    key_schema = T.StructType().add(name, "string").add("p", "string")
+    with programs(tmp_path, [("a", "b")], (1, 1), key_schema) as programs_of_key:
+        programs_of_key.epoch((both_kinds, both_kinds), (write(1, [1, 2]), write(2, [2, 3])))
+        found, notes = programs_of_key.differences()
+    key = {name: "a", "p": "b"}
+    assert found == [
+        ("op.l", (key, {"v": 1}, {"v": 3})),
+        ("op.m", (key | {"old_x": 7}, {"v": 1}, {"v": 2})),
+        ("op.n", (key, {"n": 1}, {"n": 2})),
+    ]
+    assert notes == []
 
 
 def test_an_expired_entry_is_gone_whether_or_not_it_was_cleaned_up(tmp_path: Path) -> None:

@@ -128,3 +128,45 @@ def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, valu
     changed = [{"change": "changed", "s": "limit", "old_n": 1, "new_n": value}]
     assert difference.to_arrow(UID, "rules").to_pylist() == (changed if value != 1 else [])
     assert difference.is_equal == (value == 1)
+
+
+def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:
+    key = T.StructType().add("change", "string").add("old_n", "string").add("new_n", "string")
+    made = Made(tmp_path, key, [("a", "b", "c"), ("d", "e", "f")], 1)
+    n, old = schema_of(["n"]), schema_of(["old_n"])
+    saved = []
+    for value in (1, 2):
+        made.epoch(
+            lambda handle: {
+                "n": handle.getValueState("n", n),
+                "times": handle.getMapState("times", old, n),
+            },
+            lambda states, of, value=value: [
+                states["n"].update((value if of[0] == "a" else 0,)),
+                states["times"].updateValue((7,), (value if of[0] == "d" else 0,)),
+            ],
+        )
+        saved.append(made.save(f"savepoint-{value}", canonical=True))
+    difference = ckpt.diff_state(*saved)
+    assert difference.to_arrow(UID, "n").to_pylist() == [
+        {
+            "change": "changed",
+            "key_change": "a",
+            "old_n": "b",
+            "new_n": "c",
+            "old_value_n": 1,
+            "new_value_n": 2,
+        }
+    ]
+    assert difference.to_arrow(UID, "times").to_pylist() == [
+        {
+            "change": "changed",
+            "key_change": "d",
+            "old_n": "e",
+            "new_n": "f",
+            "map_key_old_n": 7,
+            "old_value_n": 1,
+            "new_value_n": 2,
+        }
+    ]
+    assert difference.counts["changed"].tolist() == [1, 1]

@@ -266,6 +266,35 @@ def test_other_states_are_compared_by_name(captured: Query) -> None:
     assert (0, "state 'total'", False) in found
 
 
+class OldAndNew(StatefulProcessor):
+    """The columns of a map's keys begin as those of changed values do."""
+
+    step = 1
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getMapState("seen", "old_v long, new_v long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.seen.updateValue((row.v, 2), (row.v * self.step,))
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+class OldAndNewTwice(OldAndNew):
+    step = 2
+
+
+def test_a_place_may_have_columns_of_any_name(captured: Query) -> None:
+    query = captured(OldAndNew())
+    query.epoch([("a", 5)])
+    (found,) = replay(query.save(), OldAndNewTwice()).differences
+    assert (found.key, found.place) == (("a",), {"old_v": 5, "new_v": 2})
+    assert (found.old, found.new) == ({"n": 5}, {"n": 10})
+
+
 class Raising(Everything):
     bad = 13
 

@@ -1,0 +1,83 @@
+"""The output of two programs whose types differ is compared without losing digits."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.shadowing.output import ComparedOutput, KeptOutput, Output
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.testing.schema_text import parse_schema
+
+LARGE = 2**53
+LONG_DIGITS = "12345678901234567.12"
+
+
+@pytest.fixture
+def differing(spark: SparkSession, tmp_path: Path) -> Any:
+    def between(types: tuple[str, str], old: list[Any], new: list[Any], tolerance: float) -> Any:
+        outputs, notes = [], []
+        for name, data_type, values in zip(("old", "new"), types, (old, new), strict=True):
+            schema = parse_schema(f"k string, x {data_type}")
+            kept = KeptOutput(str(tmp_path / name))
+            kept(spark.createDataFrame(list(zip("abc", values, strict=False)), schema), 1)
+            outputs.append(Output(kept, schema))
+        rules = Rules(tolerance=tolerance)
+        compared = ComparedOutput(spark, *outputs, ["k"], rules, notes.append, notes.append)
+        pairs, more = compared.differing(1)
+        assert more == 0
+        return {key["k"]: (old["x"], new["x"]) for key, old, new in pairs}, notes
+
+    return between
+
+
+@pytest.mark.parametrize(
+    ("types", "common", "old", "new", "expected"),
+    [
+        (
+            ("decimal(20, 2)", "decimal(38, 2)"),
+            "decimal(38,2)",
+            [Decimal(LONG_DIGITS), Decimal(1)],
+            [Decimal(LONG_DIGITS) + Decimal("0.01"), Decimal(1)],
+            ["a"],
+        ),
+        (
+            ("bigint", "decimal(20, 1)"),
+            "decimal(20,1)",
+            [LARGE, LARGE, -1],
+            [Decimal(LARGE + 1), Decimal(LARGE), Decimal("-1.0")],
+            ["a"],
+        ),
+        (
+            ("decimal(38, 0)", "decimal(38, 2)"),  # no decimal holds all values of both
+            "string",
+            [Decimal(9)],
+            [Decimal("9.25")],
+            ["a"],
+        ),
+        (("float", "decimal(10, 2)"), "double", [0.5, 1.5], [Decimal("0.5"), Decimal(1)], ["b"]),
+        (("int", "bigint"), "bigint", [1, 2], [1, LARGE], ["b"]),
+    ],
+)
+def test_numbers_of_two_types(
+    differing: Any,
+    types: tuple[str, str],
+    common: str,
+    old: list[Any],
+    new: list[Any],
+    expected: list[str],
+) -> None:
+    found, (note,) = differing(types, old, new, 0.0)
+    assert list(found) == expected
+    assert note.endswith(f"compared as {common}")
+
+
+def test_decimals_that_are_one_float(differing: Any) -> None:
+    old, new = Decimal("12345678901234.123456"), Decimal("12345678901234.123457")
+    types = ("decimal(30, 6)", "decimal(30, 6)")
+    assert differing(types, [old], [new], 0.0) == ({"a": (old, new)}, [])
+    assert differing(types, [old], [new], 1e-12) == ({}, [])
