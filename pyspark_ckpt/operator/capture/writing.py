@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -34,6 +34,7 @@ from pyspark_ckpt.operator.capture.touched import stored_entries
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
@@ -62,8 +63,8 @@ class EpochOfTask:
         How the operator was built.
     columns
         The columns of the keyed rows.
-    calls_once_per_part
-        Whether the processor gets all keys of a part in one call.
+    mode
+        How the processor receives its rows.
     runtime, storage
         The settings of the query, and its checkpoints directory.
     releases
@@ -75,7 +76,7 @@ class EpochOfTask:
     number: int
     program: CapturedProgram
     columns: tuple[str, ...]
-    calls_once_per_part: bool
+    mode: InputMode
     runtime: Runtime
     storage: WorkerStorage
     releases: Releases
@@ -159,14 +160,22 @@ class WrittenEpoch:
 class WrittenFailure:
     """Writes what a failing key saw; while nothing fails, it keeps nothing but references.
 
+    Timers fire behind all rows, and a timer's key may have had some. So rows are kept until the end
+    where timers fire.
+
     Parameters
     ----------
     epoch
         The epoch.
+    limit_bytes
+        Bytes of rows after which none is kept for timers.
     """
 
-    def __init__(self, epoch: EpochOfTask) -> None:
+    def __init__(self, epoch: EpochOfTask, limit_bytes: int) -> None:
         self._epoch = epoch
+        self._limit_bytes = limit_bytes
+        self._size_bytes = 0
+        self._parts: list[SentRows] = []
         self._backend: StateBackend | None = None
         self._table: StateTable | None = None
         self._broadcast: SentRows = []
@@ -177,8 +186,16 @@ class WrittenFailure:
         return self
 
     def parts(self, keyed: Iterator[SentRows]) -> Iterator[SentRows]:
-        """Return the parts of the keyed rows as they are."""
-        return keyed
+        """Yield the parts of the keyed rows as they are, and keep what timers may need."""
+        fires_timers = self._epoch.clock.timers_now_ms is not None
+        for batches in keyed:
+            if fires_timers and self._size_bytes <= self._limit_bytes:
+                kept = list(map(self._kept, batches))
+                self._size_bytes += sum(batch.nbytes for batch in kept)
+                self._parts.append(kept)
+                if self._size_bytes > self._limit_bytes:
+                    self._parts.clear()
+            yield batches
 
     def broadcast(self, sent: SentRows) -> None:
         """Keep the broadcast rows, which the failing call may depend on."""
@@ -201,17 +218,25 @@ class WrittenFailure:
     def _write(self, processing: Processing, error: CkptError) -> None:
         assert self._backend is not None
         handle = self._epoch.handle
-        touched, rows = self._failing(processing, error)
+        header = self._epoch.header(processing)
+        touched, parts = self._failing(processing, error)
+        is_behind_rows = processing.part_under_way is None and bool(touched)
+        if is_behind_rows and self._size_bytes > self._limit_bytes:
+            header = msgspec.structs.replace(
+                header,
+                left_out=(
+                    "it failed behind its rows, and they are too many to be kept for that, more "
+                    f"than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
+                ),
+            )
         before = stored_entries(self._backend, handle.states, touched)
         sections = {
             SectionName.KEYS: in_changes((b"".join(each), b"") for each in touched),
-            SectionName.ROWS: in_arrow(rows),
+            SectionName.ROWS: in_arrow([batch for batches in parts for batch in batches]),
             SectionName.BROADCAST: in_arrow(self._broadcast),
             SectionName.BEFORE: in_changes(before),
         }
-        header = msgspec.structs.replace(
-            self._epoch.header(processing), batches=(len(rows),) if rows else ()
-        )
+        header = msgspec.structs.replace(header, batches=tuple(map(len, parts)))
         key = b"".join(chain.from_iterable(touched))
         path = failure_path(handle.uid, handle.subtask, self._epoch.number, key)
         kept = {name: data for name, data in sections.items() if data}
@@ -219,24 +244,40 @@ class WrittenFailure:
 
     def _failing(
         self, processing: Processing, error: CkptError
-    ) -> tuple[dict[StoredKey, None], SentRows]:
-        """Return the keys that the failing call was for, and their rows."""
+    ) -> tuple[dict[StoredKey, None], list[SentRows]]:
+        """Return the keys that the failing call was for, and their rows in parts."""
         assert self._table is not None
         part, current = processing.part_under_way, self._table.current
         row = getattr(error, "row", None)
-        if part is not None and self._epoch.calls_once_per_part:
-            return dict.fromkeys(part.stored), [self._kept(part.sent_rows(0))]
+        if part is not None and self._epoch.mode.calls_once_per_part:
+            return dict.fromkeys(part.stored), [[self._kept(part.sent_rows(0))]]
         if part is not None:
             place = current.position if row is None else processing.origins.place_of(row)
-            return {part.stored[place]: None}, [self._kept(part.sent_rows(place))]
+            return {part.stored[place]: None}, [[self._kept(part.sent_rows(place))]]
         if processing.timers_under_way:
-            return dict.fromkeys(processing.timers_under_way), []
+            return self._with_their_rows(processing.timers_under_way)
         if row is not None:
             stored = processing.origins.stored_key_of(row)
-            return ({} if stored is None else {stored: None}), []
+            return self._with_their_rows(() if stored is None else (stored,))
         if current.key_group is None:
             return {}, []
-        return {(current.key_group, current.key): None}, []
+        return self._with_their_rows([(current.key_group, current.key)])
+
+    def _with_their_rows(
+        self, keys: Iterable[StoredKey]
+    ) -> tuple[dict[StoredKey, None], list[SentRows]]:
+        """Return keys, and the rows that they had in this epoch: of all keys of such a call."""
+        wanted = frozenset(keys)
+        touched, parts = dict.fromkeys(keys), []
+        for batches in self._parts:
+            part = self._epoch.mode.part(list(batches))
+            places = [place for place, key in enumerate(part.stored) if key in wanted]
+            if places and self._epoch.mode.calls_once_per_part:
+                touched |= dict.fromkeys(part.stored)
+                parts.append(batches)
+            elif places:
+                parts.append([self._kept(part.sent_rows(place)) for place in places])
+        return touched, parts
 
     def _kept(self, sent: pa.RecordBatch) -> pa.RecordBatch:
         return sent.select(list(self._epoch.columns))
@@ -258,6 +299,7 @@ def _write(
         return False
     if header.left_out is not None:
         logger.warning("%s is not captured: %s", header.what, header.left_out)
+        return False
     return True
 
 

@@ -295,14 +295,14 @@ class SubtaskFunction:
             epoch.number,
             function.program(),
             tuple(function.columns.sent_schema.names),
-            function.mode.calls_once_per_part,
+            function.mode,
             epoch.runtime,
             epoch.storage,
             releases,
         )
         if wants_all:
             return WrittenEpoch(of_task, captures.limit_bytes)
-        return WrittenFailure(of_task)
+        return WrittenFailure(of_task, captures.limit_bytes)
 
     def _epoch(self, token: int, state: GroupState) -> _Epoch:
         context = TaskContext.get()

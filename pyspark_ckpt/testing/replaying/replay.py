@@ -161,9 +161,21 @@ class ReplayResult:
         return [each.error for each in self._epochs if each.error is not None]
 
     @property
+    def not_repeated(self) -> list[str]:
+        """The errors of the query that did not come again, although the code is as it was."""
+        return [
+            each.error
+            for each in self._epochs
+            if each.error is not None and each.program.code_sha256 == self._code_sha256
+        ]
+
+    @property
     def is_same(self) -> bool:
-        """Whether output and state are those of the query, bit for bit."""
-        return not self.differences
+        """Whether output and state are those of the query, bit for bit, and its errors came again.
+
+        An error that does not come with other code counts as mended.
+        """
+        return not self.differences and not self.not_repeated
 
     def __bool__(self) -> bool:
         return self.is_same
@@ -202,7 +214,7 @@ class ReplayResult:
         Raises
         ------
         AssertionError
-            If output or state is not that of the query.
+            If output or state is not that of the query, or an error did not come again.
 
         Examples
         --------
@@ -211,6 +223,11 @@ class ReplayResult:
         """
         if self.is_same:
             return
+        if not self.differences:
+            raise AssertionError(
+                f"the replay of {self._file} raised no error, where the query's task did: "
+                f"{self.not_repeated[0]}{self._hint()}"
+            )
         shown = "\n".join(f"  {each}" for each in self.differences[:_SHOWN])
         more = len(self.differences) - _SHOWN
         if more > 0:

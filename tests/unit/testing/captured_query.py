@@ -120,7 +120,7 @@ class CapturedQuery:
         clock = EpochClock(self.descriptor.time_mode, now_ms, watermark_ms)
         function = self.function()
         of_task = self.of_task(function, clock)
-        recording: WrittenEpoch | WrittenFailure = WrittenFailure(of_task)
+        recording: WrittenEpoch | WrittenFailure = WrittenFailure(of_task, self.limit_bytes)
         if not self.fails_only:
             recording = WrittenEpoch(of_task, self.limit_bytes)
         table = recording.table(self.backend, function.writes(1 << 30, self.root))
@@ -159,7 +159,7 @@ class CapturedQuery:
             self.number,
             function.program(),
             tuple(self.columns.sent_schema.names),
-            self.mode.calls_once_per_part,
+            self.mode,
             self.runtime(),
             self.storage,
             NO_RELEASES,
