@@ -378,6 +378,7 @@ class EpochProcessing:
                 self._output.extend(call())
             elif not self.quarantine.fire_timer(step, call, self._output, self._described):
                 self.timers_fired -= 1
+                self.states.timers.keep(timer)
                 continue
             keys.append(key)
             stored.append(timer.key)

@@ -153,7 +153,8 @@ class Timers:
 
         The caller repeats the call until the list is empty. Timers that are registered meanwhile
         wait for the next epoch. As in PySpark, a timer that is due at the first call fires once,
-        even if an earlier timer of its key deletes it, or deletes it and registers it again.
+        even if an earlier timer of its key deletes it, or deletes it and registers it again. If the
+        key is parked before that, it fires after the release.
 
         Raises
         ------
@@ -168,7 +169,7 @@ class Timers:
                 timer = _timer(stored_key)
                 if self.parked and timer.key in self.parked:
                     if left == _FIRES_ALL_THE_SAME:  # the key was parked behind the deletion
-                        self._table.write_below(TIME_INDEX, stored_key, None)
+                        self.keep(timer)
                     continue
                 if stored_key <= last_taken:
                     self._refuse_to_fire_again(timer)
@@ -177,6 +178,13 @@ class Timers:
             if len(due) == most:
                 break
         return due
+
+    def keep(self, timer: DueTimer) -> None:
+        """Keep a due timer that does not fire now, even if an earlier one has deleted it."""
+        key_group, key = timer.key
+        of_key, time = key_group + TIMERS_ID + key, encode_time(timer.time_ms)
+        self._table.write_below(of_key, of_key + time, _NOTHING)
+        self._table.write_below(TIME_INDEX, TIME_INDEX + time + key_group + key, _NOTHING)
 
     def earliest_ms(self) -> int | None:
         """Return when the next timer of any key is due, ``None`` if there is none."""
