@@ -194,7 +194,7 @@ class CheckpointedQuery(RestartableQuery):
         PlanError
             If there is no such operator.
         StateValueError
-            If a key does not fit the key columns.
+            If a key does not fit the key columns, or the keys are too many for one release.
         NotBuiltYetError
             If `keys` is given and only Spark can hash the key columns.
 

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 
@@ -38,6 +39,8 @@ _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 
 MAX_BYTES = 4 << 20
+"""Of a request. A decision takes so many bytes of requests, and at least one request."""
+
 BEFORE_ALL = -1
 KEPT = 50
 """How many decisions stay, for epochs that are repeated."""
@@ -134,11 +137,24 @@ class ReleaseFiles:
         return self._storage.exists(_ARMED)
 
     def request(self, release: Release) -> str:
-        """Write a request, durable on return; return its id."""
+        """Write a request, durable on return; return its id.
+
+        Raises
+        ------
+        StateValueError
+            If it names too many keys for one file.
+        """
         at_ms = now_ms()
         name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
-        request = ReleaseRequest(release=release, requested_at_ms=at_ms)
-        self._storage.write(f"{_RELEASES}/{name}", [msgspec.json.encode(request)])
+        data = msgspec.json.encode(ReleaseRequest(release=release, requested_at_ms=at_ms))
+        if len(data) > MAX_BYTES:
+            keys = len(release.keys or ())
+            raise StateValueError(
+                f"operator {release.uid!r}: a release of {keys} keys takes {len(data)} bytes, more "
+                f"than {MAX_BYTES}: release them in {len(data) // MAX_BYTES + 1} parts, or give "
+                "no keys to release all"
+            )
+        self._storage.write(f"{_RELEASES}/{name}", [data])
         return name.removesuffix(".request.json")
 
     def decide(self, epoch: int) -> Decision:
@@ -158,15 +174,26 @@ class ReleaseFiles:
         before = self._newest_before(epoch, names)
         done = () if before is None else self._decision(before).done
         waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
-        releases = tuple(self._requested(name) for name in waiting)
+        releases = self._taken(waiting)
         kept = [name for name in done if name in names]
-        decision = Decision(releases=releases, done=(*kept, *waiting))
+        decision = Decision(releases=releases, done=(*kept, *waiting[: len(releases)]))
         try:
             self._storage.write(self._path(epoch), [msgspec.json.encode(decision)])
         except FileExistsError:
             return self._of(epoch)
         self._trim(epoch, names, done)
         return decision
+
+    def _taken(self, waiting: Sequence[str]) -> tuple[Release, ...]:
+        """Return the first requests, as many as one decision takes; others wait for the next."""
+        taken: list[Release] = []
+        size_bytes = 0
+        for name in waiting:
+            size_bytes += self._storage.size_bytes(f"{_RELEASES}/{name}") or 0
+            if taken and size_bytes > MAX_BYTES:
+                break
+            taken.append(self._requested(name))
+        return tuple(taken)
 
     def decided(self, epoch: int) -> Decision | None:
         """Return what an epoch releases, ``None`` if no task has decided it."""
@@ -183,7 +210,7 @@ class ReleaseFiles:
         return self._decision(self._name(epoch))
 
     def _decision(self, name: str) -> Decision:
-        found: Decision = self._read(f"{_RELEASES}/{name}", Decision)
+        found: Decision = self._read(f"{_RELEASES}/{name}", Decision, 2 * MAX_BYTES)
         return found
 
     def _requested(self, name: str) -> Release:
@@ -213,10 +240,10 @@ class ReleaseFiles:
     def _path(self, epoch: int) -> str:
         return f"{_RELEASES}/{self._name(epoch)}"
 
-    def _read(self, path: str, kind: Any) -> Any:
+    def _read(self, path: str, kind: Any, most_bytes: int = MAX_BYTES) -> Any:
         size_bytes = self._storage.size_bytes(path)
         try:
-            if size_bytes is not None and size_bytes > MAX_BYTES:
+            if size_bytes is not None and size_bytes > most_bytes:
                 raise msgspec.DecodeError(f"it has {size_bytes} bytes")
             return msgspec.json.decode(self._storage.read(path), type=kind)
         except JSON_ERRORS as exc:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from pyspark_ckpt.operator.quarantine.releases import (
     BEFORE_ALL,
     KEPT,
@@ -43,6 +43,33 @@ def test_a_request_has_its_effect_in_one_epoch(files: ReleaseFiles) -> None:
     assert keys(files.decide(4)) == {b"a"}
     assert keys(files.decide(5)) == {b"a", b"b", b"c"}
     assert keys(files.decide(6)) == set()
+
+
+def of_many(number: int) -> Release:
+    """Return a release of 3 MB, of which no two fit into one decision."""
+    keys = (f"user-{number * 60_000 + n:011}".encode() for n in range(60_000))
+    return Release(uid="op", keys=(*(key.hex() * 3 for key in keys),)[:30_000])
+
+
+def test_requests_that_are_large_wait_for_each_other(files: ReleaseFiles) -> None:
+    wanted = [of_many(number) for number in range(3)]
+    for each in wanted:
+        files.request(each)
+    files.request(release(b"a"))
+    found = [files.decide(epoch) for epoch in range(5)]
+    assert [files.decided(epoch) for epoch in range(5)] == found
+    assert sorted(len(each.releases) for each in found) == [0, 0, 1, 1, 2]
+    released = [each for decision in found for each in decision.releases]
+    assert sorted(released, key=lambda each: each.keys or ()) == sorted(
+        [*wanted, release(b"a")], key=lambda each: each.keys or ()
+    )
+
+
+def test_a_request_that_no_decision_could_take_is_refused(files: ReleaseFiles) -> None:
+    too_many = Release(uid="op", keys=tuple(f"{n:040x}" for n in range(100_000)))
+    with pytest.raises(StateValueError, match=r"100000 keys .* in 2 parts, or give no keys"):
+        files.request(too_many)
+    assert files.decide(1) == Decision()
 
 
 def test_no_epoch_decides_before_a_key_is_parked(tmp_path: Path) -> None:
