@@ -184,6 +184,18 @@ def test_a_struct_of_which_no_field_is_kept_is_refused(where: str) -> None:
     assert top.refused == (f"no field of the schema is kept, stored values would be lost{NOT}",)
 
 
+def test_marks_are_no_values_that_are_kept() -> None:
+    def with_mark(**fields: T.DataType) -> T.StructType:
+        return T.StructType([T.StructField("__present", T.BooleanType()), *struct(**fields).fields])
+
+    renamed = compare(with_mark(a=INT, b=INT), with_mark(c=INT))
+    lost = f"no field of the schema is kept, stored values would be lost{NOT}"
+    assert renamed.refused == (lost,)
+    for other in (with_mark(a=INT), with_mark(c=INT, b=INT), with_mark(a=INT, b=INT)):
+        assert compare(with_mark(a=INT, b=INT), other).refused == ()
+    assert compare(with_mark(), with_mark(a=INT)).refused == ()
+
+
 def test_changes_in_nested_structs_name_the_whole_path() -> None:
     stored = struct(a=T.ArrayType(struct(b=INT, c=INT, d=INT)))
     wanted = struct(a=T.ArrayType(struct(e=INT, c=INT, b=LONG)))
