@@ -19,6 +19,7 @@ from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.arrow_forms import cast
+from pyspark_ckpt.operator.values.arrow_values import in_type
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
@@ -144,11 +145,7 @@ def _in_schema(
     The table that is read may have its own columns at other places than the table of an edit.
     """
     columns = [rows.column(name) for name in spark_schema.names]
-    cast = [
-        column if column.type == field.type else column.cast(field.type)
-        for column, field in zip(columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(cast, schema=schema)
+    return pa.RecordBatch.from_arrays(list(map(in_type, columns, schema.types)), schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +265,7 @@ class RekeyRows:
                 )
             rest = rows.columns[len(self._old.fields) :]
             moved = [
-                column.cast(field.type)
+                in_type(column, field.type)
                 for column, field in zip([*keys.columns, *rest], schema, strict=True)
             ]
             yield from pa.Table.from_arrays(moved, schema=schema).to_batches()

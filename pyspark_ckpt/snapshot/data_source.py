@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_ckpt.errors import ConfigurationError, StateError
+from pyspark_ckpt.operator.values.arrow_values import in_type
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
@@ -208,7 +209,9 @@ class _Reader(DataSourceReader):
         with self._table.opened_part(partition.value) as view:
             schema = _sent_schema(view.schema)
             for batch in self._batches(view, partition.value.subtask):
-                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+                columns = pa.Table.from_batches([batch]).columns
+                sent = list(map(in_type, columns, schema.types))
+                yield from pa.Table.from_arrays(sent, schema=schema).to_batches()
 
     def _batches(self, view: TableView, subtask: int | None) -> Iterable[pa.RecordBatch]:
         include_expired = self._table.include_expired

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type, plain_values
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type, in_type, plain_values
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
 from pyspark_ckpt.operator.values.sent_columns import values_of, with_nulls
 from pyspark_ckpt.operator.values.transport import (
@@ -96,8 +96,8 @@ def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
         unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
         raise pa.ArrowInvalid(f"{column.type} is no {wanted}{unit}")
     if pa.types.is_dictionary(column.type):
-        return pc.dictionary_decode(column).cast(wanted)
-    return column.cast(wanted)
+        column = pc.dictionary_decode(column)
+    return in_type(column, wanted)
 
 
 def _is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -79,6 +79,32 @@ def arrow_type(data_type: T.DataType) -> pa.DataType:
         ) from None
 
 
+def in_type(column: Any, wanted: pa.DataType) -> Any:
+    """Return an array, or a chunked one, cast to a type, also if it has lists or maps of nulls.
+
+    Arrow's own cast leaves such a list with fewer nulls than it says it has.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If a value does not fit.
+    """
+    if column.type == wanted:
+        return column
+    if not _has_nulls_inside(wanted):
+        return column.cast(wanted)
+    try:
+        made = pa.array(column.to_pylist(), wanted)
+        return pa.chunked_array([made], wanted) if isinstance(column, pa.ChunkedArray) else made
+    except OverflowError as exc:
+        raise pa.ArrowInvalid(str(exc)) from exc
+
+
+def _has_nulls_inside(kind: pa.DataType) -> bool:
+    fields = [kind.field(n) for n in range(kind.num_fields)]
+    return any(pa.types.is_null(each.type) or _has_nulls_inside(each.type) for each in fields)
+
+
 def arrow_array(data_type: T.DataType, plain: Sequence[Any]) -> pa.Array:
     """Return plain values of a Spark type as an Arrow array."""
     convert = _for_arrow(data_type)

@@ -16,6 +16,7 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.modes.rows import RowsOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.operator.values.state_columns import ValueColumns
 
@@ -27,7 +28,8 @@ KINDS: list[T.DataType] = [
     T.DecimalType(20, 2), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType(),
     T.TimestampNTZType(), T.DayTimeIntervalType(), T.ArrayType(T.LongType()),
     T.ArrayType(T.TimestampType()), T.MapType(T.StringType(), T.DateType()), STRUCT,
-    *(kind() for kind in TIME_OF_DAY),
+    *(kind() for kind in TIME_OF_DAY), T.NullType(), T.ArrayType(T.NullType()),
+    T.MapType(T.StringType(), T.NullType()),
 ]  # fmt: skip
 GIVEN: list[pa.Array] = [
     pa.array([True, None]),
@@ -52,6 +54,16 @@ GIVEN: list[pa.Array] = [
     pa.array([{"a": 1}]),
     pa.array([{"a": True, "b": "x"}]),
     pa.array([None, None]),
+    pa.array([[None, None], None, [None, None]]),
+    pa.array([[("x", None), ("y", None)], [("x", None)]], pa.map_(pa.string(), pa.null())),
+]
+
+NULLS: list[T.DataType] = [
+    T.NullType(),
+    T.ArrayType(T.NullType()),
+    T.ArrayType(T.ArrayType(T.NullType())),
+    T.MapType(T.StringType(), T.NullType()),
+    T.StructType().add("a", T.ArrayType(T.NullType())).add("b", "long"),
 ]
 
 
@@ -92,6 +104,8 @@ def is_stricter(kind: T.DataType, given: pa.DataType) -> bool:
     """Whether a column may be refused although each of its values could be in a Row."""
     if pa.types.is_timestamp(given):  # a zone that is missing or too many
         return isinstance(kind, T.TimestampType | T.TimestampNTZType)
+    if isinstance(kind, T.StructType):  # a list in a Row has the fields by position
+        return pa.types.is_list(given)
     if isinstance(kind, T.FloatType | T.DoubleType):
         return pa.types.is_boolean(given) or pa.types.is_int64(given)
     return isinstance(kind, T.DecimalType) and pa.types.is_int64(given)  # no room for the largest
@@ -103,3 +117,33 @@ def test_milliseconds_are_no_time_in_a_state(kind: T.DataType) -> None:
     table = pa.table({"at": [1_700_000_000_000]})
     with pytest.raises(StateValueError, match=r"column 'at' is int64.*int64 is no "):
         columns.encoded(table, 1, b"")
+
+
+@pytest.mark.parametrize("kind", NULLS, ids=described)
+@pytest.mark.parametrize("number", [pa.int64(), pa.int32()], ids=str)
+def test_lists_of_nulls_keep_their_lengths_in_a_state(kind: T.DataType, number: Any) -> None:
+    def value(of: T.DataType, size: int) -> Any:
+        if isinstance(of, T.ArrayType):
+            return [value(of.elementType, size)] * size
+        if isinstance(of, T.MapType):
+            return {f"k{n}": None for n in range(size)}
+        if isinstance(of, T.StructType):
+            return {"a": value(of["a"].dataType, size), "b": size}
+        return None
+
+    def given(of: T.DataType) -> pa.DataType:
+        if isinstance(of, T.ArrayType):
+            return pa.list_(given(of.elementType))
+        if isinstance(of, T.MapType):
+            return pa.map_(pa.large_string(), pa.null())
+        if isinstance(of, T.StructType):
+            return pa.struct([("a", given(of["a"].dataType)), ("b", number)])
+        return pa.null()
+
+    schema = T.StructType([T.StructField("c", kind)])
+    columns = ValueColumns(schema, "state 'x'")
+    values = [value(kind, size) for size in (2, 3, 2)]
+    table = pa.table({"c": pa.array(values, given(kind))})
+    of_columns = columns.encoded(table, 3, b"")
+    codec = TupleCodec(schema, "state 'x'")
+    assert of_columns == [codec.encode((in_rows(kind, each),)) for each in values]
