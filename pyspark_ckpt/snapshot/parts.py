@@ -33,6 +33,9 @@ _SPREAD_MS = 60_000
 """Up to so much longer than its lease a renewed pin counts."""
 
 _RENEWALS = 3
+_NEW_MS = LEASE_MS // _RENEWALS // 2
+"""A pin that was written so short a time ago needs no renewal."""
+
 _AT_ONCE = 8
 """Pins that are written at the same time."""
 
@@ -185,10 +188,12 @@ class PartPin:
             self._renew_all()
 
     def _renew_all(self) -> None:
-        # No two processes give a pin the same name: one of them may delete its own again.
-        expires_ms = now_ms() + LEASE_MS + secrets.randbelow(_SPREAD_MS)
+        # No two processes give a pin the same name: one of them may delete its own again. Nobody
+        # renews a new pin: its process may be about to delete it again, and the copy would stay.
+        now = now_ms()
+        expires_ms = now + LEASE_MS + secrets.randbelow(_SPREAD_MS)
         for each in self._pins():
-            if each.expires_ms < expires_ms:
+            if each.expires_ms < now + LEASE_MS - _NEW_MS:
                 self._renew(each, expires_ms)
 
     def _renew(self, pin: PinFile, expires_ms: int) -> None:

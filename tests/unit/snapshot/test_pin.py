@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot import parts as parts_module
 from pyspark_ckpt.snapshot import pin as pin_module
 from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
@@ -154,11 +156,18 @@ def test_names_say_until_when() -> None:
     assert not PinFile("x", is_pin=True, expires_ms=5).counts(6 + GRACE_MS)
 
 
+def aged_parts(source: RestoreSource, subtasks: list[int | None]) -> list[Part]:
+    """Return parts whose pins were written so long ago that tasks renew them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts_module, "now_ms", lambda: now_ms() - LEASE_MS // 2)
+        return parts_of(source, UID, subtasks)
+
+
 def test_tasks_that_end_beside_each_other_leave_no_pin(savepoint: Path) -> None:
     """Each task renews the pins of the others while they remove their own."""
     source = RestoreSource(str(savepoint))
     for _ in range(60):
-        parts = parts_of(source, UID, [0, 1, 0, 1])
+        parts = aged_parts(source, [0, 1, 0, 1])
 
         def task(part: Part) -> bool:
             pin = PartPin(source, part)
@@ -170,3 +179,35 @@ def test_tasks_that_end_beside_each_other_leave_no_pin(savepoint: Path) -> None:
         with ThreadPoolExecutor(len(parts)) as threads:
             assert all(threads.map(task, parts))
         assert pins(savepoint) == []
+
+
+def test_a_pin_that_is_taken_back_has_no_copy(
+    savepoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RestoreSource(str(savepoint))
+    parts = aged_parts(source, [0, 1, 0])
+    ended, renewing, other = (PartPin(source, part) for part in parts)
+    steps = iter([ended.close, other.hold])
+    read, exists = LocalStorage.read, LocalStorage.exists
+
+    def ends_while_it_is_read(self: LocalStorage, path: str) -> bytes:
+        content = read(self, path)
+        if parts[0].token in path:
+            next(steps, lambda: None)()
+            monkeypatch.setattr(LocalStorage, "read", read)
+        return content
+
+    def renewed_before_it_is_missed(self: LocalStorage, path: str) -> bool:
+        if parts[0].token in path:
+            monkeypatch.setattr(LocalStorage, "exists", exists)
+            next(steps, lambda: None)()
+        return exists(self, path)
+
+    monkeypatch.setattr(LocalStorage, "read", ends_while_it_is_read)
+    monkeypatch.setattr(LocalStorage, "exists", renewed_before_it_is_missed)
+    assert renewing.hold()
+    assert next(steps, None) is None
+    for pin in (renewing, other):
+        pin.check()
+        pin.close()
+    assert pins(savepoint) == []
