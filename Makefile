@@ -41,8 +41,14 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 	$(BIN)/python -m pytest --overwrite notebooks
 	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
 
-soak: $(VENV)/.dev java ## Run the long tests: twenty kills and more
-	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400 $(ARGS)
+# Each module in a process, of which two run at a time: what large states leave in memory and on the
+# disk in memory goes with it, and so does a JVM that the system ended.
+TESTS ?= tests
+SOAK := $(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400
+soak: $(CLASSES) ## Run the long tests, twenty kills and more, two modules at a time; SOAK_HOURS; TESTS=tests
+	tests=$$($(SOAK) --collect-only --quiet $(TESTS)) && \
+		echo "$$tests" | sed -n 's/^\([^ ]*\.py\)::.*/\1/p' | sort -u | xargs -n 1 -P 2 \
+		sh -c 'found=$$($(SOAK) $(ARGS) "$$0" 2>&1); code=$$?; echo "$$found"; exit $$code'
 
 reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables; an hour if two at a time
 	$(BIN)/python -m pytest -m reach -o faulthandler_timeout=5400 $(ARGS)

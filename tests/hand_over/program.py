@@ -1,6 +1,6 @@
 """A driver: a query with many types, a broadcast side and timers, once for each conf.
 
-Prints what came out, and how its workers handed the rows over.
+Writes what came out, and how its workers handed the rows over; Spark may print more than that.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 
+RESULTS = "results.json"
 EPOCHS, KEYS, ROWS = 4, 5, 40
 INPUT = "k string, n long, price decimal(9,2), tags array<string>, at timestamp_ntz, flag boolean"
 OUTPUT = (
@@ -97,7 +98,7 @@ def main(base: Path, context: Mapping[str, str], cases: list[dict[str, str]]) ->
         results = [run(spark, base / str(number), conf) for number, conf in enumerate(cases)]
     finally:
         spark.stop()
-    print(json.dumps(results))
+    (base / RESULTS).write_text(json.dumps(results))
 
 
 def run(spark: SparkSession, base: Path, conf: Mapping[str, str]) -> dict[str, Any]:

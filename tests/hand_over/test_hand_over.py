@@ -46,7 +46,7 @@ def run(directory: Path, cases: list[dict[str, str]], context: dict[str, str]) -
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    results: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    results: list[Any] = json.loads((directory / program.RESULTS).read_text())
     return results
 
 

@@ -89,7 +89,7 @@ def in_rows(kind: T.DataType, value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize(("kind", "given"), product(KINDS, GIVEN), ids=described)
+@pytest.mark.parametrize(("kind", "given"), [*product(KINDS, GIVEN)], ids=described)
 def test_columns_are_taken_as_rows_are(kind: T.DataType, given: pa.Array) -> None:
     schema = T.StructType([T.StructField("c", kind)])
     values = [(in_rows(kind, value),) for value in given.to_pylist()]
