@@ -101,6 +101,7 @@ class BatchPart(PandasPart):
         rows = self._frame
         rows.index = pd.Index(np.repeat(np.arange(len(self.stored)), np.diff(self._bounds)))
         keys = self._columns.pandas_keys(self._keyed.first)
+        self.stored.shown = keys.copy(deep=False)  # the processor may add columns, or change them
         output: Iterable[Any] | None = processor.handleInputBatch(keys, rows, timer_values)
         return output
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.state.timers import Timers
-from pyspark_ckpt.operator.table.key_positions import positions_of
 from pyspark_ckpt.operator.table.stored_keys import Numbers
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
@@ -126,7 +125,7 @@ class KeyTimers:
         --------
         >>> handle.registerTimers(keys, [60_000, 90_000])
         """
-        positions = positions_of(keys, self._where)
+        positions = self.timers.positions_of(keys)
         self.timers.register_many(
             positions, self._times("registerTimers", len(keys), expiryTimestampsMs)
         )
@@ -157,7 +156,7 @@ class KeyTimers:
         >>> handle.registerTimers(keys, [60_000, 90_000])
         >>> handle.deleteTimers(keys, [60_000, 90_000])
         """
-        positions = positions_of(keys, self._where)
+        positions = self.timers.positions_of(keys)
         self.timers.delete_many(
             positions, self._times("deleteTimers", len(keys), expiryTimestampsMs)
         )

@@ -10,7 +10,6 @@ from typing import TypeVar
 import pandas as pd
 import pyarrow as pa
 
-from pyspark_ckpt.operator.table.key_positions import positions_of
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
 from pyspark_ckpt.operator.values.codec import Codec, Value
@@ -243,7 +242,7 @@ class ValueState:
         self._table.delete_many(self._stored_keys(keys))
 
     def _stored_keys(self, keys: pd.DataFrame | pa.Table) -> list[bytes]:
-        positions = positions_of(keys, self._value_columns.what)
+        positions = self._table.positions_of(keys, self._value_columns.what)
         return self._table.stored_keys(self._state_id, positions)
 
     def _shown(self, aging: Aging, key: bytes, data: bytes) -> bytes | None:

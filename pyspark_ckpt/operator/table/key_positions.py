@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,26 +10,93 @@ import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.table.part_keys import PartKeys, StoredKey
+from pyspark_ckpt.operator.user_frames import shown as shown_key
 
 KEY_POSITION = "key_position"
 """The column of Arrow tables that says which key of the part a row belongs to."""
 
 
-def positions_of(keys: pd.DataFrame | pa.Table, where: str) -> np.ndarray[Any, Any]:
+def positions_of(
+    keys: pd.DataFrame | pa.Table, part: Sequence[StoredKey], where: str
+) -> np.ndarray[Any, Any]:
     """Return the positions of keys in their part.
+
+    Parameters
+    ----------
+    keys
+        The keys that a processor gives.
+    part
+        All keys of the part.
+    where
+        The state, for errors.
 
     Raises
     ------
     StateValueError
-        If an Arrow table of keys has no column ``key_position``; names `where`.
+        If an Arrow table of keys has no column ``key_position``, a position is none of the part's,
+        or a frame has lost the index that says which keys its rows are.
     """
     if isinstance(keys, pd.DataFrame):
-        return keys.index.to_numpy()
-    if not isinstance(keys, pa.Table) or KEY_POSITION not in keys.column_names:
+        positions = keys.index.to_numpy()
+        told = "the index of the given keys"
+    elif not isinstance(keys, pa.Table) or KEY_POSITION not in keys.column_names:
         found = keys.column_names if isinstance(keys, pa.Table) else type(keys).__name__
         raise StateValueError(
             f"{where}: the given keys are {found}: give the table of keys that handleInputArrow "
             f"got, or some of its rows, with its column {KEY_POSITION!r}"
         )
-    positions: np.ndarray[Any, Any] = keys.column(KEY_POSITION).to_numpy()
-    return positions
+    else:
+        positions = keys.column(KEY_POSITION).to_numpy()
+        told = f"the column {KEY_POSITION!r} of the given keys"
+    if len(positions) and not _are_places(positions, len(part)):
+        raise StateValueError(
+            f"{where}: {told} has other values than the positions 0 to {len(part) - 1} of the keys "
+            "that the method got: give these keys, or some of their rows, as they are"
+        )
+    if isinstance(keys, pd.DataFrame) and isinstance(part, PartKeys) and part.shown is not None:
+        _check_index(keys, part.shown, where)
+    found_positions: np.ndarray[Any, Any] = positions
+    return found_positions
+
+
+def _are_places(positions: np.ndarray[Any, Any], keys: int) -> bool:
+    return positions.dtype.kind in "iu" and positions.min() >= 0 and positions.max() < keys
+
+
+def _check_index(keys: pd.DataFrame, shown: pd.DataFrame, where: str) -> None:
+    """Raise if keys were numbered anew, as by ``reset_index``: their state would be that of others.
+
+    A processor may change the key columns for its output, and give the frame all the same. So this
+    counts only if the index is 0, 1, 2 and so on, and the rows are other keys of the part.
+    """
+    names, rows = list(shown.columns), len(keys)
+    if keys is shown or not {*names} <= {*keys.columns}:
+        return
+    if not np.array_equal(keys.index.to_numpy(), np.arange(rows)):
+        return
+    if all(keys[name].equals(shown[name].iloc[:rows]) for name in names):
+        return
+    given, known = _tuples(keys[names]), _tuples(shown)
+    try:
+        position_of = {key: position for position, key in enumerate(known)}
+        positions = [position_of.get(key) for key in given]
+    except TypeError:  # nested keys
+        return
+    if None in positions or len({*positions}) < rows or positions == list(range(rows)):
+        return
+    row = next(row for row, position in enumerate(positions) if row != position)
+    raise StateValueError(
+        f"{where}: row {row} of the given keys is {shown_key(given[row])}, but its index is that "
+        f"of {shown_key(known[row])}: the index says which key a row is, so keep it (no "
+        "reset_index, ignore_index=True or merge)"
+    )
+
+
+def _tuples(frame: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """Return rows as tuples; every kind of null is ``None``."""
+    columns = (
+        [None if is_null else value for value, is_null in zip(column, column.isna(), strict=True)]
+        for _, column in frame.items()
+    )
+    return list(zip(*columns, strict=True))

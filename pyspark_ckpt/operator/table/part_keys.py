@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,7 +32,8 @@ class PartKeys(Sequence[StoredKey]):
     encoded
         The encoded keys, in the same order.
 
-    `order` has, for each place of this sequence, the place that its key had.
+    `order` has, for each place of this sequence, the place that its key had. `shown` is the frame
+    of these keys that the processor got, if it got one.
     """
 
     def __init__(self, key_groups: Numbers, encoded: pa.BinaryArray) -> None:
@@ -39,6 +41,7 @@ class PartKeys(Sequence[StoredKey]):
         order = pc.array_sort_indices(joined(groups, encoded))
         self.order: Numbers = order.to_numpy().astype(np.int64)
         self._groups, self._encoded = groups.take(order), encoded.take(order)
+        self.shown: pd.DataFrame | None = None
         self._pairs: list[StoredKey] | None = None
         self._below: tuple[bytes, list[bytes]] = b"", []
 

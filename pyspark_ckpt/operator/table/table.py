@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+import pyarrow as pa
+
 from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.operator.table.key_positions import positions_of
 from pyspark_ckpt.operator.table.part_keys import Numbers, PartKeys
 from pyspark_ckpt.operator.table.undo import UndoableWrites, UndoLog
 from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, overlaid
@@ -142,6 +146,16 @@ class StateTable:
                 "keyed state was used outside a key: use it in handleInputRows, "
                 "handleExpiredTimer or handleInitialState, not in init or handleBroadcastRows"
             ) from None
+
+    def positions_of(self, keys: pd.DataFrame | pa.Table, where: str) -> Numbers:
+        """Return the positions in the part of keys that a processor gives.
+
+        Raises
+        ------
+        StateValueError
+            If they are none of the part's; names `where`.
+        """
+        return positions_of(keys, self._keys, where)
 
     def stored_keys(self, state_id: bytes, positions: Numbers) -> list[bytes]:
         """Return a state's stored keys for several keys of the part. The caller keeps the list."""
