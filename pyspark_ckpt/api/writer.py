@@ -404,6 +404,8 @@ class CheckpointedStreamWriter(SinkWriter):
             location_is_temporary=place.is_temporary,
         )
         again = self._copy()
+        again._migrations = {}  # what the restore was allowed is not for later restarts in place
+        again._restore_from.pop("allow_non_restored_state", None)
         return QueryStart(
             self._stream,
             settings,

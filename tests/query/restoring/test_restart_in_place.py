@@ -229,6 +229,52 @@ def test_restart_with_another_program(job: Job) -> None:
             query.restartWith(job.df())
 
 
+class Hundreds(Numbered):
+    """Its state is a hundred times the number."""
+
+    schema = "n decimal(10, 0)"
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", self.schema)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for _ in rows:
+            n = (self.n.get() or (0,))[0] + 100
+            self.n.update((n,))
+            yield Row(k=key[0], n=int(n), what=self.what)
+
+
+class Widened(Hundreds):
+    schema = "n decimal(12, 0)"
+
+
+def test_what_a_restore_was_allowed_is_not_for_later_restarts(job: Job) -> None:
+    """Its migrations are done, and an operator is left out by nobody's leave."""
+    epoch_of(job)
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
+    fork = job.but(location="fork", out="fork-out", processor=Hundreds)
+    times = ckpt.Migration(value=lambda row: (100 * row.n,))
+    query = (
+        fork.writer()
+        .restoreFrom(savepoint, allowNonRestoredState=True, migrations={"op": {"n": times}})
+        .start()
+    )
+    try:
+        for program in (None, fork.but(processor=Widened)):
+            if program is not None:
+                query.restartWith(program.df())
+            epoch_of(job)
+            query.processAllAvailable()
+        with pytest.raises(ckpt.RestoreError, match="allowNonRestoredState"):
+            query.restartWith(fork.but(processor=Widened, uid="other").df())
+        assert query.isActive
+    finally:
+        query.stop()
+    assert sorted({n for _, n, _ in fork.result()}) == [200, 300]
+
+
 @pytest.mark.wide
 def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) -> None:
     """A stop waits for the batch, so the batch must not wait for the stop."""
