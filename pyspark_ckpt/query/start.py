@@ -46,7 +46,7 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.own_session import start_in_session, start_with_conf
+from pyspark_ckpt.spark.own_session import in_another_thread, start_in_session, start_with_conf
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, is_active, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.session import reading_session
@@ -362,7 +362,7 @@ class QueryStart:
         try:
             return self._coordinated(query, origin)
         except BaseException:
-            query.stop()  # the caller would have no query to stop
+            in_another_thread(query.stop)  # the caller would have no query to stop
             raise
 
     def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:

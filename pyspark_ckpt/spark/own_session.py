@@ -21,7 +21,9 @@ If a version of Spark differs, the start fails with an error that says so, and t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from py4j.clientserver import ClientServer
@@ -95,8 +97,12 @@ def start_with_conf(
     spark.streams.addListener(held)
     try:
         query = _checked_by(spark, check_conf, start) if check_conf else start()
-    finally:
-        spark.streams.removeListener(held)
+    except BaseException as exc:
+        # What interrupts this thread does not end Spark's start, whose event may come later.
+        may_come = not isinstance(exc, Exception)
+        in_another_thread(partial(held.give_up, query_may_come=may_come))
+        raise
+    spark.streams.removeListener(held)
     if not held.is_set:
         query.stop()
         raise NotBuiltYetError(
@@ -116,21 +122,54 @@ def start_in_session(
     return start()
 
 
+def in_another_thread(call: Callable[[], None]) -> None:
+    """Make a call after an interrupt, and wait for it.
+
+    A signal in the middle of a call to the JVM leaves an answer in the connection of its thread,
+    which the next call of that thread would take for its own.
+    """
+    thread = threading.Thread(target=call, name="pyspark_ckpt interrupted start", daemon=True)
+    thread.start()
+    thread.join()
+
+
 class _ConfAtStart(StreamingQueryListener):
-    """Sets the conf of one query's own session before the query reads it."""
+    """Sets the conf of one query's own session before the query reads it.
+
+    If the start was given up, it ends the query instead, which nobody else knows.
+    """
 
     def __init__(self, spark: SparkSession, location: Storage, conf: Mapping[str, str]) -> None:
         self._spark = spark
         self._location = location
         self._conf = conf
+        self._guard = threading.Lock()
+        self._query: StreamingQuery | None = None
+        self._is_given_up = False
         self.is_set = False
         self.error: Exception | None = None
+
+    def give_up(self, *, query_may_come: bool) -> None:
+        """Stop the query; if it has not come yet but may, it ends before its first epoch."""
+        with self._guard:
+            self._is_given_up, query = True, self._query
+        if query is not None:
+            query.stop()
+        if query is not None or not query_may_come:
+            self._spark.streams.removeListener(self)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Set the conf; called in the thread of each query of the session that starts."""
         try:
             query = self._spark.streams.get(str(event.id))
-            if query is not None and self._is_at_location(query):
+            if query is None or not self._is_at_location(query):
+                return
+            with self._guard:
+                self._query, is_given_up = query, self._is_given_up
+            if is_given_up:
+                end_after_epoch(self._spark, query)
+                self._spark.streams.removeListener(self)
+            else:
                 self._set_conf(query)
         except Exception as exc:  # Spark would only log it
             self.error = exc
@@ -139,11 +178,13 @@ class _ConfAtStart(StreamingQueryListener):
         root = str(_execution(query).resolvedCheckpointRoot())
         try:
             storage = open_storage(root)
+            if storage.url == self._location.url:  # a temporary one may be deleted by now
+                return True
             if isinstance(storage, LocalStorage) and isinstance(self._location, LocalStorage):
                 return storage.root.samefile(self._location.root)
         except (CkptError, FileNotFoundError):  # another query, on another file system
-            return False
-        return storage.url == self._location.url
+            pass
+        return False
 
     def _set_conf(self, query: StreamingQuery) -> None:
         try:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from tests.query.harness import Job, refused
+from tests.query.life import interrupted_program
 from tests.query.model import events_of, expected_after, in_order
 
 
@@ -50,6 +57,24 @@ def test_a_start_that_fails_after_spark_began_stops_the_query(
         with pytest.raises(RuntimeError, match="new thread"):
             job.start()
     assert active(job.spark) == []
+
+
+@pytest.mark.own_jvm
+@pytest.mark.wide_variants
+@pytest.mark.parametrize("location", ["location", ""])
+def test_a_start_that_is_interrupted_leaves_no_query(tmp_path: Path, location: str) -> None:
+    """Spark's start goes on behind the interrupt, and nobody would know its query."""
+    ended = subprocess.run(
+        [sys.executable, interrupted_program.__file__, location and str(tmp_path / location)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found == {"interrupted": True, "active": [], "listeners": 1}
 
 
 def active(spark: SparkSession) -> list[str]:

@@ -1,0 +1,73 @@
+"""A start that raises ends the query that Spark has begun by then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyspark_ckpt.spark.own_session import start_with_conf
+from pyspark_ckpt.storage.local import LocalStorage
+
+
+class Spark:
+    """As much of a session and its one query as a start uses; `raises` is what ends the start."""
+
+    version = "4.3.0"
+
+    def __init__(self, location: Path) -> None:
+        self.given: dict[str, str] = {}
+        self.is_active = False
+        self.listeners: list[Any] = []
+        own = SimpleNamespace(conf=lambda: SimpleNamespace(set=self.given.__setitem__))
+        execution = SimpleNamespace(
+            resolvedCheckpointRoot=lambda: str(location), sparkSessionForStream=lambda: own
+        )
+        self.query = SimpleNamespace(
+            id="id", stop=self.stop, _jsq=SimpleNamespace(streamingQuery=lambda: execution)
+        )
+        self.conf = SimpleNamespace(get=lambda _key: None)
+        self.streams = SimpleNamespace(
+            addListener=self.listeners.append,
+            removeListener=self.listeners.remove,
+            get=lambda _id: self.query,
+        )
+
+    def stop(self) -> None:
+        self.is_active = False
+
+    def start(self, raises: BaseException | None) -> Any:
+        self.is_active = True
+        for listener in list(self.listeners):
+            listener.onQueryStarted(SimpleNamespace(id="id"))
+        if raises is not None:
+            raise raises
+        return self.query
+
+
+@pytest.mark.parametrize("raises", [KeyboardInterrupt(), SystemExit(), OSError("no answer")])
+def test_a_query_that_began_is_stopped(tmp_path: Path, raises: BaseException) -> None:
+    spark: Any = Spark(tmp_path)
+    with pytest.raises(type(raises)):
+        start_with_conf(spark, LocalStorage(tmp_path), {"key": "v"}, lambda: spark.start(raises))
+    assert (spark.is_active, spark.listeners) == (False, [])
+
+
+def test_a_query_that_starts_has_its_conf(tmp_path: Path) -> None:
+    spark: Any = Spark(tmp_path)
+    found = start_with_conf(spark, LocalStorage(tmp_path), {"key": "v"}, lambda: spark.start(None))
+    assert found is spark.query
+    assert (spark.is_active, spark.given, spark.listeners) == (True, {"key": "v"}, [])
+
+
+def test_a_start_that_spark_refuses_leaves_no_listener(tmp_path: Path) -> None:
+    spark: Any = Spark(tmp_path)
+
+    def refuses() -> Any:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        start_with_conf(spark, LocalStorage(tmp_path), {"key": "v"}, refuses)
+    assert spark.listeners == []
