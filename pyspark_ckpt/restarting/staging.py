@@ -39,6 +39,8 @@ from pyspark_ckpt.storage.open import Storage
 _EXCHANGED = ("commits", "offsets", "state")
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
+_TO_DO = "take a savepoint with stopWithSavepoint, and restore it into a fresh checkpointLocation"
+
 logger = library_logger(__name__)
 
 
@@ -62,15 +64,29 @@ def check_can_be_changed(plan: RestorePlan) -> None:
     RestoreError, IncompatibleStateError, PlanError
         If it refuses an operator, a state or a source.
     NotBuiltYetError
-        If Spark's own stateful operators would have to move, too.
+        If Spark's own stateful operators would have to move, too, or sources are read elsewhere.
     """
     plan.check()
     if changes_state(plan) and plan.spark_operators.operators:
         raise NotBuiltYetError(
             "a query with Spark's own stateful operators cannot get other subtasks or operators in "
-            "place: take a savepoint with stopWithSavepoint, and restore it into a fresh "
-            "checkpointLocation"
+            f"place: {_TO_DO}"
         )
+    if _reads_elsewhere(plan):
+        raise NotBuiltYetError(
+            "a program that reads its sources at other places, or names them otherwise, cannot "
+            f"take over in place, because Spark keeps offsets by places or names: {_TO_DO}"
+        )
+
+
+def _reads_elsewhere(plan: RestorePlan) -> bool:
+    """Return whether Spark would take the location's offsets for those of other sources."""
+    metadata, sources = plan.source.metadata, plan.sources.sources
+    names = () if metadata.source_names is msgspec.UNSET else metadata.source_names
+    if names or sources.names:
+        return {*names} != {*sources.names}
+    stored = metadata.source_ids or tuple(range(len(plan.source.offsets)))
+    return bool(stored) and stored != sources.ids
 
 
 def change_in_place(

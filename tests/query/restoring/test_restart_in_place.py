@@ -16,6 +16,7 @@ from tests.query.harness import (
     BACKENDS,
     INLINE,
     INTERVAL,
+    Feed,
     Job,
     completed,
     until,
@@ -227,6 +228,37 @@ def test_restart_with_another_program(job: Job) -> None:
         assert ended == [True]
         with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
             query.restartWith(job.df())
+
+
+def reading(job: Job, *feeds: Feed) -> DataFrame:
+    """Return the query of a program that reads feeds at several places."""
+    rows = [feed.stream(job.spark) for feed in dict.fromkeys(feeds)]
+    read = dict(zip(dict.fromkeys(feeds), rows, strict=True))
+    first, *others = (read[feed] for feed in feeds)
+    for each in others:
+        first = first.union(each)
+    return job.process(ckpt.key_by(first, *job.keys))
+
+
+def test_sources_that_are_read_at_other_places_are_refused(job: Job) -> None:
+    """Spark keeps offsets by places, so one source would continue at the offset of another."""
+    left, right = job.feed, Feed(job.base / "right")
+    left.add([("a", 0)])
+    query = job.but(plan=lambda job: reading(job, left, right, left)).start()
+    try:
+        right.add([("b", 0)])
+        query.processAllAvailable()
+        run = query.runId
+        for feeds in ((left, left, right), (left, right), (left, right, left, right)):
+            with pytest.raises(ckpt.NotBuiltYetError, match=r"other places.*stopWithSavepoint"):
+                query.restartWith(reading(job, *feeds))
+            assert (query.isActive, query.runId) == (True, run)
+        query.restartWith(reading(job.but(processor=Mended), left, right, left))
+        right.add([("b", 0)])
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sorted(job.result()) == [("a", 1, "a"), ("a", 2, "a"), ("b", 1, "a"), ("b", 2, "b")]
 
 
 class Hundreds(Numbered):
