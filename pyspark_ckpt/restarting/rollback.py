@@ -12,6 +12,7 @@ import secrets
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CkptError, RestoreError
@@ -207,8 +208,10 @@ def _stage(
             f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.url} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
-    # It is not checked: the operators are the checkpoint's own, whatever state store they use.
-    plan = plan_of(source, _operators(source.metadata), RestoreRequest(source.path))
+    # Spark's operators are not checked: they are the checkpoint's own, whatever store they use.
+    names = source.metadata.source_names
+    request = RestoreRequest(source.path, given_names=() if names is msgspec.UNSET else names)
+    plan = plan_of(source, _operators(source.metadata), request)
     new_id = write_query_id(staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:

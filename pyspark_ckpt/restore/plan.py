@@ -130,19 +130,20 @@ class RestorePlan:
         if self.errors:
             raise self.errors[0]
 
-    def check_operators(self) -> None:
-        """Raise what keeps this library's operators from starting with their state.
+    def check_operators_and_sources(self) -> None:
+        """Raise what keeps this library's operators, or the sources, from continuing.
 
-        A refused operator is not in :attr:`started`. Without this check, its state would be lost.
+        A refused operator is not in :attr:`started`, and refused sources have no offsets. Without
+        this check, state and offsets would be lost.
 
         Raises
         ------
         RestoreError, IncompatibleStateError, PlanError
             The first of the errors.
         """
-        for operator in self.operators:
-            if operator.errors:
-                raise operator.errors[0]
+        for part in (*self.operators, self.sources):
+            if part.errors:
+                raise part.errors[0]
 
     @property
     def _parts(self) -> tuple[PlannedPart, ...]:

@@ -75,9 +75,9 @@ def seed(
     CorruptFileError, CheckpointNotFoundError
         If a file is missing or changed, or the checkpoint was subsumed while it was copied.
     RestoreError, IncompatibleStateError, PlanError
-        If the plan refuses an operator of this library; nothing was written.
+        If the plan refuses an operator of this library, or the sources; nothing was written.
     """
-    plan.check_operators()
+    plan.check_operators_and_sources()
     scratch = f"{SCRATCH}-{query_id}"  # a driver that was paused may still write into another one
     with plan.source.reading():
         seeds = {

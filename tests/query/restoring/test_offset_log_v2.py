@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import Feed, Job, refused
+from tests.query.harness import RETAINED, Feed, Job, refused
 from tests.query.model import Count, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf
 
@@ -66,6 +66,12 @@ def check(feeds: TwoFeeds, job: Job, before: int = 0) -> None:
     assert sequences(job.result()) == counted_after(feeds.rows, before)
 
 
+def newest_checkpoint(job: Job) -> str:
+    """Return the name of the newest checkpoint, whose query has ended."""
+    found = [path.name for path in job.checkpoint_path.glob("chk-*") if any(path.iterdir())]
+    return max(found, key=lambda name: int(name.removeprefix("chk-")))
+
+
 def version_of(job: Job) -> str:
     newest = max(map(int, (p.name for p in (job.location_path / "offsets").glob("[0-9]*"))))
     return (job.location_path / "offsets" / str(newest)).read_text().split("\n")[0]
@@ -101,6 +107,23 @@ def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str
         again = job.but(location="loc3", out="out3")
         run(feeds, again, stopped.path)
         check(feeds, again, len(feeds.rows) - len(events_of(3)) - len(events_of(53)))
+
+
+@pytest.mark.parametrize("conf", [V2, NAMED], ids=["numbered", "named"])
+def test_a_rollback_keeps_the_offsets_of_all_sources(feeds: TwoFeeds, conf: dict[str, str]) -> None:
+    job = feeds.base.using({RETAINED: 5})
+    if conf is NAMED:
+        feeds.names = ("right", "left")
+    with session_conf(job.spark, conf):
+        feeds.add(0)
+        run(feeds, job)
+        before, first = len(feeds.rows), newest_checkpoint(job)
+        feeds.add(1)
+        run(feeds, job)
+        ckpt.rollback(str(job.location_path), first)
+        again = job.but(out="out2")
+        run(feeds, again)
+    check(feeds, again, before)
 
 
 @pytest.mark.wide
