@@ -244,7 +244,13 @@ class CheckpointFiles:
             needed.update(reference.path for reference in metadata.files())
         # Looked for now, when the checkpoints that were removed are no longer complete: a reader
         # that has not written its pin yet will see that.
-        needed |= self._needed_by_readers()
+        try:
+            needed |= self._needed_by_readers()
+        except (PermissionError, CkptError) as exc:  # a reader may write pins of its own mode
+            logger.warning(
+                "nothing is cleaned, because it is unknown which files a reader needs: %s", exc
+            )
+            return
         if isinstance(newest, CheckpointMetadata):
             found = garbage_of(self._storage, newest, needed)
             self.store.check()  # no newer driver has written what was found

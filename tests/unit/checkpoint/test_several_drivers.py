@@ -10,6 +10,7 @@ import pytest
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.records import CompletedCheckpoint
@@ -17,6 +18,7 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.pin import ReaderPin
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name
 from tests.faults.epochs import Epochs, restored_epoch
 from tests.unit.checkpoint.runner_query import (
     Paused,
@@ -170,6 +172,40 @@ def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)
     assert taken.checkpoint_id == 4
+
+
+@pytest.mark.parametrize("error", [PermissionError("not yours"), None])
+def test_a_pin_that_cannot_be_read_only_puts_cleaning_off(
+    query: Query,
+    start: Callable[..., CheckpointRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception | None,
+) -> None:
+    """A reader of another account may write one, or a disk may damage one: nobody's query ends."""
+    runner = start()
+    query.commit()
+    assert isinstance(take(runner, query), CompletedCheckpoint)
+    name = pin_name(now_ms() + 600_000, "0123456789abcdef")
+    query.storage.write(name, [b"{" if error is None else encode_pin("somebody")])
+    read = LocalStorage.read
+
+    def not_permitted(self: LocalStorage, path: str) -> bytes:
+        if error is not None and path == name:
+            raise error
+        return read(self, path)
+
+    monkeypatch.setattr(LocalStorage, "read", not_permitted)
+    stays = query.segments[0].path
+    for _ in range(6):
+        query.commit()
+        assert isinstance(take(runner, query), CompletedCheckpoint)
+    assert query.storage.exists(stays)
+    assert "it is unknown which files a reader needs" in caplog.text
+    query.storage.delete([name])
+    query.commit()
+    take(runner, query)
+    assert not query.storage.exists(stays)
 
 
 def test_what_a_reader_has_pinned_outlives_discarded_checkpoints(
