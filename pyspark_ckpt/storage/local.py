@@ -26,6 +26,11 @@ _Check = Callable[[str], None]
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
 class LocalStorage(Storage):
     """Files below one root directory on the local file system.
 
@@ -173,8 +178,8 @@ class LocalStorage(Storage):
                 _sync_directory(directory)
 
     def files_below(self, directory: str) -> tuple[str, ...]:
-        # Unlike a glob, it leaves out what is deleted meanwhile.
-        walk = os.walk(self.path(directory))
+        # Unlike a glob, it leaves out what is deleted meanwhile, and nothing else.
+        walk = os.walk(self.path(directory), onerror=_raise_unless_gone)
         found = (Path(place, name) for place, _, names in walk for name in names)
         return tuple(sorted(str(path.relative_to(self.root)) for path in found))
 

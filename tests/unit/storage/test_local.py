@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,6 +115,31 @@ def test_a_deletion_is_durable_when_delete_returns(
     synced = {path: number for number, (what, path) in enumerate(disk_log) if what == "fsync"}
     for path in paths:
         assert synced[str(path.parent)] > disk_log.index(("unlink", str(path)))
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EACCES, errno.ENOENT, errno.ENOTDIR])
+def test_a_directory_that_cannot_be_listed_is_not_empty(
+    storage: Storage,
+    put_file: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    error: int,
+) -> None:
+    """One that was deleted meanwhile is left out; with any other, nothing is listed as a whole."""
+    for name in ("a/b/1", "a/c/2"):
+        put_file(name)
+    scandir = os.scandir
+
+    def broken(path: str) -> object:
+        if str(path).endswith("/b"):
+            raise OSError(error, os.strerror(error), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    if error in (errno.ENOENT, errno.ENOTDIR):
+        assert storage.files_below("a") == ("a/c/2",)
+        return
+    with pytest.raises(OSError, match=os.strerror(error)):
+        storage.files_below("a")
 
 
 def test_a_write_whose_content_fails_leaves_no_file(storage: Storage) -> None:
