@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import struct
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import msgspec
@@ -159,8 +159,12 @@ _LEAVES: dict[type[T.DataType], Callable[[Any, int], int]] = {
 }
 
 
+_ALL_DIGITS = Context(prec=2 * 38)
+"""Of any decimal of Spark, unscaled; the context of the thread may have fewer."""
+
+
 def _of_decimal(data_type: T.DecimalType, value: Decimal, seed: int) -> int:
-    unscaled = int(value.scaleb(data_type.scale))
+    unscaled = int(value.scaleb(data_type.scale, context=_ALL_DIGITS))
     if data_type.precision <= _LONG_DIGITS:
         return hash_long(unscaled, seed)
     # As Java's BigInteger.toByteArray: the fewest bytes that hold the sign.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any
@@ -175,15 +175,19 @@ def _time(value: Any) -> datetime.time:
     return value.replace(tzinfo=None)
 
 
+_ALL_DIGITS = Context(prec=2 * 38)
+"""Of any interval; the context of the thread may have fewer."""
+
+
 def _interval(seconds: Decimal) -> datetime.timedelta:
-    return datetime.timedelta(microseconds=int(seconds.scaleb(6)))
+    return datetime.timedelta(microseconds=int(seconds.scaleb(6, context=_ALL_DIGITS)))
 
 
 def _seconds(value: Any) -> Decimal:
     microseconds = (value.days * 86400 + value.seconds) * 1_000_000 + value.microseconds
     if not -_MAX_MICROSECONDS <= microseconds < _MAX_MICROSECONDS:
         raise OverflowError(f"{value} is longer than Spark's longest interval")
-    return Decimal(microseconds).scaleb(-6)
+    return Decimal(microseconds).scaleb(-6, context=_ALL_DIGITS)
 
 
 _WRITERS: dict[type[T.DataType], Converter] = {

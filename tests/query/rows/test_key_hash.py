@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Context, localcontext
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def test_places_of_known_keys(spark: SparkSession, ddl: str) -> None:
     places = KeyPlaces(schema, MAX_PARALLELISM)
     for text, (key_group, stored) in KEYS[ddl].items():
         value = collected(spark, ddl, text)
-        assert places.place((value,)) == (key_group, bytes.fromhex(stored)), text
+        with localcontext(Context(prec=3)):  # a user's
+            assert places.place((value,)) == (key_group, bytes.fromhex(stored)), text
 
 
 @given(st.data())
