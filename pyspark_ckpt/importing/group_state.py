@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timezone
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 from pyspark.sql import Column, DataFrame
@@ -16,9 +18,15 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, struct_of
 from pyspark_ckpt.importing.state_rows import fields_of
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.task_failure import marked_errors
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.wire_form import STATE_STYLE, aware_timestamp
 
 _GROUP_STATE, _TIMEOUT = "groupState", "timeoutTimestamp"
+_STYLE = replace(STATE_STYLE, timestamp=partial(aware_timestamp, timezone.utc))
+"""Times with their zone: a local one of the hour that comes twice would become another."""
+
 _ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
 
 
@@ -72,12 +80,12 @@ class GroupStateRows:
         uid: str,
     ) -> None:
         self._operator = operator
-        self._mapped = _Mapped(mapper, states, f"operator {uid!r}")
+        self._mapped = Mapped(mapper, states, f"operator {uid!r}")
 
     def state(self, state: StateDescriptor, columns: TableColumns) -> DataFrame:
         """Return the rows of a state's table."""
         fields = [*columns.map_keys, *columns.values]
-        entries = _EntriesOf(self._mapped, state.name, kind_of(state).entries)
+        entries = EntriesOf(self._mapped, state)
         rows = self._with_entries(entries, fields, columns)
         if columns.position is None:
             return rows.drop(_PLACE)
@@ -117,13 +125,24 @@ class GroupStateRows:
         )
 
 
-class _Mapped:
-    """Calls the user's function and checks what it returns."""
+class Mapped:
+    """Calls the user's function and checks what it returns.
+
+    Parameters
+    ----------
+    mapper
+        The function.
+    states
+        The names of the processor's states.
+    where
+        The operator, for errors.
+    """
 
     def __init__(self, mapper: Mapper, states: tuple[str, ...], where: str) -> None:
         self._mapper, self._states, self._where = mapper, states, where
 
     def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> KeyState:
+        """Return the states of a key."""
         timeout = None if timeout_ms is None or timeout_ms < 0 else timeout_ms
         found = self._mapper(tuple(key), None if state is None else tuple(state), timeout)
         if not isinstance(found, KeyState):
@@ -141,49 +160,75 @@ class _Mapped:
         return found
 
     def refuse(self, name: str, content: Any, wanted: str) -> NoReturn:
+        """Raise because the content of a state is not what is `wanted`."""
         raise StateValueError(
             f"{self._where}, state {name!r}: the function returned {content!r:.120}: return "
             f"{wanted}"
         )
 
 
-class _EntriesOf:
-    """Returns the entries of one state of a key, each as one flat tuple."""
+class EntriesOf:
+    """Returns the entries of one state of a key, each as one flat tuple.
 
-    def __init__(self, mapped: _Mapped, name: str, entries: Entries) -> None:
-        self._mapped, self._name, self._entries = mapped, name, entries
+    Values are taken as the state's own methods take them. Spark alone would make null of a number
+    of another kind, and cut one that is too large.
+
+    Parameters
+    ----------
+    mapped
+        Calls the user's function.
+    state
+        The state.
+    """
+
+    def __init__(self, mapped: Mapped, state: StateDescriptor) -> None:
+        self._mapped, self._name, self._entries = mapped, state.name, kind_of(state).entries
+        self._schemas = state.map_key_schema, state.value_schema
+
+    @cached_property
+    def _codecs(self) -> tuple[TupleCodec | None, TupleCodec]:
+        """The codecs of map keys and values, which are not sent to executors."""
+        key, value = self._schemas
+        what = f"state {self._name!r}"
+        return (
+            None if key is None else TupleCodec(struct_type(key), what, style=_STYLE),
+            TupleCodec(struct_type(value), what, style=_STYLE),
+        )
 
     def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> list[tuple[Any, ...]]:
+        """Return the entries of a key; called by Spark on an executor."""
         with marked_errors():
             return list(self._of(self._mapped(key, state, timeout_ms).states.get(self._name)))
 
     def _of(self, content: Any) -> Iterator[tuple[Any, ...]]:
         if content is None:
             return
+        key_codec, codec = self._codecs
         if self._entries is Entries.BY_MAP_KEY:
             if not isinstance(content, Mapping):
                 self._mapped.refuse(self._name, content, "a dict of tuples by tuples")
             yield from (
-                (*self._checked(map_key), *self._checked(value))
+                (*self._checked(map_key, key_codec), *self._checked(value, codec))
                 for map_key, value in content.items()
             )
         elif self._entries is Entries.CHUNKS:
             if not isinstance(content, list):
                 self._mapped.refuse(self._name, content, "a list of tuples")
-            yield from map(self._checked, content)
+            yield from (self._checked(value, codec) for value in content)
         else:
-            yield self._checked(content)
+            yield self._checked(content, codec)
 
-    def _checked(self, value: Any) -> tuple[Any, ...]:
+    def _checked(self, value: Any, codec: TupleCodec | None) -> tuple[Any, ...]:
+        assert codec is not None  # a map state has a schema of its keys
         if not isinstance(value, tuple):
             self._mapped.refuse(self._name, value, "tuples with a value per column")
-        return value
+        return codec.decode(codec.encode(value))
 
 
 class _TimersOf:
     """Returns the timers of a key."""
 
-    def __init__(self, mapped: _Mapped) -> None:
+    def __init__(self, mapped: Mapped) -> None:
         self._mapped = mapped
 
     def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> list[tuple[int]]:

@@ -1,0 +1,98 @@
+"""What a mapper returns is stored as the state's own methods would store it, or refused."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.importing.group_state import EntriesOf, Mapped
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.testing.schema_text import parse_schema
+
+NOON = datetime(2023, 11, 14, 12, 30, 0, 250_000, tzinfo=timezone.utc)
+GIVEN: list[tuple[str, Any, Any]] = [
+    ("double", 3, 3.0),
+    ("double", float("-inf"), float("-inf")),
+    ("float", 3, 3.0),
+    ("decimal(10,2)", 3, Decimal("3.00")),
+    ("decimal(10,2)", Decimal("1.5"), Decimal("1.50")),
+    ("int", -5, -5),
+    ("bigint", 2**62, 2**62),
+    ("string", "ä", "ä"),
+    ("boolean", True, True),
+    ("binary", b"ab", b"ab"),
+    ("date", date(2023, 11, 14), date(2023, 11, 14)),
+    ("interval", timedelta(hours=-3), timedelta(hours=-3)),
+    ("array<double>", [1, None, 2.5], [1.0, None, 2.5]),
+    ("map<string,double>", {"a": 1}, {"a": 1.0}),
+    ("struct<a:double,b:string>", (1, "x"), Row(a=1.0, b="x")),
+    ("double", None, None),
+]
+REFUSED: list[tuple[str, Any]] = [
+    ("int", 2**40),
+    ("tinyint", 300),
+    ("bigint", 2.0),
+    ("bigint", "5"),
+    ("string", 5),
+    ("array<int>", [2**40]),
+]
+
+
+def schema_of(ddl: str) -> T.StructType:
+    if ddl == "interval":
+        return T.StructType().add("n", T.DayTimeIntervalType())
+    return parse_schema(f"n {ddl}")
+
+
+def entries_of(ddl: str, value: Any) -> tuple[EntriesOf, T.StructType]:
+    schema = schema_of(ddl)
+    state = StateDescriptor("s", "value", schema.json())
+    return EntriesOf(Mapped(lambda *_: ckpt.KeyState({"s": (value,)}), ("s",), "op"), state), schema
+
+
+def imported(spark: SparkSession, ddl: str, value: Any) -> Any:
+    entries, schema = entries_of(ddl, value)
+    made = F.udf(entries, T.ArrayType(schema), useArrow=False)
+    nothing = F.lit(None).cast("long")
+    rows = spark.range(1).select(
+        F.explode(made(F.struct("id"), F.struct("id"), nothing)).alias("e")
+    )
+    return rows.select("e.n").first().n  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("ddl", "value", "stored"), GIVEN)
+def test_values(spark: SparkSession, ddl: str, value: Any, stored: Any) -> None:
+    found = imported(spark, ddl, value)
+    found = bytes(found) if isinstance(found, bytearray) else found  # of older versions of PySpark
+    assert repr(found) == repr(stored)  # 3 would be equal to 3.0
+    codec = TupleCodec(schema_of(ddl), "s")
+    assert codec.decode(codec.encode((value,))) == (found,)
+
+
+@pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=None, fold=1), NOON.replace(fold=1)])
+def test_times(spark: SparkSession, value: datetime) -> None:
+    entries, schema = entries_of("timestamp", value)
+    made = F.udf(entries, T.ArrayType(schema), useArrow=False)
+    nothing = F.lit(None).cast("long")
+    rows = spark.range(1).select(
+        F.explode(made(F.struct("id"), F.struct("id"), nothing)).alias("e")
+    )
+    micros = rows.select(F.unix_micros("e.n").alias("us")).first()
+    assert micros is not None
+    assert micros.us == round(value.timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize(("ddl", "value"), REFUSED)
+def test_values_that_do_not_fit(ddl: str, value: Any) -> None:
+    entries, _ = entries_of(ddl, value)
+    with pytest.raises(CkptError, match="does not fit the schema"):
+        entries(("a",), None, None)
