@@ -6,7 +6,7 @@ times beyond those that Python can hold pass, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -198,11 +198,10 @@ def _entries(
 def _struct(data_type: T.StructType) -> Callable[[Any], Any]:
     converts = [_for_arrow(field.dataType) for field in data_type.fields]
 
-    # By position, as pairs, because a struct may have two fields of one name.
-    def convert(values: Sequence[Any]) -> dict[str, Any]:
-        return {
-            name: value if convert is None or value is None else convert(value)
-            for name, convert, value in zip(data_type.names, converts, values, strict=True)
-        }
+    def pairs(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+        for name, convert, value in zip(data_type.names, converts, values, strict=True):
+            yield name, value if convert is None or value is None else convert(value)
 
-    return convert
+    if len({*data_type.names}) < len(data_type.names):
+        return lambda values: list(pairs(values))  # a dict would have one of two fields only
+    return lambda values: dict(pairs(values))

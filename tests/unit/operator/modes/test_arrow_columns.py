@@ -16,6 +16,7 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.modes.rows import RowsOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.values.arrow_values import arrow_array
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.operator.values.state_columns import ValueColumns
@@ -147,3 +148,12 @@ def test_lists_of_nulls_keep_their_lengths_in_a_state(kind: T.DataType, number: 
     of_columns = columns.encoded(table, 3, b"")
     codec = TupleCodec(schema, "state 'x'")
     assert of_columns == [codec.encode((in_rows(kind, each),)) for each in values]
+
+
+def test_two_fields_of_one_name_keep_their_values() -> None:
+    twice = T.StructType().add("a", "integer").add("a", "integer")
+    for kind, plain in ((twice, (1, 2)), (T.ArrayType(twice), [(1, 2), None])):
+        found = arrow_array(kind, [plain, None])
+        values = found if kind is twice else found.flatten()
+        assert [field.to_pylist()[0] for field in values.flatten()] == [1, 2]
+        assert found.null_count == 1
