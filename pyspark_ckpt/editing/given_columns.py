@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -41,9 +42,10 @@ def selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
         )
     if columns.position is not None and columns.position not in rows.columns:
         rows = rows.withColumn(columns.position, F.monotonically_increasing_id())
+    given = rows.columns
     try:
         return rows.select(
-            *(_cast(rows, name, kind) for name, kind in wanted.items() if name in rows.columns)
+            *(_cast(rows, name, kind, where) for name, kind in wanted.items() if name in given)
         )
     except AnalysisException as exc:
         raise PlanError(f"{where}: a column cannot have the type of its table: {exc}") from exc
@@ -72,13 +74,71 @@ def _leaf_in_python(data_type: T.DataType) -> T.DataType:
     return data_type
 
 
-def _cast(rows: DataFrame, name: str, kind: T.DataType) -> Column:
+def _cast(rows: DataFrame, name: str, kind: T.DataType, where: str) -> Column:
     column, given = quoted(name), rows.schema[name].dataType
     if given == kind:
         return column
     if holds(given, T.YearMonthIntervalType):  # Spark casts only months to numbers
         column = column.cast(_leaves(given, _in_months))
+    column = _by_name(column, given, kind, f"{where}: column {name!r}")
     return column.cast(kind).alias(name)
+
+
+def _by_name(column: Column, given: T.DataType, wanted: T.DataType, where: str) -> Column:
+    """Return a column whose structs have their fields in the wanted order.
+
+    Spark casts structs by position, whatever their names are.
+
+    Raises
+    ------
+    PlanError
+        If a struct has other fields than its table.
+    """
+    if not _has_another_order(given, wanted, where):
+        return column
+    if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
+        fields = [
+            _by_name(column.getField(each.name), given[each.name].dataType, each.dataType, where)
+            for each in wanted.fields
+        ]
+        made = F.struct(*map(Column.alias, fields, wanted.names))
+        return F.when(column.isNotNull(), made)
+    if isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
+        keys, values = (
+            partial(_by_name, given=one, wanted=other, where=where)
+            for one, other in (
+                (given.keyType, wanted.keyType),
+                (given.valueType, wanted.valueType),
+            )
+        )
+        changed = F.transform_keys(column, lambda key, _: keys(key))
+        return F.transform_values(changed, lambda _, value: values(value))
+    assert isinstance(given, T.ArrayType)
+    assert isinstance(wanted, T.ArrayType)
+    one, other = given.elementType, wanted.elementType
+    return F.transform(column, lambda item: _by_name(item, one, other, where))
+
+
+def _has_another_order(given: T.DataType, wanted: T.DataType, where: str) -> bool:
+    """Return whether a struct inside has its fields in another order; refuse other fields."""
+    if isinstance(given, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        return _has_another_order(given.elementType, wanted.elementType, where)
+    if isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
+        keys = _has_another_order(given.keyType, wanted.keyType, where)
+        return _has_another_order(given.valueType, wanted.valueType, where) or keys
+    if not isinstance(given, T.StructType) or not isinstance(wanted, T.StructType):
+        return False
+    if sorted(given.names) != sorted(wanted.names):
+        raise PlanError(
+            f"{where} has {given.simpleString()}, its table has {wanted.simpleString()}: give "
+            "structs with these fields"
+        )
+    if given.names == wanted.names:
+        pairs = zip(given.fields, wanted.fields, strict=True)
+        return any(_has_another_order(a.dataType, b.dataType, where) for a, b in pairs)
+    if len({*given.names}) < len(given.names):
+        raise PlanError(f"{where} has {given.simpleString()}, in which two fields have one name")
+    return True
 
 
 def _in_months(data_type: T.DataType) -> T.DataType:
