@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.clock import monotonic_ms, now_ms
+from pyspark_ckpt.clock import monotonic_ms, ms_of_text, now_ms
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CkptError,
@@ -321,8 +320,7 @@ def _last_epoch_ended_at_ms(query: CheckpointedQuery) -> int | None:
     last = query._query.lastProgress
     if last is None or "addBatch" not in last["durationMs"]:
         return None
-    began_at = datetime.fromisoformat(last["timestamp"].replace("Z", "+00:00"))
-    return int(began_at.timestamp() * 1000) + int(last["durationMs"]["triggerExecution"])
+    return ms_of_text(last["timestamp"]) + int(last["durationMs"]["triggerExecution"])
 
 
 def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) -> int:

@@ -31,7 +31,8 @@ def plan_restore(
     path : str
         A ``savepoint-...`` or ``chk-...`` directory.
     query : DataFrame or CheckpointedStreamWriter
-        The query as a DataFrame, or its writer. The plan follows the writer's options.
+        The query as a DataFrame, or its writer. The plan follows the writer's options, and what its
+        ``restoreFrom`` was given, where no argument says otherwise.
     **arguments : object
         Further arguments of :meth:`CheckpointedStreamWriter.restoreFrom`.
 
@@ -56,11 +57,14 @@ def plan_restore(
     >>> [row.outcome for row in plan.states if row.state == "count"]
     ['restored']
     """
-    if isinstance(query, CheckpointedStreamWriter):
-        writer = copy.copy(query)
-    else:
-        writer = CheckpointedStreamWriter(query)
-    return writer.restoreFrom(path, **arguments).planRestore()
+    if not isinstance(query, CheckpointedStreamWriter):
+        return CheckpointedStreamWriter(query).restoreFrom(path, **arguments).planRestore()
+    writer = copy.copy(query)
+    given, migrations = writer._restore_from, writer._migrations  # noqa: SLF001  # a part of it
+    writer.restoreFrom(path, **arguments)
+    writer._restore_from = given | writer._restore_from  # noqa: SLF001
+    writer._migrations = writer._migrations or migrations  # noqa: SLF001
+    return writer.planRestore()
 
 
 def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:

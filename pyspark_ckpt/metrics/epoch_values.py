@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
+from pyspark_ckpt.clock import ms_of_text
 from pyspark_ckpt.metrics.point import Point, point
 
 
@@ -60,9 +60,6 @@ class EpochValues:
         for phase, duration_ms in durations.items():
             yield point("epoch_phase_duration", duration_ms / 1000, phase=phase)
         watermark = self._newest.get("eventTime", {}).get("watermark")
-        if watermark is not None and (watermark_s := _seconds(watermark)) > 0:
-            yield point("watermark_lag", _seconds(self._newest["timestamp"]) - watermark_s)
-
-
-def _seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+        if watermark is not None and (watermark_ms := ms_of_text(watermark)) > 0:
+            lag_ms = ms_of_text(self._newest["timestamp"]) - watermark_ms
+            yield point("watermark_lag", lag_ms / 1000)

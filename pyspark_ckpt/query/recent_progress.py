@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -19,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.checkpoint.handles import committed_handles, handles_written_in
 from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.clock import ms_of_text
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -137,10 +137,10 @@ class RecentProgress(CheckpointListener):
         if of_spark is None:
             return found
         found["timestamp"] = of_spark["timestamp"]
-        began_ms = _ms(of_spark["timestamp"])
+        began_ms = ms_of_text(of_spark["timestamp"])
         watermark = of_spark.get("eventTime", {}).get("watermark")
-        if watermark is not None and _ms(watermark) > 0:
-            found["watermarkLagMs"] = began_ms - _ms(watermark)
+        if watermark is not None and ms_of_text(watermark) > 0:
+            found["watermarkLagMs"] = began_ms - ms_of_text(watermark)
         operators = of_spark.get("stateOperators", [])
         if number < len(operators):
             found["numRowsDroppedByWatermark"] = operators[number]["numRowsDroppedByWatermark"]
@@ -156,7 +156,3 @@ def _by_epoch(query: StreamingQuery) -> dict[int, dict[str, Any]]:
     return {
         each["batchId"]: each for each in query.recentProgress if "addBatch" in each["durationMs"]
     }
-
-
-def _ms(timestamp: str) -> int:
-    return round(1000 * datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())

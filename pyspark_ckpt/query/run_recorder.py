@@ -12,7 +12,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -175,10 +174,10 @@ class RunRecorder(CheckpointListener):
     def _note(self) -> None:
         try:
             reports = self._progress_since(self._epoch) if self._asks_spark else []
-        except Exception as exc:  # Spark has ended
+            epochs = [epoch_record(report) for report in reports]
+        except Exception as exc:  # Spark has ended, or reports what this version does not know
             logger.debug("query %s: no progress to record: %s", self._started.query_id, exc)
-            reports = []
-        epochs = [epoch_record(report) for report in reports]
+            epochs = []
         if epochs:
             self._epoch = epochs[-1].epoch
         slowest = sorted(epochs, key=lambda each: each.duration_ms)[-SLOWEST_EPOCHS:]
@@ -357,17 +356,13 @@ def epoch_record(report: dict[str, Any]) -> EpochRecord:
     late = [each.get("numRowsDroppedByWatermark") for each in report.get("stateOperators", [])]
     return EpochRecord(
         epoch=report["batchId"],
-        began_at_ms=_ms(report["timestamp"]),
+        began_at_ms=ms_of_text(report["timestamp"]),
         duration_ms=durations.pop("triggerExecution", 0),
         rows=sum(max(source.get("numInputRows") or 0, 0) for source in report.get("sources", [])),
         phases_ms=durations,
-        watermark_ms=None if watermark is None else _ms(watermark),
+        watermark_ms=None if watermark is None else ms_of_text(watermark),
         late_rows=sum(late) if late and None not in late else None,
     )
-
-
-def _ms(timestamp: str) -> int:
-    return round(1000 * datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp())
 
 
 def _user_and_host() -> str:

@@ -9,13 +9,13 @@ import json
 import math
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
@@ -165,6 +165,5 @@ def idle_ms(query: StreamingQuery) -> float:
     durations = last["durationMs"]
     if "addBatch" not in durations:  # no epoch
         return math.inf
-    began_at = datetime.fromisoformat(last["timestamp"].replace("Z", "+00:00"))
-    since = datetime.now(timezone.utc) - began_at
-    return max(0.0, since.total_seconds() * 1000 - float(durations["triggerExecution"]))
+    since_ms = now_ms() - ms_of_text(last["timestamp"])
+    return max(0.0, since_ms - float(durations["triggerExecution"]))

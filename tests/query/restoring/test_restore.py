@@ -166,6 +166,8 @@ def test_migrations_of_a_restore(job: Job) -> None:
             plan = ckpt.plan_restore(checkpoint, fork.df(), migrations=migrations)
             assert ("fruits", "migrated") in {(row.state, row.outcome) for row in plan.states}
             writer = fork.writer().restoreFrom(checkpoint, migrations=migrations)
+            of_writer = ckpt.plan_restore(checkpoint, writer)
+            assert of_writer.states == plan.states
             writer.trigger(availableNow=True).start().awaitTermination()
         assert emitted(fork, 1) == dict.fromkeys(KEYS, NEW_EMITTED)
     assert digests(job.location_path) == before

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pyspark_ckpt.clock import ms_of_text
 from pyspark_ckpt.formats.handle import EpochPhases
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history import run_log
@@ -161,6 +162,53 @@ def test_spark_that_cannot_answer_is_not_asked_at_the_end(storage: Storage) -> N
         RunStarted,
         RunEnded,
     ]
+
+
+FAR = "+57982-06-12T00:00:00.000Z"
+"""A watermark of a program that takes milliseconds for seconds, as Spark shows it."""
+
+
+def test_a_run_with_a_watermark_of_a_far_year_is_recorded(storage: Storage) -> None:
+    report = {
+        "batchId": 3,
+        "timestamp": "2026-01-05T03:00:12.345Z",
+        "durationMs": {"triggerExecution": 120},
+        "eventTime": {"watermark": FAR},
+    }
+    recorder = RunRecorder(
+        storage, start(), lambda epoch: [report] if epoch is None else [], lambda _: None
+    )
+    recorder.start()
+    recorder.end(ValueError("no"))
+    found = RecordedRuns(storage)
+    assert [type(each) for each in found.starts_and_ends()] == [RunStarted, RunEnded]
+    (epoch,) = found.notes(1)[0].epochs
+    assert (epoch.began_at_ms, epoch.watermark_ms) == (1_767_582_012_345, ms_of_text(FAR))
+
+
+def test_a_report_that_is_not_understood_ends_no_record(storage: Storage) -> None:
+    recorder = RunRecorder(storage, start(), lambda _: [{"batchId": 1}], lambda _: None)
+    recorder.start()
+    recorder.end(None)
+    assert [type(each) for each in RecordedRuns(storage).starts_and_ends()] == [
+        RunStarted,
+        RunEnded,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("1970-01-01T00:00:00.000Z", 0),
+        ("2026-01-05T03:00:12.345Z", 1_767_582_012_345),
+        ("1969-12-31T23:59:59.999Z", -1),
+        ("0000-01-01T00:00:00.000Z", -62_167_219_200_000),
+        ("-0001-01-01T00:00:00.000Z", -62_198_755_200_000),
+        ("+10000-01-01T00:00:00.000Z", 253_402_300_800_000),
+    ],
+)
+def test_times_of_sparks_progress(text: str, ms: int) -> None:
+    assert ms_of_text(text) == ms
 
 
 def test_an_epoch_has_the_rows_of_all_sources() -> None:
