@@ -17,6 +17,7 @@ from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.places import directory_below
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 COLUMNS = (
@@ -165,8 +166,11 @@ def _below(directory: Storage, levels: int) -> Iterator[_StoredEpoch]:
             return
     elif levels:
         for name in sorted(directory.list()):
-            if name not in _WITHOUT_EPOCHS and not name.startswith((".", "_")):
-                yield from _below(directory.child(name), levels - 1)
+            if name in _WITHOUT_EPOCHS or name.startswith((".", "_")):
+                continue
+            below = directory_below(directory, name)
+            if below is not None:
+                yield from _below(below, levels - 1)
 
 
 def _identity_of(origin: Origin) -> _Identity:

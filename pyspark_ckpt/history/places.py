@@ -17,6 +17,7 @@ from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 
@@ -54,7 +55,10 @@ def find_checkpoints_directory(path: str) -> Storage:
 
 
 def _is_directory_of_one(root: Storage, name: str) -> bool:
-    return not name.startswith(".") and _is_one(root.child(name))
+    if name.startswith("."):
+        return False
+    below = directory_below(root, name)
+    return below is not None and _is_one(below)
 
 
 def _is_one(storage: Storage) -> bool:
@@ -64,6 +68,8 @@ def _is_one(storage: Storage) -> bool:
         and "_metadata" not in names
     )
 
+
+logger = library_logger(__name__)
 
 LEVELS = 3
 """How many levels below a directory are searched for savepoints; ``--directory`` makes levels."""
@@ -85,10 +91,27 @@ def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]
 
 def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
     for name in directory.list():
+        if name.startswith((".", "_")) or (not levels and not is_savepoint_name(name)):
+            continue
+        below = directory_below(directory, name)
+        if below is None:
+            continue
         if is_savepoint_name(name):
-            yield directory.child(name)
-        elif levels and not name.startswith((".", "_")):
-            yield from _savepoints(directory.child(name), levels - 1)
+            yield below
+        else:
+            yield from _savepoints(below, levels - 1)
+
+
+def directory_below(directory: Storage, name: str) -> Storage | None:
+    """Return what is below a directory; ``None``, with a warning, if it is a link that leaves it.
+
+    A search goes on without it. What has to find everything lets it fail instead.
+    """
+    try:
+        return directory.child(name)
+    except (OSError, CkptError) as exc:
+        logger.warning("%s is left out of a search: %s", f"{directory.url}/{name}", exc)
+        return None
 
 
 def _entry(place: Storage) -> HistoryEntry:

@@ -77,7 +77,7 @@ class Places:
 
 def key_of(url: str) -> str:
     """Return what stands for a path in addresses of pages."""
-    return hashlib.sha256(url.encode()).hexdigest()[:16]
+    return hashlib.sha256(url.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def find_places(root: Storage) -> Places:
@@ -119,9 +119,13 @@ class _Search:
             location = directory.parent() if directory.name == CHECKPOINTS_DIRECTORY else None
             yield QueryPlace(key_of(directory.url), directory, location)
         elif levels:
-            for name in names:
-                if _may_be_a_directory(name):
-                    yield from self.below(directory.child(name), levels - 1)
+            for name in filter(_may_be_a_directory, names):
+                try:
+                    below = directory.child(name)
+                except (OSError, CkptError) as exc:  # a link that leaves the directory
+                    self.unreadable.append(f"{directory.url}/{name}: {exc}")
+                    continue
+                yield from self.below(below, levels - 1)
 
     def _names(self, directory: Storage) -> list[str]:
         if self.left <= 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import pyspark_ckpt as ckpt
 from pyspark_ckpt.console.data import glances
 from pyspark_ckpt.console.data.places import QueryPlace, find_places, key_of
 from pyspark_ckpt.console.data.queries import QuerySummary, summary_of
@@ -18,6 +19,7 @@ from pyspark_ckpt.console.data.trends import Growth, Trend, growth_of
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.places import LEVELS, savepoint_entries
 from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import (
     CheckpointRecord,
@@ -293,3 +295,25 @@ def test_names_of_states_and_keys_are_escaped(all_queries: LocalStorage) -> None
         text = client.get(address, base_url=LOCAL).text
         assert "<img" not in text, address
         assert "&lt;img src=x onerror=alert(1)&gt;" in text, address
+
+
+@pytest.mark.parametrize("kind", ["outside", "loop", "name"])
+def test_one_strange_directory_hides_no_query(
+    all_queries: LocalStorage, tmp_path: Path, kind: str
+) -> None:
+    strange = tmp_path / "all" / "strange"
+    if kind == "outside":
+        strange.symlink_to(tmp_path)
+    elif kind == "loop":
+        strange.symlink_to(strange)
+    else:
+        name = os.fsdecode(b"caf\xe9")  # no UTF-8
+        (tmp_path / "all" / name / "pyspark_ckpt" / "shared").mkdir(parents=True)
+    page = make_app(all_queries).test_client().get("/", headers={"Host": "localhost"})
+    assert page.status_code == 200
+    for name in ("even", "odd"):
+        assert f"all/{name}" in page.text
+    assert ("leaves" in page.text) == (kind != "name")
+    found = savepoint_entries(all_queries, LEVELS)
+    assert [each.status for each in found] == []
+    assert set(ckpt.lineage(str(tmp_path / "all"))["query_id"]) == {"even", "odd"}
