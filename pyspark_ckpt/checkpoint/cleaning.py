@@ -22,7 +22,7 @@ files of the last two versions before a handle stay too, and all files since the
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from pyspark_ckpt.clock import now_ms
@@ -141,10 +141,18 @@ class CheckpointFiles:
         The checkpoints directory.
     store
         Knows which checkpoints are complete.
+    forget
+        Is called with the paths of files that were cleaned.
     """
 
-    def __init__(self, storage: CoordinatorStorage, store: CompletedCheckpointStore) -> None:
+    def __init__(
+        self,
+        storage: CoordinatorStorage,
+        store: CompletedCheckpointStore,
+        forget: Callable[[Sequence[str]], None] = lambda _: None,
+    ) -> None:
         self.store = store
+        self._forget = forget
         self._storage = storage
         self._metadata: dict[int, CheckpointMetadata] = {}
 
@@ -255,6 +263,7 @@ class CheckpointFiles:
             found = garbage_of(self._storage, newest, needed)
             self.store.check()  # no newer driver has written what was found
             self._storage.delete(found)
+            self._forget(found)
 
 
 class CleaningHold:

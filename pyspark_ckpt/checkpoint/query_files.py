@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pyspark_ckpt.errors import CheckpointAbortedError
@@ -75,6 +76,17 @@ class SparkStateCopies:
                 "checkpoint is of a newer epoch; if it fails too, raise "
                 "spark.sql.streaming.minBatchesToRetain"
             ) from exc
+
+    @property
+    def remembered(self) -> int:
+        """The number of copies that are not made again."""
+        return len(self._copied)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Forget copies that were deleted; a query makes new ones for as long as it runs."""
+        with self._lock:
+            for path in paths:
+                self._copied.pop(path, None)
 
     def _copy(self, source: str, path: str) -> FileReference:
         with self._lock:

@@ -60,6 +60,7 @@ def runner_of(
         gathering.cancel,
         files.copy_names.renew,
         lambda metadata: retried(lambda: is_present(files.spark_log, metadata)),
+        files.spark_state_copies.forget,
     )
 
 

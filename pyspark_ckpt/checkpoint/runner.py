@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -63,6 +63,8 @@ class CheckpointRunner:
     is_present
         Returns whether a checkpoint's epoch is one that the query has committed. Spark loses its
         newest epochs in a power loss, and runs others with their numbers.
+    forget_copies
+        Is called with the paths of files that were cleaned.
 
     Raises
     ------
@@ -80,6 +82,7 @@ class CheckpointRunner:
         cancel: Callable[[], None] = lambda: None,
         renew_copies: Callable[[], None] = lambda: None,
         is_present: Callable[[CheckpointMetadata], bool] = lambda _: True,
+        forget_copies: Callable[[Sequence[str]], None] = lambda _: None,
     ) -> None:
         self.exclusive = threading.Lock()
         self.hold = CleaningHold()
@@ -93,7 +96,7 @@ class CheckpointRunner:
         self._store = claim_store(storage, settings, query_id)
         note = store_of(settings, query_id)
         self._claim_again = partial(claim_again, storage, self._store, note)
-        self._files = CheckpointFiles(storage, self._store)
+        self._files = CheckpointFiles(storage, self._store, forget_copies)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
             subtasks,

@@ -7,10 +7,13 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.checkpoint.query_files import CopyNames, SparkStateCopies
 from pyspark_ckpt.errors import CheckpointAbortedError, RestoreError
+from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.spark.state_files import (
     copy_first_version,
     needed_files,
@@ -19,6 +22,8 @@ from pyspark_ckpt.spark.state_files import (
     with_operator_id,
 )
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.unit.checkpoint.test_growth import metadata
 
 METADATA = (
     b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
@@ -194,3 +199,24 @@ def test_a_file_is_copied_once_until_spark_replaces_it(
     path.unlink()
     with pytest.raises(CheckpointAbortedError, match=r"1\.delta"):
         copies.keep(0, "0/1.delta")
+
+
+def test_copies_that_were_cleaned_take_no_memory(
+    location: LocalStorage, put_file: PutFile, tmp_path: Path
+) -> None:
+    checkpoints = LocalStorage(tmp_path / "copies")
+    copies = SparkStateCopies(location, checkpoints, CopyNames())
+    files = CheckpointFiles(checkpoints, CompletedCheckpoints(checkpoints), copies.forget)
+    for number in range(1, 30):
+        put_file(f"state/0/0/{number}.delta", b"content")
+        kept = copies.keep(0, f"0/{number}.delta")
+        operator = SparkOperatorMetadata(0, "stateStoreSave", (kept,))
+        taken = msgspec.structs.replace(
+            metadata(number, number, []), stored_spark_operators=(operator,)
+        )
+        files.store.reserve(number)
+        files.store.add(number, taken)
+        files.remember(number, taken)
+        files.clean([number], [], number)
+        assert len(checkpoints.list("shared")) == 1
+        assert copies.remembered == 1
