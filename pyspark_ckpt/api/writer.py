@@ -410,7 +410,7 @@ class CheckpointedStreamWriter(SinkWriter):
             self._stream,
             settings,
             self._migrations,
-            StartLocation(storage, settings.checkpoints_directory, operators),
+            StartLocation.of(storage, settings, operators),
             sink_log,
             table,
             spark_query,

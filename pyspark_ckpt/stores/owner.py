@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -136,12 +137,17 @@ def _path(location: Storage) -> str:
 
 
 def _is_moved(location: Storage, owner: Owner) -> bool:
-    file = _file(location)
-    return file == owner.file and file != _NO_FILE
+    """Return whether a location is its owner, which was moved, or has two paths."""
+    if not isinstance(location, LocalStorage) or _file(location) != owner.file:
+        return False
+    before = Path(owner.location)
+    if not before.is_absolute() or not (before / IDENTITY_NAME).exists():
+        return True
+    return before.samefile(location.root)  # a copy by hard links has the same files
 
 
 def _file(location: Storage) -> str:
-    """Return a name of the token's file that a move keeps and that no copy has."""
+    """Return a name of the token's file that a move keeps, and that no copy of the file has."""
     if not isinstance(location, LocalStorage):
         return _NO_FILE
     status = location.path(IDENTITY_NAME).stat()

@@ -14,6 +14,7 @@ from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_i
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     ROLLBACK_MARKER,
+    store_note_path,
 )
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
@@ -32,10 +33,12 @@ from pyspark_ckpt.restore.location.seedings import (
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
+from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
@@ -58,6 +61,8 @@ class StartLocation:
         location.
     operators
         The query's operators.
+    has_store_elsewhere
+        Whether a store outside of the directory knows which checkpoints are complete.
     """
 
     def __init__(
@@ -65,13 +70,28 @@ class StartLocation:
         storage: Storage,
         checkpoints_directory: str | None,
         operators: StatefulOperators,
+        *,
+        has_store_elsewhere: bool = False,
     ) -> None:
         self.storage = storage
+        self._has_store_elsewhere = has_store_elsewhere
         self._checkpoints_directory = checkpoints_directory
         self.operators = operators
         self._log = SparkLog(storage)
         self._found_offsets: tuple[str, str] | None = None
         self._found_half_seeded: bool | None = None
+
+    @classmethod
+    def of(
+        cls, storage: Storage, settings: Settings, operators: StatefulOperators
+    ) -> StartLocation:
+        """Return the location of a query with its settings."""
+        return cls(
+            storage,
+            settings.checkpoints_directory,
+            operators,
+            has_store_elsewhere=settings.high_availability_type != HighAvailability.NONE,
+        )
 
     @property
     def checkpoints_root(self) -> str:
@@ -86,7 +106,10 @@ class StartLocation:
         return root if self._checkpoints_directory is None else root.child(query_id)
 
     def check_owner(self) -> None:
-        """Check that a checkpoints directory elsewhere belongs to this location; writes nothing.
+        """Check that what copies of this location would share belongs to it; writes nothing.
+
+        That is a checkpoints directory elsewhere, or a store of completed checkpoints elsewhere.
+        Both are found by the query's id, which a copy has, too.
 
         Raises
         ------
@@ -94,10 +117,18 @@ class StartLocation:
             If another location owns it, or its checkpoints are of epochs that this location lacks.
         """
         query_id = self._log.query_id()
-        if query_id is not None and self._checkpoints_directory is not None:
-            checkpoints = self.checkpoints(query_id)
-            check_owner(self.storage, checkpoints)
+        if query_id is None or not self._would_be_shared(query_id):
+            return
+        checkpoints = self.checkpoints(query_id)
+        check_owner(self.storage, checkpoints)
+        if self._checkpoints_directory is not None:
             check_not_behind(self.storage, self._committed_epoch, checkpoints)
+
+    def _would_be_shared(self, query_id: str) -> bool:
+        """Return whether copies of this location would share checkpoints, or their store."""
+        if self._checkpoints_directory is not None or self._has_store_elsewhere:
+            return True
+        return highest_number(self.checkpoints(query_id), store_note_path) > 0
 
     def check_not_emptied(self) -> None:
         """Check that a location with checkpoints inside still has an epoch; writes nothing.
@@ -117,7 +148,7 @@ class StartLocation:
             check_not_behind(self.storage, None, self.checkpoints(query_id), RUN_AGAIN)
 
     def claim_directory(self) -> None:
-        """Make the location the owner of a checkpoints directory elsewhere, if it has a query.
+        """Make the location the owner of what copies of it would share, if it has a query.
 
         Raises
         ------
@@ -125,7 +156,7 @@ class StartLocation:
             If another location owns it.
         """
         query_id = self._log.query_id()
-        if query_id is not None and self._checkpoints_directory is not None:
+        if query_id is not None and self._would_be_shared(query_id):
             claim_directory(self.storage, self.checkpoints(query_id))
 
     def check_parallelism(self, spark: SparkSession, option: int | None = None) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
-from pyspark_ckpt.stores.owner import check_owner, claim_directory
+from pyspark_ckpt.stores.owner import Owner, check_owner, claim_directory
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -145,6 +147,31 @@ def test_a_location_that_is_moved_takes_its_directory_along(
     assert owns(moved, directory)
     assert not owns(copy_of(moved, original.root.name), directory)
     assert owns(moved, directory)
+
+
+def test_a_copy_by_hard_links_does_not_own_the_directory(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """As by ``cp -al`` and backups that link what has not changed: its files are the original's."""
+    claim_directory(original, directory)
+    copy = original.root.with_name("linked")
+    shutil.copytree(original.root, copy, copy_function=os.link)
+    assert not owns(LocalStorage(copy), directory)
+    assert owns(original, directory)
+    assert directory.list("owners") == ["1"]
+
+
+def test_a_location_with_two_paths_owns_its_directory(
+    original: LocalStorage, directory: Storage
+) -> None:
+    """As with a directory that is mounted at a second place."""
+    claim_directory(original, directory)
+    other = original.root.with_name("mounted")
+    other.symlink_to(original.root)
+    record = msgspec.json.decode(directory.read("owners/1"), type=Owner)
+    record = msgspec.structs.replace(record, location=str(other))
+    directory.write("owners/2", [msgspec.json.encode(record)])
+    assert owns(original, directory)
 
 
 def test_a_location_that_is_put_back_at_its_path_takes_the_directory(
