@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import io
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -335,15 +335,18 @@ class DiskOs:
         self._disk.before_change(str(target), "create")
         directory.names[target.name] = entry
 
-    def walk(self, path: DiskPath) -> Iterator[tuple[DiskPath, list[str], list[str]]]:
+    def walk(
+        self, path: DiskPath, onerror: Callable[[OSError], None]
+    ) -> Iterator[tuple[DiskPath, list[str], list[str]]]:
         found = self._disk.find(path._parts)
         if not isinstance(found, _Directory):
+            onerror(FileNotFoundError(path))
             return
         self._disk.point(f"walk {path}")
         inner = [name for name, entry in found.names.items() if isinstance(entry, _Directory)]
         yield path, inner, [name for name in found.names if name not in inner]
         for name in inner:
-            yield from self.walk(path / name)
+            yield from self.walk(path / name, onerror)
 
 
 class DiskShutil:

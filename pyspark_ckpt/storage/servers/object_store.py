@@ -52,8 +52,10 @@ class FsspecStorage(RemoteStorage):
         self._file_system.rm_file(path)
 
     def _delete_below(self, path: str) -> None:
+        directory = f"{path.strip('/')}/"
         for name in self._file_system.find(path):
-            if name.strip("/").startswith(f"{path.strip('/')}/"):
+            # Also the object that Hadoop makes for the directory itself, whose name ends with "/".
+            if name.lstrip("/").startswith(directory):
                 self._file_system.rm_file(name)
 
     def _is_no_place(self, error: FileNotFoundError) -> bool:

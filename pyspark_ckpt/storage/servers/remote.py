@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, cast
 
 from pyspark_ckpt.errors import UnsafePathError
+from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
 from pyspark_ckpt.storage.chunks import DigestedChunks
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
@@ -194,10 +195,14 @@ class RemoteStorage(Storage):
             return []
 
     def delete(self, relatives: Iterable[str]) -> None:
-        for relative in relatives:
-            self._counts.add("delete")
-            with suppress(FileNotFoundError), self._errors_named(relative):
-                self._delete(self._path(relative))
+        # In their order if they are few. One by one, thousands would take as long as a checkpoint.
+        paths = list(relatives)
+        all_of(self._delete_file, paths, at_once=len(paths) > AT_ONCE)
+
+    def _delete_file(self, relative: str) -> None:
+        self._counts.add("delete")
+        with suppress(FileNotFoundError), self._errors_named(relative):
+            self._delete(self._path(relative))
 
     def delete_directory(self, relative: str) -> None:
         path = self._path(relative)

@@ -226,6 +226,38 @@ def test_a_look_at_many_files_is_many_requests_at_once(
             check_files(S3Storage(BUCKET, prefix), files)
 
 
+def is_deletion(request: Request) -> bool:
+    return request.method == "DELETE"
+
+
+def test_many_deletions_are_many_requests_at_once(
+    prefix: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few stay in their order, one after the other."""
+    storage = S3Storage(BUCKET, prefix)
+    files = [storage.write(f"shared/{number}", [b"x"]).path for number in range(40)]
+    with waiting_s3(s3_environment["AWS_ENDPOINT_URL"], 8, is_deletion) as waiting:
+        ask(waiting.url, monkeypatch)
+        S3Storage(BUCKET, prefix).delete(files)
+        assert (waiting.came, waiting.gave_up) == (40, 0)
+    assert storage.list("shared") == []
+
+
+@pytest.mark.parametrize("markers", [[""], ["state/", "state/0/"], ["", "state/"]])
+def test_a_directory_goes_with_the_objects_that_hadoop_makes_for_it(
+    prefix: str, markers: list[str]
+) -> None:
+    storage = S3Storage(BUCKET, prefix)
+    storage.write("seed/state/0/1.delta", [b"x"])
+    storage.write("seeds", [b"stays"])
+    file_system = fsspec.filesystem("s3", use_listings_cache=False)
+    for marker in markers:
+        file_system.call_s3("put_object", Bucket=BUCKET, Key=f"{prefix}/seed/{marker}", Body=b"")
+    storage.remove_directory("seed")
+    assert not storage.exists("seed")
+    assert storage.list() == ["seeds"]
+
+
 @pytest.mark.wide
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_a_server_that_is_killed_during_a_write_is_an_error(
