@@ -72,12 +72,13 @@ def check_mount(directory: Path) -> None:
     path = directory / f".{mark}.probe.tmp"
     files = [directory / f".{mark}.{number}.tmp" for number in range(2)]
     try:
-        _check(directory, files, path)
+        is_checked = _check(directory, files, path)
     finally:
         for file in (*files, path):
             with suppress(OSError):
                 file.unlink()
-    _usable_devices.add(device)
+    if is_checked:
+        _usable_devices.add(device)
 
 
 def kind_of_mount(directory: Path) -> str:
@@ -92,12 +93,13 @@ def kind_of_mount(directory: Path) -> str:
     return found
 
 
-def _check(directory: Path, files: list[Path], path: Path) -> None:
+def _check(directory: Path, files: list[Path], path: Path) -> bool:
+    """Check a directory's file system; return whether that was possible."""
     try:
         for file in files:
             file.touch(exist_ok=False)
     except OSError:
-        return
+        return False
     advice = (
         "mount it with hard links (a local disk, NFS, or SMB from Linux 5 on), or use a storage "
         "that is not mounted, such as s3://bucket/prefix: see docs/storages.md"
@@ -117,6 +119,7 @@ def _check(directory: Path, files: list[Path], path: Path) -> None:
         raise ConfigurationError(
             f"{where}, which does not show a file that was just written (a stale cache): {advice}"
         )
+    return True
 
 
 def _rename(temporary: Path, path: Path, no_link: OSError) -> None:

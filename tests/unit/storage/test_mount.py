@@ -100,3 +100,20 @@ def test_a_real_mount_without_links_and_such_renames_is_refused(tmp_path: Path) 
         with pytest.raises(OSError, match="file"):
             storage.write("file", [b"x"])
         assert storage.list() == []
+
+
+def test_a_disk_that_could_not_be_checked_is_checked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mount, "_usable_devices", set())
+    touch = Path.touch
+
+    def denied(self: Path, *, exist_ok: bool) -> None:
+        raise PermissionError(self)
+
+    monkeypatch.setattr(Path, "touch", denied)
+    mount.check_mount(tmp_path)
+    assert mount._usable_devices == set()
+    monkeypatch.setattr(Path, "touch", touch)
+    mount.check_mount(tmp_path)
+    assert mount._usable_devices == {tmp_path.stat().st_dev}
