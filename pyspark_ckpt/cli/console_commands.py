@@ -8,7 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pyspark_ckpt.cli.output import Result
+from pyspark_ckpt.cli.output import Result, as_json
 from pyspark_ckpt.console.data.bundle import is_bundle, unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.opening import Console, open_console
@@ -20,14 +20,17 @@ def ui(arguments: Namespace) -> Result:
     """Serve the console until it is interrupted, with the time that no other program wants."""
     where: dict[str, Any] = {"host": arguments.host, "port": arguments.port}
     if not is_bundle(arguments.path):
-        return _serve(open_console(arguments.path, **where))
+        return _serve(open_console(arguments.path, **where), arguments)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt_bundle-") as unpacked:
         unpack_bundle(arguments.path, Path(unpacked))
-        return _serve(open_console(unpacked, bundle=arguments.path, **where))
+        return _serve(open_console(unpacked, bundle=arguments.path, **where), arguments)
 
 
-def _serve(console: Console) -> Result:
-    sys.stdout.write(f"the console is at {console.url} until you press Ctrl+C\n")
+def _serve(console: Console, arguments: Namespace) -> Result:
+    """Show where the console is, at once, and serve it until somebody interrupts that."""
+    fields = {"url": console.url}
+    text = f"the console is at {console.url} until you press Ctrl+C\n"
+    sys.stdout.write(as_json(fields) if arguments.json else text)
     sys.stdout.flush()
     try:
         console.wait()
@@ -35,7 +38,7 @@ def _serve(console: Console) -> Result:
         pass
     finally:
         console.close()
-    return Result({"url": console.url}, "")
+    return Result(fields, "", is_shown=True)
 
 
 def bundle(arguments: Namespace) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from pyspark_ckpt.cli.arguments import read_arguments
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0 if the command succeeded, 1 if it failed. For ``diff`` 0 if the snapshots are equal, 1 if
-        they differ, and 2 if it failed.
+        they differ, and 2 if it failed or was interrupted; ``prove`` alike.
 
     Raises
     ------
@@ -36,9 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     chosen = read_arguments(arguments)
+    # For `diff`, 1 says that the snapshots differ.
+    failed = USAGE if chosen.has_negative_result else FAILED
     try:
         result = chosen.run(chosen)
-        sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
+        if not result.is_shown:
+            sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
         for part in result.parts:
             sys.stdout.write(
                 part if result.is_data and not sys.stdout.isatty() else printable(part)
@@ -46,15 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return failed
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return FAILED
-    except (CkptError, OSError) as exc:
+        return failed
+    except Exception as exc:
+        if not isinstance(exc, CkptError | OSError):  # of the user's program, or a bug
+            traceback.print_exc()
         if chosen.json:
             sys.stdout.write(as_json(failure(exc)))
         else:
             sys.stderr.write(printable(f"pyspark-ckpt: {exc}\n"))
-        # For `diff`, 1 says that the snapshots differ.
-        return USAGE if chosen.has_negative_result else FAILED
+        return failed
     return OK if result.is_done else FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ class Result:
 
     `is_done` is false if the command ran and its result is negative. The exit code is then 1.
     `parts` is the text of a long result, which is made while it is printed. `is_data` says that a
-    program reads them: unless they go to a terminal, they are printed as they are.
+    program reads them: unless they go to a terminal, they are printed as they are. `is_shown` says
+    that the fields were printed while the command ran.
     """
 
     fields: dict[str, Any]
@@ -26,11 +28,30 @@ class Result:
     is_done: bool = True
     parts: Iterable[str] = ()
     is_data: bool = False
+    is_shown: bool = False
 
 
 def as_json(fields: dict[str, Any]) -> str:
     """Return one JSON object, on several lines."""
-    return json.dumps(fields, indent=2, default=str) + "\n"
+    return json_text(fields, indent=2) + "\n"
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON; numbers that JSON does not have are texts: ``NaN``, ``Infinity``."""
+    try:
+        return json.dumps(value, indent=indent, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_finite(value), indent=indent, default=str, allow_nan=False)
+
+
+def _with_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    return value
 
 
 def failure(error: Exception) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_ckpt.cli.output import Result, facts, records, table
+from pyspark_ckpt.cli.output import Result, facts, json_text, records, table
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.snapshot.difference import diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
@@ -223,7 +223,7 @@ def _as_text(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
 
 def _as_json(_: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
-        yield json.dumps(_plain(row)) + "\n"
+        yield json_text(_plain(row)) + "\n"
 
 
 def _as_csv(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:

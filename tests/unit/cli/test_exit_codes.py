@@ -1,0 +1,84 @@
+"""A command that could not answer says so, and never that the answer is no."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pyspark_ckpt.cli import console_commands
+from pyspark_ckpt.cli import main as main_module
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.cli.output import as_json, json_text
+from pyspark_ckpt.errors import CheckpointNotFoundError
+
+COMMANDS = {"diff": ["diff", "a", "b"], "list": ["list", "a"]}
+ERRORS = [
+    CheckpointNotFoundError("none is there"), OSError("no answer"), ValueError("of a program"),
+    KeyboardInterrupt(), BrokenPipeError(),
+]  # fmt: skip
+
+
+def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException, arguments: list[str]) -> int:
+    read = main_module.read_arguments
+
+    def raising(given: Any) -> Any:
+        chosen = read(given)
+
+        def run(_: Any) -> Any:
+            raise error
+
+        chosen.run = run
+        return chosen
+
+    monkeypatch.setattr(main_module, "read_arguments", raising)
+    monkeypatch.setattr(main_module.os, "dup2", lambda *_: None)
+    return main(arguments)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
+def test_errors(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+    error: BaseException,
+) -> None:
+    found = run_raising(monkeypatch, error, [*COMMANDS[command], "--json"])
+    assert found == (1 if command == "list" else 2)
+    printed = capfd.readouterr()
+    if isinstance(error, KeyboardInterrupt | BrokenPipeError):
+        assert printed.out == ""
+        return
+    assert json.loads(printed.out)["error"] == {
+        "kind": type(error).__name__, "message": str(error),
+    }  # fmt: skip
+    assert ("Traceback" in printed.err) == isinstance(error, ValueError)
+
+
+def test_numbers_that_json_does_not_have() -> None:
+    given = {"x": float("nan"), "rows": [{"y": float("-inf"), "z": 1.5}], "w": (float("inf"),)}
+    expected = {"x": "NaN", "rows": [{"y": "-Infinity", "z": 1.5}], "w": ["Infinity"]}
+    for text in (as_json(given), json_text(given)):
+        assert json.loads(text, parse_constant=pytest.fail) == expected
+
+
+class AConsole:
+    url = "http://127.0.0.1:1/"
+
+    def wait(self) -> None:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_console_prints_one_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setattr(console_commands, "open_console", lambda *_, **__: AConsole())
+    assert main(["ui", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"url": AConsole.url}
+    assert main(["ui", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("the console is at http://127.0.0.1:1/ until")
