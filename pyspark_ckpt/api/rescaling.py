@@ -11,7 +11,6 @@ from pyspark.errors import PySparkException
 
 from pyspark_ckpt.api.restarts import parallelism_of_run
 from pyspark_ckpt.clock import monotonic_ms
-from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
@@ -74,7 +73,7 @@ class _Follower:
         self._not_before_ms = monotonic_ms() + self._rules.interval_ms
         try:
             self._query._restart(None, proposal.parallelism, proposal.reason)
-        except (CkptError, PySparkException, OSError) as exc:
+        except Exception as exc:  # also of the user's function that builds the query
             logger.warning(
                 "query %s was not given %s subtasks (%s): %s",
                 self._query.id,

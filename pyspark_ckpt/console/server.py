@@ -58,6 +58,7 @@ class _Directory:
             if self._found is None or monotonic_ms() - self._found_ms > _FOUND_MS:
                 self._found = find_places(self._root)
                 self._found_ms = monotonic_ms()
+                self._identities = {}  # a rollback gives a query another id
             return self._found
 
     def query(self, key: str) -> QueryPlace:
@@ -67,11 +68,13 @@ class _Directory:
         return found
 
     def identity(self, query_id: str) -> QueryIdentity | None:
-        """Return the query of an id; of each place, the id is read once."""
-        for place in self.places().queries[:_IDENTITIES_READ]:
-            if self._identities.get(place.key) is None:
-                self._identities[place.key] = identity_of(place)
-            found = self._identities[place.key]
+        """Return the query of an id; of each place, the id is read once for each search."""
+        queries = self.places().queries[:_IDENTITIES_READ]
+        identities = self._identities  # of this search; another thread may begin the next one
+        for place in queries:
+            if identities.get(place.key) is None:
+                identities[place.key] = identity_of(place)
+            found = identities[place.key]
             if found is not None and found.query_id == query_id:
                 return found
         return None

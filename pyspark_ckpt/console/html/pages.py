@@ -141,7 +141,7 @@ def _rollback(place: QueryPlace, number: int | None) -> tuple[str, str] | None:
     name = checkpoint_name(number)
     location = "LOCATION" if place.location is None else shlex.quote(place.location.url)
     directory = (
-        f" --checkpoints-directory {shlex.quote(place.checkpoints.url)}"
+        f" --checkpoints-directory {shlex.quote(place.checkpoints.parent().url)}"
         if place.location is None
         else ""
     )

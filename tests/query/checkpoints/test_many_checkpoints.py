@@ -109,7 +109,7 @@ def busy_and_idle(job: Job) -> DataFrame:
 @pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.soak)])
 def test_idle_operators_keep_no_files_of_others(job: Job, backend: str) -> None:
     """As many files are left with an idle operator as its own and the busy ones' need."""
-    epochs = 12
+    epochs = 24
     job = job.but(plan=busy_and_idle, output="k string, n long")
     job = job.using({BACKEND: backend, INLINE: "0b", INTERVAL: "1h", SEGMENTS: "2"})
     counts = []

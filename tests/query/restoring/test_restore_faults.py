@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
 from tests.faults.disk import Disk
 from tests.golden import comparing, program
 from tests.golden.continuing import expected_of, run
@@ -58,7 +57,7 @@ class Restores:
         """Restore there again, or continue, and process the next input."""
         below = self.base / f"{number}"
         has_started = (below / "location" / "commits").exists()
-        has_started &= not (below / "location" / SEEDING_MARKER).exists()
+        has_started &= not is_unfinished(below / "location")
         restore = None if has_started else self.savepoint
         parallelism = 2 if has_started else parallelism
         with session_conf(self.spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
@@ -68,6 +67,13 @@ class Restores:
             comparing.check(sink, told, counted)
         else:
             comparing.check_rescaled(sink, told, counted, set(self.expected["dealt"]))
+
+
+def is_unfinished(location: Path) -> bool:
+    """Return whether a restore has changed a location and not written its end."""
+    numbers = [int(path.name) for path in location.glob("_seedings/*") if path.name.isdigit()]
+    newest = location / "_seedings" / str(max(numbers, default=0))
+    return newest.with_name(f"{newest.name}-fresh").exists() and newest.read_bytes() == b"begun\n"
 
 
 @pytest.mark.wide
@@ -96,7 +102,7 @@ def test_each_single_operation_of_a_restore_fails_in_turn(
         location = tmp_path / f"{number}" / "location"
         if error is not None:
             assert isinstance(error, (OSError, ckpt.CkptError)), error
-        if (location / SEEDING_MARKER).exists():
+        if is_unfinished(location):
             with refused(ckpt.RestoreError, "has not ended", unchanged=location):
                 restores.start(location.parent, restore=False)
         restores.succeed(number, chance.choice([2, 3]))

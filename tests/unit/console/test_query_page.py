@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.console.data.places import key_of
+from pyspark_ckpt.console import server
+from pyspark_ckpt.console.data.places import find_places, key_of
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
@@ -100,6 +101,35 @@ def test_the_command_to_go_back_can_be_copied(root: LocalStorage) -> None:
     assert words == ["pyspark-ckpt", "rollback", root.url_of("original"), "chk-3"]
     (restore,) = re.findall(r"<code>(restoreFrom\([^<]*\))</code>", text)
     assert html.unescape(restore) == f"restoreFrom({root.url_of('original/pyspark_ckpt/chk-3')!r})"
+
+
+def test_the_command_for_checkpoints_elsewhere_finds_them(
+    root: LocalStorage, tmp_path: Path
+) -> None:
+    """A rollback takes the directory of all queries, as the setting has it."""
+    directory = LocalStorage(tmp_path / "all checkpoints")
+    directory.root.mkdir()
+    (root.root / "original" / "pyspark_ckpt").rename(directory.root / "first")
+    place = find_places(directory).queries[0]
+    text = html.unescape(page(directory, f"/q/{place.key}/"))
+    (command,) = re.findall("<code>(pyspark-ckpt rollback [^<]*)</code>", text)
+    words = shlex.split(command)
+    assert words[2:4] == ["LOCATION", "chk-3"]
+    given = LocalStorage(Path(words[words.index("--checkpoints-directory") + 1]))
+    assert given.child("first").exists("chk-3/_metadata")
+
+
+def test_a_query_that_gets_another_id_is_found_by_it(
+    root: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a rollback, while the console runs on."""
+    monkeypatch.setattr(server, "_FOUND_MS", -1)
+    directory = server._Directory(root)
+    assert directory.identity("first") is not None
+    run = RunStarted(run_id="again", at_ms=9, query_id="second", query_name="again")
+    RunLog(root.child("original/pyspark_ckpt")).write(run)
+    assert directory.identity("second") is not None
+    assert directory.identity("first") is None
 
 
 def test_only_the_newest_checkpoint_is_called_newest(root: LocalStorage) -> None:
