@@ -130,10 +130,16 @@ class CheckpointCoordinator:
         self._spark_has_ended = False
         self._restart = RestartStop(streaming_query)
         self._race = EpochRace(streaming_query, files.spark_log)
-        self.watched = WatchedQuery(streaming_query)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings)
         self.listeners = self._runner.listeners
+        self._recorder = RunRecorder(
+            files.storage,
+            start_record(spark, streaming_query, files, settings),
+            partial(progress_since, streaming_query),
+            self._runner.metadata_of,
+        )
+        self.watched = WatchedQuery(streaming_query, self._recorder.failed)
         self._taker = CheckpointTaker(
             self._runner,
             self._race,
@@ -146,12 +152,6 @@ class CheckpointCoordinator:
         self.listeners.add(history)
         self.progress = RecentProgress(self._spark, streaming_query, files)
         self.listeners.add(self.progress)
-        self._recorder = RunRecorder(
-            files.storage,
-            start_record(spark, streaming_query, files, settings),
-            partial(progress_since, streaming_query),
-            self._runner.metadata_of,
-        )
         self.listeners.add(self._recorder)
         self._metrics = QueryMetrics(
             MeasuredQuery.of(spark, streaming_query, files, continues=continues),

@@ -150,14 +150,26 @@ class RunRecorder(CheckpointListener):
             Whether Spark can be asked for its last epochs.
         """
         self._asks_spark = asks_spark
-        self._ended = RunEnded(
+        self._ended = self._end_record(error)
+        self._ending.set()
+        self._thread.join(_PATIENCE_S)
+
+    def failed(self, error: BaseException) -> None:
+        """Record that a run, whose end may be recorded, failed: as a restart that did not begin.
+
+        Before the end, it has no effect: :meth:`end` gets the error.
+        """
+        if self._ended is not None and self._ended.error is None:
+            self._ended = self._end_record(error)
+            self._log.write(self._ended)
+
+    def _end_record(self, error: BaseException | None) -> RunEnded:
+        return RunEnded(
             run_id=self._started.run_id,
             at_ms=now_ms(),
             error=None if error is None else str(error)[:_MOST_ERROR],
             error_kind=None if error is None else type(error).__name__,
         )
-        self._ending.set()
-        self._thread.join(_PATIENCE_S)
 
     def _run(self) -> None:
         with log_fields(query=self._started.query_id):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -154,12 +156,19 @@ class WatchedQuery:
     ----------
     query
         The running query.
+    record
+        Is called with each failure.
 
     `failure` is the first noted failure, for every caller that waits for the query.
     """
 
-    def __init__(self, query: StreamingQuery) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        record: Callable[[FailedCheckpointsError], None] = lambda _: None,
+    ) -> None:
         self._query = query
+        self._record = record
         self._query_id = query.id
         self.failure: FailedCheckpointsError | None = None
 
@@ -167,6 +176,7 @@ class WatchedQuery:
         """Log a failure, and keep it if it is the first one."""
         logger.error("%s", failure)
         self.failure = self.failure or failure
+        self._record(failure)
 
     def stop(self, failure: FailedCheckpointsError) -> None:
         """Stop the query if it is active; callers that wait for it get the failure."""

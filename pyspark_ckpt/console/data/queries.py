@@ -108,6 +108,14 @@ def identity_of(place: QueryPlace) -> QueryIdentity | None:
     return None
 
 
+def _end_of(records: Sequence[RunStarted | RunEnded], started: RunStarted) -> RunEnded | None:
+    """Return the newest end of a run: one that ended may fail behind it, at a restart."""
+    ends = [
+        each for each in records if isinstance(each, RunEnded) and each.run_id == started.run_id
+    ]
+    return ends[-1] if ends else None
+
+
 def last_run(
     records: Sequence[RunStarted | RunEnded],
     note: RunNote | None,
@@ -130,15 +138,12 @@ def last_run(
     starts = [each for each in records if isinstance(each, RunStarted)]
     if not starts:
         return LastRun(RunState.UNKNOWN, None, None, checkpointed_at_ms)
-    started = starts[-1]
-    ended = next(
-        (
-            each
-            for each in reversed(records)
-            if isinstance(each, RunEnded) and each.run_id == started.run_id
-        ),
-        None,
-    )
+    started, ended = starts[-1], _end_of(records, starts[-1])
+    if note is not None and ended is not None and note.at_ms > ended.at_ms:
+        # A driver that was started beside another one, and was fenced: the other one runs on.
+        others = [each for each in starts if each.run_id == note.run_id]
+        if others and _end_of(records, others[-1]) is None:
+            started, ended = others[-1], None
     signs = [started.at_ms, checkpointed_at_ms or 0]
     if note is not None and note.run_id == started.run_id:
         signs.append(note.at_ms)

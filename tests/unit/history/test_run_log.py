@@ -186,6 +186,21 @@ def test_a_run_with_a_watermark_of_a_far_year_is_recorded(storage: Storage) -> N
     assert (epoch.began_at_ms, epoch.watermark_ms) == (1_767_582_012_345, ms_of_text(FAR))
 
 
+def test_a_failure_behind_the_end_is_the_end(storage: Storage) -> None:
+    """A restart in place ends the run before it is known that no other one begins."""
+    recorder = RunRecorder(storage, start(), lambda _: [], lambda _: None)
+    recorder.start()
+    recorder.failed(ValueError("before the end: it gets the error"))
+    recorder.end(None)
+    recorder.failed(ValueError("the restart failed"))
+    recorder.failed(ValueError("the first one counts"))
+    _, *ends = RecordedRuns(storage).starts_and_ends()
+    assert [each.error for each in ends if isinstance(each, RunEnded)] == [
+        None,
+        "the restart failed",
+    ]
+
+
 def test_a_report_that_is_not_understood_ends_no_record(storage: Storage) -> None:
     recorder = RunRecorder(storage, start(), lambda _: [{"batchId": 1}], lambda _: None)
     recorder.start()
