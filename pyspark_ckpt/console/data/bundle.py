@@ -36,8 +36,10 @@ from pyspark_ckpt.formats.layout import (
     METADATA_NAME,
     ROLLED_BACK_NAME,
     SHARED,
+    STORES,
     TASK_OWNED,
     checkpoint_name,
+    is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
@@ -121,7 +123,10 @@ def _contents(places: Places) -> Iterator[tuple[str, bytes]]:
     for number, savepoint in enumerate(places.savepoints):
         stored = _savepoint(savepoint)
         if stored is not None:
-            yield f"savepoints/{number}/{savepoint.storage.name}/{METADATA_NAME}", stored
+            # The index has its path. A copy may have any name, as with spaces.
+            name = savepoint.storage.name
+            name = name if is_savepoint_name(name) else f"savepoint-{number}"
+            yield f"savepoints/{number}/{name}/{METADATA_NAME}", stored
 
 
 def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
@@ -253,7 +258,11 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
             for member in members:
                 if member.filename == INDEX_NAME:
                     continue
-                if _NAME.fullmatch(member.filename) is None or ".." in member.filename.split("/"):
+                # The note on a store has an address, which a reader of the bundle would connect to.
+                parts = member.filename.split("/")
+                if _NAME.fullmatch(member.filename) is None or not {*parts}.isdisjoint(
+                    {"..", STORES}
+                ):
                     raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
                 target.write(member.filename, [file.read(member)])
     except CorruptFileError:

@@ -13,6 +13,9 @@ from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.data.queries import summary_of
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.layout import store_note_path
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import (
     CheckpointRecord,
@@ -62,6 +65,40 @@ def test_who_made_a_query_is_kept_though_notes_are_left_out(
     unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
     (place,) = find_places(LocalStorage(tmp_path / "unpacked")).queries
     assert summary_of(place, 2).made_by == "ann"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"queries/0/pyspark_ckpt/{store_note_path(1)}",
+        f"queries/0/{store_note_path(1)}",
+        "queries/0/pyspark_ckpt/../_metadata",
+        "/etc/passwd",
+    ],
+)
+def test_a_bundle_with_the_address_of_a_server_is_refused(tmp_path: Path, name: str) -> None:
+    """Whoever opens it would connect to the server, with a user's certificates."""
+    path = tmp_path / "bundle.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
+        file.writestr(name, b'{"type":"etcd","quorum":"http://127.0.0.1:1","node":"/a"}')
+    with pytest.raises(CorruptFileError, match="no name of a bundle"):
+        unpack_bundle(str(path), tmp_path / "unpacked")
+    assert not [each for each in (tmp_path / "unpacked").rglob("*") if each.is_file()]
+
+
+def test_a_savepoint_of_any_name_is_in_the_bundle(
+    tmp_path: Path, snapshot: CheckpointMetadata
+) -> None:
+    root = LocalStorage(tmp_path / "all")
+    names = ["savepoint-3f2a10-0123456789ab", "savepoint-3f2a10-0123456789ab (before upgrade)"]
+    for name in names:
+        root.write(f"{name}/_metadata", [encode_metadata(snapshot)])
+    write_bundle(root, find_places(root), tmp_path / "bundle")
+    index = unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
+    assert sorted(index.savepoints.values()) == sorted(root.url_of(name) for name in names)
+    found = find_places(LocalStorage(tmp_path / "unpacked")).savepoints
+    assert len(found) == 2
 
 
 def test_a_file_that_says_it_has_gigabytes_of_a_small_bundle_gets_no_buffer(
