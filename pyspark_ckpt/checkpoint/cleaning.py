@@ -162,12 +162,14 @@ class CheckpointFiles:
 
     def read(self, checkpoint_id: int) -> CheckpointMetadata | CkptError:
         """Return a checkpoint's metadata, or the error if it cannot be read."""
-        if checkpoint_id not in self._metadata:
-            try:
-                self._metadata[checkpoint_id] = self.store.read(checkpoint_id)
-            except CkptError as exc:
-                return exc
-        return self._metadata[checkpoint_id]
+        known = self._metadata.get(checkpoint_id)  # another thread may clean at the same time
+        if known is not None:
+            return known
+        try:
+            found = self._metadata[checkpoint_id] = self.store.read(checkpoint_id)
+        except CkptError as exc:
+            return exc
+        return found
 
     def epoch_of(self, checkpoint_id: int) -> int | None:
         """Return a checkpoint's epoch, ``None`` if it cannot be read."""

@@ -30,6 +30,8 @@ from pyspark_ckpt.formats.rolled_back import (
 )
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
+from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
@@ -218,6 +220,9 @@ def _stage(
         claim_directory(staged, new_checkpoints, place=location)
     session = own_session(spark, source.plain_conf)
     seed(session, staged, new_checkpoints, new_id, plan, place=location)
+    handles = [handle for operator in source.metadata.operators for handle in operator.handles]
+    if any(state.name == KEYS_STATE for handle in handles for state in handle.states):
+        ReleaseFiles(new_checkpoints).arm(BEFORE_ALL)  # keys of the checkpoint may be parked
     # Ids only grow: the newest directory, complete or not, has the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()

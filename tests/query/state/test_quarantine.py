@@ -22,7 +22,14 @@ from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.console.data.timeline import timeline_of
 from pyspark_ckpt.storage.open import LocalStorage
-from tests.query.harness import BACKEND, BACKENDS, SAVEPOINT_DIR, Job, await_progress
+from tests.query.harness import (
+    BACKEND,
+    BACKENDS,
+    SAVEPOINT_DIR,
+    Job,
+    await_progress,
+    newest_checkpoint,
+)
 from tests.query.session_conf import session_conf
 
 BAD = -1
@@ -391,3 +398,18 @@ def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     released = mended.using({"spark.ckpt.quarantine.release-on-start": "true"})
     assert parked(released.run()) == (0, 0)
     assert by_key(job)["k3"] == [(1, f"[{BAD}]")]
+
+
+def test_the_first_start_behind_a_rollback_releases_all_keys(job: Job) -> None:
+    """The checkpoints directory is a new one, and the state has parked keys."""
+    job.feed.add([("k1", 1), ("k3", BAD)])
+    job = flaky(job)
+    query = job.run()
+    assert parked(query) == (1, 1)
+    newest = newest_checkpoint(query).rpartition("/")[2]
+    ckpt.rollback(str(job.location_path), newest)
+    job.feed.add([("k1", 2)])
+    mended = job.but(processor=Mended, out="out2")
+    released = mended.using({"spark.ckpt.quarantine.release-on-start": "true"})
+    assert parked(released.run()) == (0, 0)
+    assert by_key(mended)["k3"] == [(1, f"[{BAD}]")]
