@@ -45,7 +45,7 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 # disk in memory goes with it, and so does a JVM that the system ended.
 TESTS ?= tests
 SOAK := $(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400
-soak: $(CLASSES) ## Run the long tests, twenty kills and more, two modules at a time; SOAK_HOURS; TESTS=tests
+soak: $(CLASSES) ## Run the long tests, twenty kills and more, two modules at a time; three hours; TESTS=tests
 	tests=$$($(SOAK) --collect-only --quiet $(TESTS)) && \
 		echo "$$tests" | sed -n 's/^\([^ ]*\.py\)::.*/\1/p' | sort -u | xargs -n 1 -P 2 \
 		sh -c 'found=$$($(SOAK) $(ARGS) "$$0" 2>&1); code=$$?; echo "$$found"; exit $$code'
