@@ -215,8 +215,10 @@ class CheckpointFiles:
         if isinstance(metadata, CheckpointMetadata):
             # Later epochs build on the handles of this one; source logs only serve a restore.
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
-            needed |= self._needed_by_readers()
-            self._storage.delete(garbage_of(self._storage, metadata, needed))
+            of_readers = self._needed_by_readers()
+            if of_readers is not None:
+                needed |= of_readers
+                self._storage.delete(garbage_of(self._storage, metadata, needed))
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
         for number in self.store.used_ids():
@@ -227,12 +229,21 @@ class CheckpointFiles:
         for number in self._metadata.keys() - kept:
             del self._metadata[number]
 
-    def _needed_by_readers(self) -> set[str]:
-        """Return the files that readers of snapshots need; delete pins that are over."""
+    def _needed_by_readers(self) -> set[str] | None:
+        """Return the files that readers of snapshots need, ``None`` if a pin cannot be read.
+
+        Pins that are over are deleted.
+        """
         now = now_ms()
-        found = pin_files(self._storage)
-        self._storage.delete(each.name for each in found if not each.counts(now))
-        return pinned_files(self._storage, now) if found else set()
+        try:
+            found = pin_files(self._storage)
+            self._storage.delete(each.name for each in found if not each.counts(now))
+            return pinned_files(self._storage, now) if found else set()
+        except (PermissionError, CkptError) as exc:  # a reader may write pins of its own mode
+            logger.warning(
+                "nothing is cleaned, because it is unknown which files a reader needs: %s", exc
+            )
+            return None
 
     def _delete_garbage(self, completed: Sequence[int], uncertain: Sequence[int]) -> None:
         # Looked for before the complete checkpoints, because it may become one of them. Its id is
@@ -254,14 +265,9 @@ class CheckpointFiles:
             needed.update(reference.path for reference in metadata.files())
         # Looked for now, when the checkpoints that were removed are no longer complete: a reader
         # that has not written its pin yet will see that.
-        try:
-            needed |= self._needed_by_readers()
-        except (PermissionError, CkptError) as exc:  # a reader may write pins of its own mode
-            logger.warning(
-                "nothing is cleaned, because it is unknown which files a reader needs: %s", exc
-            )
-            return
-        if isinstance(newest, CheckpointMetadata):
+        of_readers = self._needed_by_readers()
+        if isinstance(newest, CheckpointMetadata) and of_readers is not None:
+            needed |= of_readers
             found = garbage_of(self._storage, newest, needed)
             self.store.check()  # no newer driver has written what was found
             self._storage.delete(found)

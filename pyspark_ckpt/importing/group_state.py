@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timezone
-from functools import cached_property, partial
+from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any, NoReturn
 
 from pyspark.sql import Column, DataFrame
@@ -24,8 +24,21 @@ from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.wire_form import STATE_STYLE, aware_timestamp
 
 _GROUP_STATE, _TIMEOUT = "groupState", "timeoutTimestamp"
-_STYLE = replace(STATE_STYLE, timestamp=partial(aware_timestamp, timezone.utc))
-"""Times with their zone: a local one of the hour that comes twice would become another."""
+
+
+def _timestamp(microseconds: int) -> datetime:
+    """Return a time with its zone: a local one of the hour that comes twice would become another.
+
+    The last day of Python's years may be none of theirs in UTC.
+    """
+    try:
+        return aware_timestamp(timezone.utc, microseconds)
+    except (ValueError, OverflowError):
+        local: datetime = STATE_STYLE.timestamp(microseconds)
+        return local
+
+
+_STYLE = replace(STATE_STYLE, timestamp=_timestamp)
 
 _ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
 

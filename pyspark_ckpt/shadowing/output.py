@@ -149,7 +149,7 @@ def _common(old: T.DataType, new: T.DataType) -> T.DataType | None:
         return T.DoubleType()
     if isinstance(new, T.FractionalType) and not isinstance(new, T.DecimalType):
         return T.DoubleType()
-    return _common_decimal(*map(_as_decimal, (old, new)))
+    return _common_decimal(*map(_as_decimal, (old, new))) or T.DoubleType()
 
 
 def _as_decimal(data_type: T.DataType) -> T.DecimalType:

@@ -93,16 +93,18 @@ def start_with_conf(
         for key, value in conf.items()
         if key in READ_BY_PLAN_CHECK and spark.conf.get(key) != value
     }
+    for earlier in [each for each in _given_up if each.is_at(location)]:
+        earlier.withdraw()  # it would end the query of this start
     held = _ConfAtStart(spark, location, conf)
     spark.streams.addListener(held)
     try:
         query = _checked_by(spark, check_conf, start) if check_conf else start()
+        spark.streams.removeListener(held)
     except BaseException as exc:
         # What interrupts this thread does not end Spark's start, whose event may come later.
         may_come = not isinstance(exc, Exception)
         in_another_thread(partial(held.give_up, query_may_come=may_come))
         raise
-    spark.streams.removeListener(held)
     if not held.is_set:
         query.stop()
         raise NotBuiltYetError(
@@ -156,7 +158,19 @@ class _ConfAtStart(StreamingQueryListener):
         if query is not None:
             query.stop()
         if query is not None or not query_may_come:
-            self._spark.streams.removeListener(self)
+            self.withdraw()
+        else:
+            _given_up.append(self)
+
+    def is_at(self, location: Storage) -> bool:
+        """Return whether it waits for the query of a location."""
+        return self._location.url == location.url
+
+    def withdraw(self) -> None:
+        """Wait for no query any more."""
+        if self in _given_up:
+            _given_up.remove(self)
+        self._spark.streams.removeListener(self)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Set the conf; called in the thread of each query of the session that starts."""
@@ -168,7 +182,7 @@ class _ConfAtStart(StreamingQueryListener):
                 self._query, is_given_up = query, self._is_given_up
             if is_given_up:
                 end_after_epoch(self._spark, query)
-                self._spark.streams.removeListener(self)
+                self.withdraw()
             else:
                 self._set_conf(query)
         except Exception as exc:  # Spark would only log it
@@ -206,6 +220,10 @@ class _ConfAtStart(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Nothing to do."""
+
+
+_given_up: list[_ConfAtStart] = []
+"""Of starts that were interrupted before their query came, which may still come."""
 
 
 def _execution(query: StreamingQuery) -> Any:

@@ -141,9 +141,12 @@ def _is_moved(location: Storage, owner: Owner) -> bool:
     if not isinstance(location, LocalStorage) or _file(location) != owner.file:
         return False
     before = Path(owner.location)
-    if not before.is_absolute() or not (before / IDENTITY_NAME).exists():
-        return True
-    return before.samefile(location.root)  # a copy by hard links has the same files
+    try:
+        if not before.is_absolute() or not (before / IDENTITY_NAME).exists():
+            return True
+        return before.samefile(location.root)  # a copy by hard links has the same files
+    except PermissionError:  # nobody knows what is there
+        return False
 
 
 def _file(location: Storage) -> str:

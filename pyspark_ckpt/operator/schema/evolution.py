@@ -26,7 +26,7 @@ _WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
     T.IntegerType: (T.LongType, T.DoubleType),
     T.FloatType: (T.DoubleType,),
 }
-_MARK = "__"
+_MARKS = ("__present", "__has_")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType)
 
 
@@ -206,7 +206,7 @@ class _Comparison:
             return
         before = {field.name: field for field in stored.fields}
         # Marks of `combine` are no values: without another field nothing is kept.
-        values = [n for n in stored.names if path or not n.startswith(_MARK)] or stored.names
+        values = [n for n in stored.names if path or not n.startswith(_MARKS)] or stored.names
         if values and wanted.fields and not {*values} & {*wanted.names}:
             where = repr(path) if path else "the schema"
             self._refuse(f"no field of {where} is kept, stored values would be lost")

@@ -41,27 +41,35 @@ def positions_of(
         positions = keys.index.to_numpy()
         told = "the index of the given keys"
     elif not isinstance(keys, pa.Table) or KEY_POSITION not in keys.column_names:
-        found = keys.column_names if isinstance(keys, pa.Table) else type(keys).__name__
+        given = keys.column_names if isinstance(keys, pa.Table) else type(keys).__name__
         raise StateValueError(
-            f"{where}: the given keys are {found}: give the table of keys that handleInputArrow "
+            f"{where}: the given keys are {given}: give the table of keys that handleInputArrow "
             f"got, or some of its rows, with its column {KEY_POSITION!r}"
         )
     else:
         positions = keys.column(KEY_POSITION).to_numpy()
         told = f"the column {KEY_POSITION!r} of the given keys"
-    if len(positions) and not _are_places(positions, len(part)):
+    found = _whole_numbers(positions)
+    if found is None or (len(found) and not (found.min() >= 0 and found.max() < len(part))):
         raise StateValueError(
             f"{where}: {told} has other values than the positions 0 to {len(part) - 1} of the keys "
             "that the method got: give these keys, or some of their rows, as they are"
         )
     if isinstance(keys, pd.DataFrame) and isinstance(part, PartKeys) and part.shown is not None:
         _check_index(keys, part.shown, where)
-    found_positions: np.ndarray[Any, Any] = positions
-    return found_positions
+    return found
 
 
-def _are_places(positions: np.ndarray[Any, Any], keys: int) -> bool:
-    return positions.dtype.kind in "iu" and positions.min() >= 0 and positions.max() < keys
+def _whole_numbers(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return positions as integers, which joins may have made others; ``None`` if one is none."""
+    if positions.dtype.kind in "iu" or not len(positions):
+        return positions.astype(np.int64)
+    try:
+        numbers = pa.array(positions, pa.int64())
+    except (pa.ArrowException, TypeError):
+        return None
+    whole: np.ndarray[Any, Any] = numbers.to_numpy(zero_copy_only=False)
+    return None if numbers.null_count else whole
 
 
 def _check_index(keys: pd.DataFrame, shown: pd.DataFrame, where: str) -> None:
@@ -71,11 +79,13 @@ def _check_index(keys: pd.DataFrame, shown: pd.DataFrame, where: str) -> None:
     counts only if the index is 0, 1, 2 and so on, and the rows are other keys of the part.
     """
     names, rows = list(shown.columns), len(keys)
-    if keys is shown or not {*names} <= {*keys.columns}:
+    if keys is shown or not rows or not {*names} <= {*keys.columns}:
         return
     if not np.array_equal(keys.index.to_numpy(), np.arange(rows)):
         return
     if all(keys[name].equals(shown[name].iloc[:rows]) for name in names):
+        return
+    if not _is_a_key(keys[names].iloc[0], shown):  # nearly always so if columns were changed
         return
     given, known = _tuples(keys[names]), _tuples(shown)
     try:
@@ -89,8 +99,19 @@ def _check_index(keys: pd.DataFrame, shown: pd.DataFrame, where: str) -> None:
     raise StateValueError(
         f"{where}: row {row} of the given keys is {shown_key(given[row])}, but its index is that "
         f"of {shown_key(known[row])}: the index says which key a row is, so keep it (no "
-        "reset_index, ignore_index=True or merge)"
+        "reset_index, ignore_index=True or merge), and the key columns as they are"
     )
+
+
+def _is_a_key(row: pd.Series[Any], shown: pd.DataFrame) -> bool:
+    """Return whether a row is one of the keys."""
+    is_it: Any = np.ones(len(shown), np.bool_)
+    for name, value in row.items():
+        if not pd.api.types.is_scalar(value):  # a nested key
+            return False
+        column = shown[name]
+        is_it = is_it & np.asarray(column.isna() if pd.isna(value) else column == value, np.bool_)
+    return bool(is_it.any())
 
 
 def _tuples(frame: pd.DataFrame) -> list[tuple[Any, ...]]:

@@ -18,7 +18,9 @@ from contextlib import suppress
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
+    CHECKPOINTS_DIRECTORY,
     IDENTITY_NAME,
+    OWNERS,
     SEEDING_MARKER,
     SEEDINGS,
     found_fresh_path,
@@ -248,7 +250,12 @@ def _is_begun(location: Storage, number: int) -> bool:
 
 def _check_fresh(location: Storage) -> None:
     # A start that was killed may have left a temporary file of one of them.
-    if {written_path(name) for name in location.list()} <= _FRESH:
+    names = {written_path(name) for name in location.list()}
+    if location.list(CHECKPOINTS_DIRECTORY) == [
+        OWNERS
+    ]:  # a start that Spark refused has only claimed the directory
+        names.discard(CHECKPOINTS_DIRECTORY)
+    if names <= _FRESH:
         return
     if SparkLog(location).committed_epoch() is not None:
         raise FencedError(

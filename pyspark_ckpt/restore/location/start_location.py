@@ -40,6 +40,7 @@ from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -128,7 +129,7 @@ class StartLocation:
         """Return whether copies of this location would share checkpoints, or their store."""
         if self._checkpoints_directory is not None or self._has_store_elsewhere:
             return True
-        return highest_number(self.checkpoints(query_id), store_note_path) > 0
+        return highest_number(RetryingStorage(self.checkpoints(query_id)), store_note_path) > 0
 
     def check_not_emptied(self) -> None:
         """Check that a location with checkpoints inside still has an epoch; writes nothing.

@@ -200,6 +200,11 @@ def test_a_pin_that_cannot_be_read_only_puts_cleaning_off(
     for _ in range(6):
         query.commit()
         assert isinstance(take(runner, query), CompletedCheckpoint)
+    runner.close()
+    runner.discard_all()
+    runner = start()
+    query.commit()
+    assert isinstance(take(runner, query), CompletedCheckpoint)
     assert query.storage.exists(stays)
     assert "it is unknown which files a reader needs" in caplog.text
     query.storage.delete([name])

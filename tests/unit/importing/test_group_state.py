@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -89,6 +90,23 @@ def test_times(spark: SparkSession, value: datetime) -> None:
     micros = rows.select(F.unix_micros("e.n").alias("us")).first()
     assert micros is not None
     assert micros.us == round(value.timestamp() * 1_000_000)
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_times_at_the_end_of_pythons_years(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    """Such a time stands for ever in many programs."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for text in ("9999-12-31 23:59:59", "0001-01-02 00:00:01"):
+            value = datetime.fromisoformat(text)
+            entries, schema = entries_of("timestamp", value)
+            ((found,),) = entries(("a",), None, None)
+            timestamp = schema["n"].dataType
+            assert timestamp.toInternal(found) == timestamp.toInternal(value)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(("ddl", "value"), REFUSED)

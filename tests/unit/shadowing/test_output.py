@@ -54,9 +54,9 @@ def differing(spark: SparkSession, tmp_path: Path) -> Any:
         ),
         (
             ("decimal(38, 0)", "decimal(38, 2)"),  # no decimal holds all values of both
-            "string",
-            [Decimal(9)],
-            [Decimal("9.25")],
+            "double",
+            [Decimal(9), Decimal(1)],
+            [Decimal("9.25"), Decimal("1.00")],
             ["a"],
         ),
         (("float", "decimal(10, 2)"), "double", [0.5, 1.5], [Decimal("0.5"), Decimal(1)], ["b"]),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_ckpt.spark import own_session
 from pyspark_ckpt.spark.own_session import start_with_conf
 from pyspark_ckpt.storage.local import LocalStorage
 
@@ -71,3 +72,26 @@ def test_a_start_that_spark_refuses_leaves_no_listener(tmp_path: Path) -> None:
     with pytest.raises(LookupError):
         start_with_conf(spark, LocalStorage(tmp_path), {"key": "v"}, refuses)
     assert spark.listeners == []
+
+
+def test_a_query_that_comes_late_is_ended_and_the_next_start_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark: Any = Spark(tmp_path)
+    ended: list[Any] = []
+    monkeypatch.setattr(own_session, "end_after_epoch", lambda _, query: ended.append(query))
+    location = LocalStorage(tmp_path)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            start_with_conf(spark, location, {"key": "v"}, interrupted)
+        assert len(spark.listeners) == 1
+    spark.start(None)
+    assert (ended, spark.listeners) == ([spark.query], [])
+    with pytest.raises(KeyboardInterrupt):
+        start_with_conf(spark, location, {"key": "v"}, interrupted)
+    found = start_with_conf(spark, location, {"key": "v"}, lambda: spark.start(None))
+    assert (found, ended, spark.listeners) == (spark.query, [spark.query], [])

@@ -9,6 +9,7 @@ import pytest
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, store_note_path
+from pyspark_ckpt.restore.location.seedings import begin_seeding
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.open import LocalStorage
@@ -67,3 +68,10 @@ def test_a_location_that_is_moved_keeps_its_store(tmp_path: Path) -> None:
     start(root, ELSEWHERE)
     moved = root.rename(tmp_path / "moved")
     start(moved, ELSEWHERE)
+
+
+def test_a_start_that_spark_refused_leaves_a_location_that_can_be_filled(tmp_path: Path) -> None:
+    root = tmp_path / "location"
+    root.mkdir()
+    start(root, ELSEWHERE)
+    begin_seeding(LocalStorage(root)).end()
