@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.rules import Merge
+from pyspark_ckpt.operator.schema.evolution import FIRST_MARK
 from pyspark_ckpt.operator.values.arrow_forms import whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 
@@ -29,7 +30,7 @@ def first_mark(name: str) -> str:
     State of a time before the aggregate was added has none. A table without the column has a value
     in each row.
     """
-    return f"__has_{name}"
+    return f"{FIRST_MARK}{name}"
 
 
 class SumTooLargeError(Exception):

@@ -11,13 +11,11 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.combination import Combination
 from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
+from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 
 STATE = "combined"
 """The name of the state."""
-
-_PRESENT = "__present"
-"""A column of the state that is never null: it says that a key has a value."""
 
 
 class CombiningProcessor(ArrowProcessor):
@@ -40,7 +38,7 @@ class CombiningProcessor(ArrowProcessor):
         self._combines_rows = combines_rows
         self._ttl_ms = ttl_ms
         # Never null once written: null is a key without a value, or an aggregate added since.
-        self._flags = [_PRESENT, *combination.first_marks]
+        self._flags = [PRESENT_MARK, *combination.first_marks]
 
     def init(self, handle: Any) -> None:
         """Open the state."""
@@ -58,7 +56,7 @@ class CombiningProcessor(ArrowProcessor):
         marks = self._combination.first_marks
         new = self._combination.partials(rows, by) if self._combines_rows else rows.select(names)
         stored = self._state.getMany(keys).append_column(KEY_POSITION, keys.column(KEY_POSITION))
-        old = stored.filter(stored.column(_PRESENT).is_valid()).select([*names, *marks])
+        old = stored.filter(stored.column(PRESENT_MARK).is_valid()).select([*names, *marks])
         partials = pa.concat_tables([old, _with_true(new, marks).cast(old.schema)])
         merged = self._combination.merge(partials, by).sort_by(KEY_POSITION)
         self._state.updateMany(keys, _with_true(merged, self._flags))

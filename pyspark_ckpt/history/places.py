@@ -105,7 +105,8 @@ def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
 def directory_below(directory: Storage, name: str) -> Storage | None:
     """Return what is below a directory; ``None``, with a warning, if it is a link that leaves it.
 
-    A search goes on without it. What has to find everything lets it fail instead.
+    A search goes on without it. A caller that must find everything, such as an erasure, does not
+    use it.
     """
     try:
         return directory.child(name)

@@ -26,8 +26,13 @@ _WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
     T.IntegerType: (T.LongType, T.DoubleType),
     T.FloatType: (T.DoubleType,),
 }
-_MARKS = ("__present", "__has_")
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType)
+
+PRESENT_MARK = "__present"
+"""The column of a combined state that is never null: it says that a key has a value."""
+
+FIRST_MARK = "__has_"
+"""How columns of a combined state begin that say which keys have a first value."""
 
 
 def widens(stored: T.DataType, wanted: T.DataType) -> bool:
@@ -206,7 +211,8 @@ class _Comparison:
             return
         before = {field.name: field for field in stored.fields}
         # Marks of `combine` are no values: without another field nothing is kept.
-        values = [n for n in stored.names if path or not n.startswith(_MARKS)] or stored.names
+        marks = (PRESENT_MARK, FIRST_MARK)
+        values = [n for n in stored.names if path or not n.startswith(marks)] or stored.names
         if values and wanted.fields and not {*values} & {*wanted.names}:
             where = repr(path) if path else "the schema"
             self._refuse(f"no field of {where} is kept, stored values would be lost")

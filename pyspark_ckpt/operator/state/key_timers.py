@@ -125,7 +125,7 @@ class KeyTimers:
         --------
         >>> handle.registerTimers(keys, [60_000, 90_000])
         """
-        positions = self.timers.positions_of(keys)
+        positions = self.table.positions_of(keys, self._where)
         self.timers.register_many(
             positions, self._times("registerTimers", len(keys), expiryTimestampsMs)
         )
@@ -156,7 +156,7 @@ class KeyTimers:
         >>> handle.registerTimers(keys, [60_000, 90_000])
         >>> handle.deleteTimers(keys, [60_000, 90_000])
         """
-        positions = self.timers.positions_of(keys)
+        positions = self.table.positions_of(keys, self._where)
         self.timers.delete_many(
             positions, self._times("deleteTimers", len(keys), expiryTimestampsMs)
         )

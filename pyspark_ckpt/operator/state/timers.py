@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-import pandas as pd
-import pyarrow as pa
-
 from pyspark_ckpt.errors import StateError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.table.part_keys import StoredKey
@@ -100,10 +97,6 @@ class Timers:
         if by_time in self._registered_while_firing:
             self._note(by_time)
             self._registered_while_firing.discard(by_time)
-
-    def positions_of(self, keys: pd.DataFrame | pa.Table) -> Numbers:
-        """Return the positions of keys that a processor gives."""
-        return self._table.positions_of(keys, self._where)
 
     def register_many(self, positions: Numbers, times_ms: Numbers) -> None:
         """Register a timer for each of several keys of the part, given by their positions."""

@@ -34,12 +34,12 @@ def positions_of(
     Raises
     ------
     StateValueError
-        If an Arrow table of keys has no column ``key_position``, a position is none of the part's,
-        or a frame has lost the index that says which keys its rows are.
+        If an Arrow table of keys has no column ``key_position``, the part does not have a
+        position, or a frame has lost the index that says which keys its rows are.
     """
     if isinstance(keys, pd.DataFrame):
         positions = keys.index.to_numpy()
-        told = "the index of the given keys"
+        given_by = "the index of the given keys"
     elif not isinstance(keys, pa.Table) or KEY_POSITION not in keys.column_names:
         given = keys.column_names if isinstance(keys, pa.Table) else type(keys).__name__
         raise StateValueError(
@@ -48,12 +48,12 @@ def positions_of(
         )
     else:
         positions = keys.column(KEY_POSITION).to_numpy()
-        told = f"the column {KEY_POSITION!r} of the given keys"
+        given_by = f"the column {KEY_POSITION!r} of the given keys"
     found = _whole_numbers(positions)
     if found is None or (len(found) and not (found.min() >= 0 and found.max() < len(part))):
         raise StateValueError(
-            f"{where}: {told} has other values than the positions 0 to {len(part) - 1} of the keys "
-            "that the method got: give these keys, or some of their rows, as they are"
+            f"{where}: {given_by} has other values than the positions 0 to {len(part) - 1} of the "
+            "keys that the method got: give these keys, or some of their rows, as they are"
         )
     if isinstance(keys, pd.DataFrame) and isinstance(part, PartKeys) and part.shown is not None:
         _check_index(keys, part.shown, where)
@@ -61,7 +61,10 @@ def positions_of(
 
 
 def _whole_numbers(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return positions as integers, which joins may have made others; ``None`` if one is none."""
+    """Return positions as integers, which joins may have changed to floats.
+
+    ``None`` if one is not whole.
+    """
     if positions.dtype.kind in "iu" or not len(positions):
         return positions.astype(np.int64)
     try:
@@ -79,7 +82,7 @@ def _check_index(keys: pd.DataFrame, shown: pd.DataFrame, where: str) -> None:
     counts only if the index is 0, 1, 2 and so on, and the rows are other keys of the part.
     """
     names, rows = list(shown.columns), len(keys)
-    if keys is shown or not rows or not {*names} <= {*keys.columns}:
+    if not rows or not {*names} <= {*keys.columns}:
         return
     if not np.array_equal(keys.index.to_numpy(), np.arange(rows)):
         return

@@ -251,9 +251,8 @@ def _is_begun(location: Storage, number: int) -> bool:
 def _check_fresh(location: Storage) -> None:
     # A start that was killed may have left a temporary file of one of them.
     names = {written_path(name) for name in location.list()}
-    if location.list(CHECKPOINTS_DIRECTORY) == [
-        OWNERS
-    ]:  # a start that Spark refused has only claimed the directory
+    # A start that Spark refused has only claimed the directory.
+    if location.list(CHECKPOINTS_DIRECTORY) == [OWNERS]:
         names.discard(CHECKPOINTS_DIRECTORY)
     if names <= _FRESH:
         return
