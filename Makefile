@@ -37,7 +37,7 @@ conformance: $(CLASSES) ## Run PySpark's own state tests with this library in it
 conformance-all: $(VENV)/.dev java ## Run them on each version of PySpark, and write docs/conformance.md; an hour, 4 GB
 	$(BIN)/python -m tools.conformance $(ARGS)
 
-notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them
+notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in them; three minutes
 	$(BIN)/python -m pytest --overwrite notebooks
 	$(BIN)/python tools/store_outputs.py notebooks/*.ipynb
 
