@@ -105,8 +105,8 @@ def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
 def directory_below(directory: Storage, name: str) -> Storage | None:
     """Return what is below a directory; ``None``, with a warning, if it is a link that leaves it.
 
-    A search goes on without it. A caller that must find everything, such as an erasure, does not
-    use it.
+    A search continues without it. A caller that must find everything, such as an erasure, calls
+    ``directory.child`` instead, which raises.
     """
     try:
         return directory.child(name)

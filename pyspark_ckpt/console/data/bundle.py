@@ -259,8 +259,8 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
                 if member.filename == INDEX_NAME:
                     continue
                 # The note on a store has an address, which a reader of the bundle would connect to.
-                is_left_out = {"..", STORES} & {*member.filename.split("/")}
-                if is_left_out or _NAME.fullmatch(member.filename) is None:
+                forbidden = {"..", STORES} & {*member.filename.split("/")}
+                if forbidden or _NAME.fullmatch(member.filename) is None:
                     raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
                 target.write(member.filename, [file.read(member)])
     except CorruptFileError:

@@ -34,8 +34,8 @@ def positions_of(
     Raises
     ------
     StateValueError
-        If an Arrow table of keys has no column ``key_position``, the part does not have a
-        position, or a frame has lost the index that says which keys its rows are.
+        If an Arrow table of keys has no column ``key_position``, if the part has no key at
+        a position, or if a frame has lost the index that says which keys its rows are.
     """
     if isinstance(keys, pd.DataFrame):
         positions = keys.index.to_numpy()
@@ -61,9 +61,9 @@ def positions_of(
 
 
 def _whole_numbers(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return positions as integers, which joins may have changed to floats.
+    """Return positions, which joins may have changed to floats, as integers.
 
-    ``None`` if one is not whole.
+    ``None`` if one is null or not whole.
     """
     if positions.dtype.kind in "iu" or not len(positions):
         return positions.astype(np.int64)
