@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +206,7 @@ def fields(struct: Any) -> Mapping[str, Any]:
 
 def _epoch_of(file: Path) -> int:
     return int(file.name.split("-")[3])
+
+
+Query = Callable[..., CapturedQuery]
+"""Makes a query with a processor and a backend."""

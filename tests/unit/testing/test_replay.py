@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,8 +14,8 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt import ArrowProcessor, BatchProcessor, StateTtlConfig
-from pyspark_ckpt.errors import CorruptFileError, HarnessUseError, ProcessorError
+from pyspark_ckpt import ArrowProcessor, BatchProcessor
+from pyspark_ckpt.errors import CorruptFileError, HarnessUseError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.capture.capture_file import (
     CAPTURE_FORMAT_VERSION,
@@ -29,65 +27,11 @@ from pyspark_ckpt.operator.capture.capture_file import (
 from pyspark_ckpt.operator.capture.recording import in_arrow, in_changes
 from pyspark_ckpt.testing import replay
 from state_backends import BACKEND_TYPES
-from tests.unit.testing.captured_query import MINUTE_MS, CapturedQuery
+from tests.unit.testing.captured_query import CapturedQuery, Query
+from tests.unit.testing.everything import Everything
 from tests.unit.testing.stored_pickles import STREAMS, pickles_in_capture
 
 each_backend = pytest.mark.parametrize("backend", BACKEND_TYPES)
-Query = Callable[..., CapturedQuery]
-
-
-@pytest.fixture
-def captured(tmp_path: Path) -> Iterator[Query]:
-    made: list[CapturedQuery] = []
-
-    def make(processor: StatefulProcessor, backend: str = "heap", **more: Any) -> CapturedQuery:
-        made.append(CapturedQuery(tmp_path / str(len(made)), backend, processor, **more))
-        return made[-1]
-
-    yield make
-    for query in made:
-        query.close()
-
-
-class Everything(StatefulProcessor):
-    """Uses each kind of state, timers, a time to live and a broadcast stream."""
-
-    step = 1
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.total = handle.getValueState("total", "n long, mean double")
-        self.values = handle.getListState("values", "v long")
-        self.seen = handle.getMapState("seen", "v long", "times long")
-        self.recent = handle.getValueState("recent", "v long", StateTtlConfig(90_000))
-        self.rules = handle.getBroadcastState("rules", "name string", "most long")
-
-    def handleBroadcastRows(self, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        for row in rows:
-            self.rules.updateValue((row.name,), (row.most,))
-            yield Row(k=row.name, n=-1)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        (most,) = self.rules.getValue(("all",)) or (1000,)
-        n, _ = self.total.get() or (0, 0.0)
-        for row in rows:
-            n += min(row.v * self.step, most)
-            self.values.appendValue((row.v,))
-            (times,) = self.seen.getValue((row.v,)) or (0,)
-            self.seen.updateValue((row.v,), (times + 1,))
-            self.recent.update((row.v,))
-        self.total.update((n, n / 3 if n else math.nan))
-        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 2 * MINUTE_MS)
-        yield Row(k=key[0], n=n)
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        yield Row(k=key[0], n=1_000_000 + len(list(self.values.get())))
-        self.values.clear()
-
-    def close(self) -> None:
-        pass
 
 
 class Doubled(Everything):
@@ -295,191 +239,12 @@ def test_a_place_may_have_columns_of_any_name(captured: Query) -> None:
     assert (found.old, found.new) == ({"n": 5}, {"n": 10})
 
 
-class Raising(Everything):
-    bad = 13
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        rows = list(rows)
-        if any(row.v == self.bad for row in rows):
-            msg = f"value {self.bad}"
-            raise ValueError(msg)
-        yield from super().handleInputRows(key, iter(rows), timerValues)
-
-
-class Mended(Raising):
-    bad = -1
-
-
-def test_a_failing_task_writes_what_the_failing_key_saw(captured: Query) -> None:
-    query = captured(Raising(), time_mode=TimeMode.PROCESSING_TIME, fails_only=True)
-    query.epoch([("a", 1), ("b", 2)], rules=[("all", 50)])
-    assert query.files() == []
-    with pytest.raises(ProcessorError, match="run it again without Spark") as caught:
-        query.epoch([("a", 5), ("b", 90), ("b", 13), ("c", 1)], rules=[("all", 60)])
-    (file,) = query.files()
-    assert str(file) in str(caught.value)
-    with pytest.raises(ProcessorError, match=r"key \('b',\).*value 13"):
-        replay(file, Raising())
-    result = replay(file, Mended())
-    assert list(result.output.itertuples(index=False, name=None)) == [
-        (1, "all", -1),
-        (1, "b", 2 + 60 + 13),
-    ]
-    assert "value 13" in result.failures[0]
-    assert result.is_same
-    assert result.not_repeated == []
-    with pytest.raises(ProcessorError):  # the epoch again: the file is there
-        query.epoch([("a", 5), ("b", 90), ("b", 13), ("c", 1)], rules=[("all", 60)])
-    assert query.files() == [file]
-
-
-def test_a_captured_epoch_that_fails_has_all_rows(captured: Query) -> None:
-    query = captured(Raising(), time_mode=TimeMode.PROCESSING_TIME)
-    query.epoch([("a", 1), ("b", 2)])
-    with pytest.raises(ProcessorError):
-        query.epoch([("a", 5), ("b", 13), ("c", 1)])
-    result = replay(query.save(), Mended())
-    assert sorted(result.output[result.output["epoch"] == 1]["k"]) == ["a", "b", "c"]
-    assert result.is_same
-
-
-def test_a_late_timer_that_raises_is_captured(captured: Query) -> None:
-    class Alarm(Everything):
-        is_mended = False
-
-        def handleExpiredTimer(
-            self, key: Any, timerValues: Any, expiredTimerInfo: Any
-        ) -> Iterator[Row]:
-            if not self.is_mended:
-                raise KeyError(key)
-            yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
-
-    query = captured(Alarm(), time_mode=TimeMode.PROCESSING_TIME, fails_only=True)
-    query.epoch([("a", 1), ("b", 2)])
-    with pytest.raises(ProcessorError):
-        query.epoch(now_ms=10 * MINUTE_MS)
-    (file,) = query.files()
-    with pytest.raises(ProcessorError, match="handleExpiredTimer"):
-        replay(file, Alarm())
-    mended = Alarm()
-    mended.is_mended = True
-    assert replay(file, mended).output["n"].tolist() == [1_000_001]
-
-
-class Divides(StatefulProcessor):
-    """A timer fails for a key whose total, of state and of rows of its own epoch, is ten."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.total = handle.getValueState("total", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        n = (self.total.get() or (0,))[0] + sum(row.v for row in rows)
-        self.total.update((n,))
-        self.handle.registerTimer(MINUTE_MS)
-        return iter(())
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterator[Row]:
-        (n,) = self.total.get()
-        yield Row(k=key[0], n=100 // (n - 10))
-
-    def close(self) -> None:
-        pass
-
-
-class DividesTables(ArrowProcessor):
-    """The same, with all keys of a part in one call."""
-
-    def init(self, handle: Any) -> None:
-        self.handle = handle
-        self.total = handle.getValueState("total", "n long")
-
-    def handleInputArrow(self, keys: pa.Table, rows: pa.Table, timerValues: Any) -> Iterator[Any]:
-        by_key = rows.group_by("key_position").aggregate([("v", "sum")])
-        sums = by_key.sort_by("key_position")
-        stored = pc.fill_null(self.total.getMany(keys)["n"], 0)
-        self.total.updateMany(keys, pa.table({"n": pc.add(stored, sums["v_sum"])}))
-        self.handle.registerTimers(keys, [MINUTE_MS] * len(keys))
-        return iter(())
-
-    def handleExpiredTimers(
-        self, keys: pa.Table, timers: pa.Table, timerValues: Any
-    ) -> Iterator[Any]:
-        less = pc.subtract(self.total.getMany(keys)["n"], 10)
-        yield pa.table({"k": keys["k"], "n": pc.divide(pa.scalar(100), less)})
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("rows", Divides), ("arrow", DividesTables)])
-def test_a_timer_that_raises_is_captured_with_its_keys_rows(
-    captured: Query, mode: str, kind: type
-) -> None:
-    query = captured(kind(), time_mode=TimeMode.PROCESSING_TIME, mode=mode, fails_only=True)
-    query.epoch([("a", 7), ("b", 5)], now_ms=0)
-    parts = [[("b", 1), ("c", 1)], [("a", 1), ("a", 2), ("d", 1)]]
-    with pytest.raises(ProcessorError, match="run it again without Spark") as caught:
-        query.epoch(*parts, now_ms=MINUTE_MS)
-    (file,) = query.files()
-    with pytest.raises(ProcessorError, match=r"(?i)divi") as again:
-        replay(file, kind())
-    step = "handleExpiredTimer" + ("s" if mode == "arrow" else "")
-    assert step in str(caught.value)
-    assert step in str(again.value)
-
-
-def test_rows_that_are_too_many_to_be_kept_for_timers(captured: Query) -> None:
-    query = captured(
-        Divides(), time_mode=TimeMode.PROCESSING_TIME, fails_only=True, limit_bytes=1_000
-    )
-    query.epoch([("a", 7)], now_ms=0)
-    with pytest.raises(ProcessorError) as caught:
-        query.epoch([("b", n) for n in range(100)], [("a", 3)], now_ms=MINUTE_MS)
-    assert "run it again" not in str(caught.value)
-    with pytest.raises(HarnessUseError, match=r"more than 1000 bytes; raise spark\.ckpt\.capture"):
-        replay(query.files()[0], Divides())
-
-
-def test_an_error_that_does_not_come_again_is_no_success(captured: Query) -> None:
-    class Once(Everything):
-        fails = True
-
-        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-            if self.fails:
-                msg = "another system had no answer"
-                raise ConnectionError(msg)
-            return super().handleInputRows(key, rows, timerValues)
-
-    processor = Once()
-    query = captured(processor, time_mode=TimeMode.PROCESSING_TIME, fails_only=True)
-    with pytest.raises(ProcessorError):
-        query.epoch([("a", 1)])
-    processor.fails = False
-    result = replay(query.files()[0], processor)
-    assert not result
-    assert "no answer" in result.not_repeated[0]
-    with pytest.raises(AssertionError, match=r"(?s)raised no error.*no answer.*as it was"):
-        result.assert_same()
-
-
 def test_too_large_an_epoch_is_left_out_and_says_so(captured: Query) -> None:
     query = captured(Everything(), time_mode=TimeMode.PROCESSING_TIME, limit_bytes=100)
     query.epoch([("a", number) for number in range(100)])
     with pytest.raises(HarnessUseError, match=r"more than 100 bytes; raise spark\.ckpt\.capture"):
         replay(query.save(), Everything())
     assert query.files()[0].stat().st_size < 10_000
-
-
-def test_quarantined_keys_are_replayed(captured: Query) -> None:
-    query = captured(Raising(), time_mode=TimeMode.PROCESSING_TIME, parks=True)
-    query.epoch([("a", 1), ("b", 13)])
-    query.epoch([("a", 2), ("b", 3)])
-    replay(query.save(), Raising()).assert_same()
-    wheres = {each.where for each in replay(query.save(), Mended()).differences}
-    assert {"output", "state '__quarantine'", "state '__quarantine_rows'"} <= wheres
 
 
 def test_a_processor_of_another_kind_is_refused(captured: Query) -> None:
