@@ -132,6 +132,28 @@ def test_a_query_that_gets_another_id_is_found_by_it(
     assert directory.identity("first") is None
 
 
+def test_a_later_search_reads_the_id_of_the_found_place_only(
+    root: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a remote store each id is two requests, and the search is repeated every few seconds."""
+    for name in ("a", "b"):
+        run = RunStarted(run_id=name, at_ms=1, query_id=name, query_name=name)
+        RunLog(root.child(f"{name}/pyspark_ckpt")).write(run)
+    monkeypatch.setattr(server, "_FOUND_MS", -1)
+    read: list[str] = []
+    identity_of = server.identity_of
+    monkeypatch.setattr(
+        server, "identity_of", lambda place: read.append(place.key) or identity_of(place)
+    )
+    directory = server._Directory(root)
+    found = directory.identity("b")
+    assert found is not None
+    assert len(read) > 1
+    read.clear()
+    assert directory.identity("b") == found
+    assert read == [found.place.key]
+
+
 def test_only_the_newest_checkpoint_is_called_newest(root: LocalStorage) -> None:
     first = key(root, "original")
     old, new = (page(root, f"/q/{first}/chk/{number}/") for number in (2, 3))
