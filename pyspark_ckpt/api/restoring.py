@@ -63,7 +63,8 @@ def plan_restore(
     given, migrations = writer._restore_from, writer._migrations  # noqa: SLF001  # a part of it
     writer.restoreFrom(path, **arguments)
     writer._restore_from = given | writer._restore_from  # noqa: SLF001
-    writer._migrations = writer._migrations or migrations  # noqa: SLF001
+    if arguments.get("migrations") is None:
+        writer._migrations = migrations  # noqa: SLF001
     return writer.planRestore()
 
 

@@ -168,6 +168,8 @@ def test_migrations_of_a_restore(job: Job) -> None:
             writer = fork.writer().restoreFrom(checkpoint, migrations=migrations)
             of_writer = ckpt.plan_restore(checkpoint, writer)
             assert of_writer.states == plan.states
+            without = ckpt.plan_restore(checkpoint, writer, migrations={})
+            assert ("fruits", "new") in {(row.state, row.outcome) for row in without.states}
             writer.trigger(availableNow=True).start().awaitTermination()
         assert emitted(fork, 1) == dict.fromkeys(KEYS, NEW_EMITTED)
     assert digests(job.location_path) == before
