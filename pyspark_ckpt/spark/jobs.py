@@ -11,7 +11,9 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -95,9 +97,10 @@ class SparkJobs:
         try:
             yield
         finally:
-            context.removeJobTag(self._tag)
-            for name, value in before.items():
-                context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None unsets it
+            if not _is_stopped(context):  # else the call's own error says it
+                context.removeJobTag(self._tag)
+                for name, value in before.items():
+                    context.setLocalProperty(name, value)  # type: ignore[arg-type]  # or unsets it
 
     def _cancel_tagged(self) -> None:
         if self._is_connect:
@@ -202,6 +205,11 @@ def collected(frame: DataFrame, what: str) -> list[Row]:
         raise error from exc
 
 
+def _is_stopped(context: SparkContext) -> bool:
+    java: Any = context._jsc
+    return java is None
+
+
 @contextmanager
 def _described(spark: SparkSession, what: str) -> Iterator[None]:
     if is_connect(spark):  # which has no descriptions
@@ -213,7 +221,8 @@ def _described(spark: SparkSession, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
+        if not _is_stopped(context):
+            context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
 
 
 WORKER_ADVICE = (

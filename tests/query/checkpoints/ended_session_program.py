@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[3]))
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.spark.jobs import SparkJobs
 from tests.query import model
 from tests.query.harness import INTERVAL, Feed, Job, completed, until
 from tests.query.model import events_of
@@ -52,8 +53,16 @@ def main(work: Path) -> None:
     failure = query.exception()
     again = job.but(spark=session(work))
     epochs = [row.epoch for row in completed(again.run())]
+    error = None
+    try:
+        with SparkJobs(again.spark, "a test").running():
+            again.spark.stop()
+            raise LookupError
+    except Exception as exc:
+        error = type(exc).__name__
     printed = {
         "threads": own_threads(),
+        "error_of_jobs": error,
         "failure": str(failure),
         "failure_type": type(failure).__name__,
         "epochs": epochs[-1:],

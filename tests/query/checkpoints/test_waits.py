@@ -123,3 +123,4 @@ def test_a_session_that_ends_first_leaves_no_threads(tmp_path: Path) -> None:
     assert "Spark application" in content["failure"]
     assert content["failure_type"] == "FailedCheckpointsError"
     assert content["epochs"] == [1]
+    assert content["error_of_jobs"] == "LookupError"
