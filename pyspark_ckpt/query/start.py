@@ -362,7 +362,8 @@ class QueryStart:
         try:
             return self._coordinated(query, origin)
         except BaseException:
-            in_another_thread(query.stop)  # the caller would have no query to stop
+            # The caller would have no query to stop.
+            in_another_thread(query.stop, self._location.storage.url)
             raise
 
     def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:

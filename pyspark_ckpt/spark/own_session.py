@@ -38,11 +38,14 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+
+logger = library_logger(__name__)
 
 _MICRO_BATCHES = "MicroBatchExecution"
 
@@ -103,7 +106,7 @@ def start_with_conf(
     except BaseException as exc:
         # What interrupts this thread does not end Spark's start, whose event may come later.
         may_come = not isinstance(exc, Exception)
-        in_another_thread(partial(held.give_up, query_may_come=may_come))
+        in_another_thread(partial(held.give_up, query_may_come=may_come), location.url)
         raise
     if not held.is_set:
         query.stop()
@@ -124,13 +127,31 @@ def start_in_session(
     return start()
 
 
-def in_another_thread(call: Callable[[], None]) -> None:
-    """Make a call after an interrupt, and wait for it.
+def in_another_thread(stop: Callable[[], None], location: str) -> None:
+    """Stop a query whose start failed or was interrupted, and wait for it.
 
     A signal in the middle of a call to the JVM leaves an answer in the connection of its thread,
     which the next call of that thread would take for its own.
+
+    Parameters
+    ----------
+    stop
+        Stops the query. Its error is logged, because the start raises its own.
+    location
+        The query's location.
     """
-    thread = threading.Thread(target=call, name="pyspark_ckpt interrupted start", daemon=True)
+
+    def run() -> None:
+        try:
+            stop()
+        except Exception:
+            logger.exception(
+                "%s: a query whose start failed could not be stopped, and may run on without "
+                "checkpoints: look for it in spark.streams.active, and stop it",
+                location,
+            )
+
+    thread = threading.Thread(target=run, name="pyspark_ckpt interrupted start", daemon=True)
     thread.start()
     thread.join()
 
@@ -155,12 +176,14 @@ class _ConfAtStart(StreamingQueryListener):
         """Stop the query; if it has not come yet but may, it ends before its first epoch."""
         with self._guard:
             self._is_given_up, query = True, self._query
-        if query is not None:
-            query.stop()
-        if query is not None or not query_may_come:
-            self.withdraw()
-        else:
+        if query is None and query_may_come:
             _given_up.append(self)
+            return
+        try:
+            if query is not None:
+                query.stop()
+        finally:
+            self.withdraw()
 
     def is_at(self, location: Storage) -> bool:
         """Return whether it waits for the query of a location."""

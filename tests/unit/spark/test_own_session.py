@@ -63,6 +63,26 @@ def test_a_query_that_starts_has_its_conf(tmp_path: Path) -> None:
     assert (spark.is_active, spark.given, spark.listeners) == (True, {"key": "v"}, [])
 
 
+def test_a_query_that_cannot_be_stopped_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may run on without checkpoints, and the start raises its own error."""
+    spark: Any = Spark(tmp_path)
+
+    def stop() -> None:
+        raise TimeoutError("it does not end")
+
+    spark.query.stop = stop
+    failed = OSError("no answer")
+    with pytest.raises(OSError, match="no answer"):
+        start_with_conf(spark, LocalStorage(tmp_path), {"key": "v"}, lambda: spark.start(failed))
+    assert spark.listeners == []
+    (record,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert str(tmp_path) in record.getMessage()
+    assert "without checkpoints" in record.getMessage()
+    assert isinstance(record.exc_info and record.exc_info[1], TimeoutError)
+
+
 def test_a_start_that_spark_refuses_leaves_no_listener(tmp_path: Path) -> None:
     spark: Any = Spark(tmp_path)
 
