@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
+import random
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -172,6 +173,25 @@ def test_rows_of_a_key_keep_their_order_over_all_frames() -> None:
         ("b",): (6, [2, 4]),
         ("c",): (7, [6]),
     }
+
+
+def test_each_key_gets_its_own_rows_however_many_and_in_any_order() -> None:
+    """Rows are made for several keys at once, a key of many rows by itself."""
+    schema = schema_of(T.LongType(), T.StringType())
+    chance = random.Random(7)
+    counts = [chance.choice((1, 2, 10, 400, 511, 512, 513, 2000)) for _ in range(40)]
+    keys = [key for key, count in enumerate(counts) for _ in range(count)]
+    chance.shuffle(keys)
+    rows = [(key, None if place % 7 == 0 else str(place)) for place, key in enumerate(keys)]
+    wanted = {(key,): [row for row in rows if row[0] == key] for key in range(len(counts))}
+    part = RowsPart(InputColumns(schema, ["f0"]), [frame(schema, rows)])
+    in_order = list(range(len(part.keys)))
+    backwards = in_order[::-1]
+    at_random = chance.choices(in_order, k=100)  # some are asked for again
+    for position in [*in_order, *backwards, *at_random]:
+        assert list(part.rows(position)) == wanted[part.keys[position]]
+    both = [part.rows(position) for position in in_order]  # asked for before another is used
+    assert [list(each) for each in both] == [wanted[key] for key in part.keys]
 
 
 def test_a_key_of_several_columns_is_a_tuple_in_the_order_of_key_by() -> None:
