@@ -39,7 +39,7 @@ def read_small_file(
         If there is no such file.
     """
     try:
-        return msgspec.json.decode(storage.read(path)[:_MAX_BYTES], type=kind)
+        return msgspec.json.decode(storage.read_start(path, _MAX_BYTES), type=kind)
     except JSON_ERRORS as exc:
         raise corrupt_file(
             storage.url_of(path), f"it was changed, and should hold {holds} ({exc})", to_do

@@ -303,8 +303,8 @@ class HistoryLog(CheckpointListener):
         if not name.endswith(".json"):
             return None
         try:
-            content = self._storage.read(f"{HISTORY}/{name}")
-            return msgspec.json.decode(content[:_MAX_BYTES], type=HistoryEntry)
+            content = self._storage.read_start(f"{HISTORY}/{name}", _MAX_BYTES)
+            return msgspec.json.decode(content, type=HistoryEntry)
         except (OSError, CkptError, *JSON_ERRORS) as exc:
             logger.warning(
                 "%s: entry %s of the history log cannot be read and is left out: %s",

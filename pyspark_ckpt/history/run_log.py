@@ -9,6 +9,7 @@ from collections import deque
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.history.run_record import (
+    MAX_RECORD_BYTES,
     RUNS,
     RunEnded,
     RunNote,
@@ -138,6 +139,8 @@ class RecordedRuns:
 
     def _record(self, name: str) -> RunRecord | None:
         try:
-            return decode_run_record(self._storage.read(f"{RUNS}/{name}"))
+            return decode_run_record(
+                self._storage.read_start(f"{RUNS}/{name}", MAX_RECORD_BYTES + 1)
+            )
         except (OSError, CkptError):  # deleted meanwhile
             return None

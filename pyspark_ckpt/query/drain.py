@@ -22,10 +22,11 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
+from pyspark_ckpt.storage.corrupt_file import RESTORE
 
 logger = library_logger(__name__)
 
@@ -79,16 +80,10 @@ class LastEpochs:
             If the marker was changed.
         """
         if self._storage.exists(DRAIN_MARKER):
-            content = self._storage.read(DRAIN_MARKER)
             logger.warning("%s: finishing an interrupted drain", self._storage.url)
-            try:
-                draining = msgspec.json.decode(content, type=_Draining)
-            except JSON_ERRORS as exc:
-                raise corrupt_file(
-                    self._storage.url_of(DRAIN_MARKER),
-                    f"it was changed, and should hold the epoch that drained the query ({exc})",
-                ) from exc
-            self._finish(draining)
+            holds = "the epoch that drained the query"
+            marker = read_small_file(self._storage, DRAIN_MARKER, _Draining, holds, RESTORE)
+            self._finish(marker)
 
     def finish_begun(self) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already."""

@@ -164,6 +164,23 @@ class Storage(ABC):
         """
         yield self.read(relative)
 
+    def read_start(self, relative: str, most_bytes: int) -> bytes:
+        """Return the content of a file, of a larger one only so many bytes.
+
+        For files that should be small, and that somebody may have made large.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        """
+        start = bytearray()
+        for chunk in self.chunks(relative):
+            start += chunk[: most_bytes - len(start)]
+            if len(start) == most_bytes:
+                break
+        return bytes(start)
+
     @abstractmethod
     def size_bytes(self, relative: str) -> int | None:
         """Return the size of a file, ``None`` if there is no file of that name."""
@@ -361,6 +378,9 @@ class CoordinatorStorage(Protocol):
 
     def read(self, relative: str) -> bytes:
         """Return the content of a file."""
+
+    def read_start(self, relative: str, most_bytes: int) -> bytes:
+        """Return the content of a file, of a larger one only so many bytes."""
 
     def size_bytes(self, relative: str) -> int | None:
         """Return the size of a file, ``None`` if there is no such file."""

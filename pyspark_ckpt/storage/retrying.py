@@ -147,6 +147,9 @@ class RetryingStorage(Storage):
     def read(self, relative: str) -> bytes:
         return retried(lambda: self._inner.read(relative))
 
+    def read_start(self, relative: str, most_bytes: int) -> bytes:
+        return retried(lambda: self._inner.read_start(relative, most_bytes))
+
     def size_bytes(self, relative: str) -> int | None:
         return retried(lambda: self._inner.size_bytes(relative))
 

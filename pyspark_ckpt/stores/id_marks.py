@@ -81,7 +81,7 @@ class IdMarks:
 
     def _first_of(self, number: int) -> int:
         path = id_mark_path(number)
-        text = self._storage.read(path)
+        text = self._storage.read_start(path, _DIGITS + 1)
         if not (text.isdigit() and len(text) <= _DIGITS):
             raise CorruptFileError(
                 f"{self._storage.url_of(path)} holds no checkpoint id: write the id of the newest "

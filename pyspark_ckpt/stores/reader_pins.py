@@ -106,7 +106,7 @@ def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:
 
 def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:
     try:
-        pin = msgspec.json.decode(storage.read(name)[:_MAX_BYTES], type=_Pin)
+        pin = msgspec.json.decode(storage.read_start(name, _MAX_BYTES), type=_Pin)
     except FileNotFoundError:
         return None
     except JSON_ERRORS as exc:

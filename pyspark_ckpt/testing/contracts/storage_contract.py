@@ -109,6 +109,16 @@ class StorageContract:
         with any_storage.open_verified(reference) as file:
             assert file.read() == content
 
+    def test_only_the_start_of_a_file_is_read(self, any_storage: Storage) -> None:
+        content = bytes(range(251)) * 10_000
+        any_storage.write("empty", [])
+        any_storage.write("large", [content])
+        assert any_storage.read_start("empty", 10) == b""
+        for most_bytes in (1, 251, 2_000_001, len(content), len(content) + 1):
+            assert any_storage.read_start("large", most_bytes) == content[:most_bytes]
+        with pytest.raises(FileNotFoundError):
+            any_storage.read_start("missing", 10)
+
     @pytest.mark.parametrize("size", [3, LARGE])
     def test_write_never_replaces_a_file(self, any_storage: Storage, size: int) -> None:
         first, second = b"1" * size, b"2" * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -188,14 +188,14 @@ def test_a_pin_that_cannot_be_read_only_puts_cleaning_off(
     assert isinstance(take(runner, query), CompletedCheckpoint)
     name = pin_name(now_ms() + 600_000, "0123456789abcdef")
     query.storage.write(name, [b"{" if error is None else encode_pin("somebody")])
-    read = LocalStorage.read
+    read = LocalStorage.chunks
 
-    def not_permitted(self: LocalStorage, path: str) -> bytes:
+    def not_permitted(self: LocalStorage, path: str) -> Iterator[bytes]:
         if error is not None and path == name:
             raise error
         return read(self, path)
 
-    monkeypatch.setattr(LocalStorage, "read", not_permitted)
+    monkeypatch.setattr(LocalStorage, "chunks", not_permitted)
     stays = query.segments[0].path
     for _ in range(6):
         query.commit()
