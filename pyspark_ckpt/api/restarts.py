@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
@@ -44,6 +45,7 @@ from pyspark_ckpt.restarting.staging import (
 from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
 from pyspark_ckpt.restore.location.parallelism import bound_parallelism
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.own_session import in_another_thread
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
 
@@ -175,7 +177,11 @@ class Restarts:
                 start.run(query)
         except BaseException as exc:
             change = None if epoch is None else _Change(epoch, done)
-            self._start_as_before(query, coordinator, before, change, exc)
+            again = partial(self._start_as_before, query, coordinator, before, change, exc)
+            if isinstance(exc, Exception):
+                again()
+            else:
+                in_another_thread(again, f"query {query.id}: it is unknown whether it runs")
             raise
         pause_ms = _first_commit_ms(query, start, metadata.epoch) - ended_at_ms
         made = InPlaceRestart(metadata.epoch, before, after, max(pause_ms, 0), reason)
@@ -225,11 +231,16 @@ class Restarts:
                     _take_back(start.location.storage, change, coordinator)
             with building_with(parallelism):
                 start.run(query)
-            self._undo()
-        except Exception as exc:
+        except BaseException as exc:
             coordinator.watched.note(restart_failed(query.id, error, exc))
-            return
+            if isinstance(exc, Exception):
+                return
+            raise
         logger.warning("query %s runs as before: its restart in place failed: %s", query.id, error)
+        try:
+            self._undo()
+        except (CkptError, OSError) as exc:
+            logger.warning("query %s: what the restart left stays: %s", query.id, exc)
 
     def _record(self, query: CheckpointedQuery, made: InPlaceRestart, began_at_ms: int) -> None:
         coordinator = query._coordinator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,7 +35,10 @@ class RestartStop:
             raise
 
     def _may_run(self) -> bool:
-        try:
-            return bool(self._query.isActive)
-        except Exception:  # its server is out of reach
-            return True
+        # In another thread: the connection of this one may hold the answer to a call that the user
+        # has interrupted.
+        with ThreadPoolExecutor(1, "pyspark_ckpt after an error") as pool:
+            try:
+                return bool(pool.submit(lambda: self._query.isActive).result())
+            except Exception:  # its server is out of reach
+                return True

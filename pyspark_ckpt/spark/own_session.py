@@ -106,7 +106,7 @@ def start_with_conf(
     except BaseException as exc:
         # What interrupts this thread does not end Spark's start, whose event may come later.
         may_come = not isinstance(exc, Exception)
-        in_another_thread(partial(held.give_up, query_may_come=may_come), location.url)
+        in_another_thread(partial(held.give_up, query_may_come=may_come), not_stopped(location.url))
         raise
     if not held.is_set:
         query.stop()
@@ -127,31 +127,35 @@ def start_in_session(
     return start()
 
 
-def in_another_thread(stop: Callable[[], None], location: str) -> None:
-    """Stop a query whose start failed or was interrupted, and wait for it.
+def not_stopped(location: str) -> str:
+    """Return what the log says of a query at a location that a failed start leaves running."""
+    return (
+        f"{location}: a query whose start failed could not be stopped, and may run on without "
+        "checkpoints: look for it in spark.streams.active, and stop it"
+    )
+
+
+def in_another_thread(call: Callable[[], None], otherwise: str) -> None:
+    """Make a call behind an error, perhaps an interrupt, and wait for it.
 
     A signal in the middle of a call to the JVM leaves an answer in the connection of its thread,
     which the next call of that thread would take for its own.
 
     Parameters
     ----------
-    stop
-        Stops the query. Its error is logged, because the start raises its own.
-    location
-        The query's location.
+    call
+        Its error is logged, because the caller raises the first one.
+    otherwise
+        What the log says then.
     """
 
     def run() -> None:
         try:
-            stop()
+            call()
         except Exception:
-            logger.exception(
-                "%s: a query whose start failed could not be stopped, and may run on without "
-                "checkpoints: look for it in spark.streams.active, and stop it",
-                location,
-            )
+            logger.exception(otherwise)
 
-    thread = threading.Thread(target=run, name="pyspark_ckpt interrupted start", daemon=True)
+    thread = threading.Thread(target=run, name="pyspark_ckpt after an error", daemon=True)
     thread.start()
     thread.join()
 

@@ -93,6 +93,39 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
         again.stop()
 
 
+@pytest.mark.parametrize("errors", [[KeyboardInterrupt()], [OSError("no"), KeyboardInterrupt()]])
+def test_a_restart_that_the_user_interrupts(
+    job: Job, monkeypatch: pytest.MonkeyPatch, errors: list[BaseException]
+) -> None:
+    """The query runs as before, or it has failed: it never looks like one that ended well."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        real, left = QueryStart.run, list(errors)
+
+        def interrupted(self: QueryStart, *arguments: Any) -> Any:
+            if left:
+                raise left.pop(0)
+            return real(self, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(QueryStart, "run", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                query.rescale(3)
+        assert not left
+        epoch_of(job)
+        if len(errors) == 1:
+            query.processAllAvailable()
+            check_numbered(job, 2)
+            query.stop()
+        else:
+            assert not query.isActive
+            assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
+            with pytest.raises(ckpt.FailedCheckpointsError, match="restart in place"):
+                query.awaitTermination()
+
+
 def test_an_exchange_that_fails_in_its_midst_is_undone(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 from pyspark.sql import DataFrame, Row
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.api import shadowing
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import BACKEND, INLINE, INTERVAL, SAVEPOINT_DIR, Job, until
@@ -239,8 +240,11 @@ def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
 
 
 @pytest.mark.soak
-def test_a_candidate_that_cannot_start(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query runs as before, and nothing is left."""
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_candidate_that_cannot_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stays: bool
+) -> None:
+    """The query runs as before, and nothing is left but a savepoint that cannot be removed."""
     sink = Sink("file", job)
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
@@ -257,12 +261,22 @@ def test_a_candidate_that_cannot_start(job: Job, monkeypatch: pytest.MonkeyPatch
                 raise OSError(msg)
             return real(self, *arguments)
 
+        def is_read(path: str) -> None:
+            msg = f"{path} is being read"
+            raise ckpt.RestoreError(msg)
+
         monkeypatch.setattr(QueryStart, "run", fails_once)
+        if stays:
+            monkeypatch.setattr(shadowing, "dispose_savepoint", is_read)
         with pytest.raises(OSError, match="no start"):
             shadow.promote(accept_differences=True)
         assert len(runs) == 2
         assert query.isActive
-        assert not list((job.base / "savepoints").glob("savepoint-*"))
+        assert query.exception() is None
+        assert "runs as before" in caplog.text
+        assert "could not be started" not in caplog.text
+        assert bool(list((job.base / "savepoints").glob("savepoint-*"))) == stays
+        assert ("is being read" in caplog.text) == stays
         shadow.discard()
         epoch_of(job)
         query.processAllAvailable()
