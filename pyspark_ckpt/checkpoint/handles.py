@@ -27,6 +27,16 @@ def read_handles(
     return _by_subtask(encoded_handles(spark, checkpoint_location, epoch, operator_id))
 
 
+def all_handles(spark: SparkSession, query: QueryFiles, epoch: int) -> list[Handle]:
+    """Return the handles of all operators of a query at an epoch, unchecked."""
+    location = query.checkpoint_location
+    return [
+        handle
+        for operator_id in query.operators.ours
+        for handle in read_handles(spark, location, epoch, operator_id)
+    ]
+
+
 def committed_handles(
     spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
 ) -> tuple[Handle, ...]:

@@ -42,6 +42,9 @@ METADATA_NAME = "_metadata"
 IN_PROGRESS_NAME = "_in_progress"
 """Present in a savepoint's directory until the savepoint is complete."""
 
+DRAIN_MARKER = "_draining"
+"""In the ``checkpointLocation`` while an epoch drains the query, whose watermark is not true."""
+
 AUTHOR_NAME = "_author"
 SHARED = "shared"
 TASK_OWNED = "taskowned"

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.operator.descriptor import decode_descriptor, encode_descriptor
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.drain import LastEpochs
@@ -219,15 +219,7 @@ def _attached(
         given_names=record.given_names,
     )
 
-    def refuse(_drained_from_ms: int | None) -> None:
-        raise CheckpointAbortedError(
-            f"query {record.query_id} was attached, so its program is not here to finish its last "
-            "epoch: start it again from its checkpointLocation, and stop that query"
-        )
-
-    coordinator = CheckpointCoordinator(
-        spark, query, files, record.settings, LastEpochs(log, refuse)
-    )
+    coordinator = CheckpointCoordinator(spark, query, files, record.settings, LastEpochs(log, None))
     coordinator.start()
     attached = CheckpointedQuery(spark, query, coordinator)
     remember(StartedQuery(spark, attached, coordinator), session, files, record.settings)

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
-from pyspark_ckpt.checkpoint.handles import read_handles
+from pyspark_ckpt.checkpoint.handles import all_handles
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import last_metadata, runner_of
@@ -32,7 +32,6 @@ from pyspark_ckpt.errors import (
     FencedError,
     NotBuiltYetError,
 )
-from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.log import (
@@ -318,7 +317,8 @@ class CheckpointCoordinator:
                 f"query {self._files.query_id}: a drain would close the windows of Spark's own "
                 "stateful operators for good, so it is not supported: stop the query without drain"
             )
-
+        if drain:
+            self._last_epochs.check_possible()
         if self._restart.is_under_way:
             raise query_has_ended(self._files.query_id)
         was_active = False
@@ -333,7 +333,8 @@ class CheckpointCoordinator:
             self._runner.check_not_fenced()  # this run may begin no epoch if another driver runs
             self._last_epochs.finish_begun()
             if drain:
-                self._last_epochs.drain(self._all_handles, len(self._files.operators.ours))
+                handles_of = partial(all_handles, self._spark, self._files)
+                self._last_epochs.drain(handles_of, len(self._files.operators.ours))
 
         with log_fields(query=self._files.query_id), self._stopping.under_way():
             try:
@@ -392,14 +393,6 @@ class CheckpointCoordinator:
     def check_not_fenced(self) -> None:
         """Raise a ``FencedError`` if another driver has taken the query over."""
         self._runner.check_not_fenced()
-
-    def _all_handles(self, epoch: int) -> list[Handle]:
-        location = self._files.checkpoint_location
-        return [
-            handle
-            for operator_id in self._files.operators.ours
-            for handle in read_handles(self._spark, location, epoch, operator_id)
-        ]
 
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""

@@ -21,6 +21,7 @@ import msgspec
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import DRAIN_MARKER
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
@@ -29,9 +30,6 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.corrupt_file import RESTORE
 
 logger = library_logger(__name__)
-
-DRAIN_MARKER = "_draining"
-"""In the ``checkpointLocation`` while an epoch drains the query."""
 
 MAX_EPOCHS = 100
 """A limit, because timers that set timers may never end."""
@@ -63,16 +61,35 @@ class LastEpochs:
     log
         Spark's files in its ``checkpointLocation``.
     run_epoch
-        Runs the query for one epoch.
+        Runs the query for one epoch, ``None`` if that is not possible.
     """
 
-    def __init__(self, log: SparkLog, run_epoch: RunEpoch) -> None:
+    def __init__(self, log: SparkLog, run_epoch: RunEpoch | None) -> None:
         self._log = log
         self._storage = log.storage
-        self._run_epoch = run_epoch
+        self._given = run_epoch
+
+    def check_possible(self) -> None:
+        """Check that epochs can be run here.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If not.
+        """
+        if self._given is None:
+            raise CheckpointAbortedError(
+                f"{self._storage.url}: the query was attached, so its program is not here to run "
+                "its last epochs: start it again from its checkpointLocation, and stop that query"
+            )
+
+    def _run_epoch(self, drained_from_ms: int | None) -> None:
+        self.check_possible()
+        assert self._given is not None  # it was checked
+        self._given(drained_from_ms)
 
     def finish_interrupted(self) -> None:
-        """Finish the drain of a driver that died; on the driver, before a start.
+        """Finish a drain that was interrupted; on the driver, before anything else is done.
 
         Raises
         ------
@@ -86,7 +103,11 @@ class LastEpochs:
             self._finish(marker)
 
     def finish_begun(self) -> None:
-        """Finish an interrupted epoch, because its output may have reached the sink already."""
+        """Finish an interrupted epoch, because its output may have reached the sink already.
+
+        An interrupted drain is finished as such: its epoch has another watermark than the query.
+        """
+        self.finish_interrupted()
         begun = self._log.begun_epoch()
         if begun is not None and begun > self._committed():
             logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
@@ -110,9 +131,10 @@ class LastEpochs:
         Raises
         ------
         CheckpointAbortedError
-            If timers set new timers again and again, or a timer is later than Spark's last
-            watermark.
+            If timers set new timers again and again, a timer is later than Spark's last watermark,
+            or epochs cannot be run here.
         """
+        self.check_possible()
         last_ms = _LAST_ALONE_MS if operators == 1 else _LAST_OF_SEVERAL_MS
         for _ in range(MAX_EPOCHS):
             epoch = self._log.committed_epoch()

@@ -46,7 +46,12 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.own_session import in_another_thread, start_in_session, start_with_conf
+from pyspark_ckpt.spark.own_session import (
+    in_another_thread,
+    not_stopped,
+    start_in_session,
+    start_with_conf,
+)
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, is_active, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.session import reading_session
@@ -288,8 +293,12 @@ class QueryStart:
         """Run only the epoch that is due at the location, into the same sink."""
         runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
-        with library_errors():
-            query.awaitTermination()
+        try:
+            with library_errors():
+                query.awaitTermination()
+        except BaseException:
+            in_another_thread(query.stop, not_stopped(self._location.storage.url))
+            raise
 
     def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
         """Return what the tasks of one run of Spark's query need to know."""
@@ -363,7 +372,7 @@ class QueryStart:
             return self._coordinated(query, origin)
         except BaseException:
             # The caller would have no query to stop.
-            in_another_thread(query.stop, self._location.storage.url)
+            in_another_thread(query.stop, not_stopped(self._location.storage.url))
             raise
 
     def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:

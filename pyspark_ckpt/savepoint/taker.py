@@ -14,6 +14,7 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.formats.layout import DRAIN_MARKER
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint, Savepoint
@@ -234,6 +235,13 @@ class SavepointTaker:
         with jobs.expiring(self._timeout_ms):
             with jobs.running():
                 contents = gather_epoch(self._spark, self._files, epoch)
+            location = self._files.spark_log.storage
+            if location.exists(DRAIN_MARKER):
+                raise CheckpointAbortedError(
+                    f"{what}: the query is being drained, or its drain was interrupted, so its "
+                    "watermark is not the true one: call stopWithSavepoint, which finishes the "
+                    "drain, or start the query again"
+                )
             return new.write(
                 contents,
                 self._files.storage,

@@ -26,7 +26,7 @@ from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.in_progress import InProgress, encode_in_progress, read_in_progress
 from pyspark_ckpt.formats.initial_handles import read_initial_handle
-from pyspark_ckpt.formats.layout import new_snapshot_id
+from pyspark_ckpt.formats.layout import DRAIN_MARKER, new_snapshot_id
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.origin import read_origin
@@ -49,7 +49,7 @@ from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
-from pyspark_ckpt.query.drain import DRAIN_MARKER, LastEpochs
+from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.restore.location.exchange import begun_exchange
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
@@ -271,7 +271,7 @@ def _small_parsers() -> dict[str, Parser]:
             _at("releases/epoch-0-3.json", lambda each: ReleaseFiles(each).decided(3)), [decision]
         ),
         "draining note": Parser(
-            _at(DRAIN_MARKER, lambda each: _DrainNote(SparkLog(each), print).finish_interrupted()),
+            _at(DRAIN_MARKER, lambda each: _DrainNote(SparkLog(each), None).finish_interrupted()),
             [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'],
         ),
         "bundle": Parser(_at("bundle.zip", _unpack), [_zipped({**indexed, "queries/0/a": b"1"})]),

@@ -11,6 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.query import start
 from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Job, await_progress, files_below
 from tests.query.model import events_of, expected, in_order
@@ -117,12 +118,42 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
         with pytest.raises(InterruptedError):
             query.stopWithSavepoint(drain=True)
     assert (job.location_path / "_draining").exists()
+    with pytest.raises(ckpt.CheckpointAbortedError, match="drain was interrupted"):
+        query.triggerSavepoint()
     assert not files_below(job.base / "savepoints")
     job.feed.add([(k, 20, at(5)) for k in KEYS])
     job.run()
     fired = [(k, "timer", 10) for k in KEYS]
     assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
     assert not (job.location_path / "_draining").exists()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_drain_that_is_interrupted_is_finished_by_another_stop(
+    job: Job, monkeypatch: pytest.MonkeyPatch, drain: bool
+) -> None:
+    """The savepoint has the true watermark: no later row is late for a fork."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    with monkeypatch.context() as patched:
+        patched.setattr(start, "library_errors", interrupt)  # around the wait for its last epoch
+        with pytest.raises(KeyboardInterrupt):
+            query.stopWithSavepoint(drain=True)
+    assert job.spark.streams.active == []
+    savepoint = query.stopWithSavepoint(drain=drain)
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", 10) for k in KEYS] + fired)
+    job.feed.add([(k, 20, at(5)) for k in KEYS])
+    fork = job.but(location="loc2", out="out2")
+    fork.run(restore=savepoint.path)
+    assert fork.result() == in_order([(k, "row", 20) for k in KEYS])
+
+
+def interrupt(*arguments: Any, **more: Any) -> None:
+    """Stand in for a wait that the user interrupts."""
+    raise KeyboardInterrupt
 
 
 def cut(*arguments: Any, **more: Any) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.layout import DRAIN_MARKER
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.query.drain import DRAIN_MARKER, MAX_EPOCHS, LastEpochs
+from pyspark_ckpt.query.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -155,6 +156,32 @@ def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -
     query.last_epochs().drain(query.handles, 1)
     assert query.fired == [7_000, 9_000]
     query.check_settled(5)
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> None:
+    """Its epoch is no epoch of the query: it has another watermark, by which no state may age."""
+    storage = query.storage
+    assert isinstance(storage, Failing)
+    storage.steps_left = step
+    with pytest.raises(PowerCutError):
+        query.last_epochs().drain(query.handles, 1)
+    storage.steps_left = None
+    query.last_epochs().finish_begun()
+    assert not storage.exists(DRAIN_MARKER)
+    query.last_epochs().drain(query.handles, 1)
+    assert query.fired == [7_000, 9_000]
+    assert {from_ms for _, _, from_ms in query.epochs} == {WATERMARK_MS}
+    query.check_settled(5)
+
+
+def test_where_no_epoch_can_run_nothing_is_begun(query: Query) -> None:
+    last = LastEpochs(query.log, None)
+    last.finish_begun()
+    with pytest.raises(CheckpointAbortedError, match="attached"):
+        last.drain(query.handles, 1)
+    assert not query.storage.exists(DRAIN_MARKER)
+    assert query.log.begun_epoch() == 4
 
 
 def test_an_epoch_that_was_cut_is_finished(query: Query) -> None:
