@@ -15,8 +15,8 @@ from pyspark_ckpt.errors import CheckpointAbortedError, NotBuiltYetError
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.connect_plan import give_output_mode
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.settings import is_ckpt_option
-from pyspark_ckpt.spark.session import spark_writer
+from pyspark_ckpt.settings import Settings, is_ckpt_option, read_settings
+from pyspark_ckpt.spark.session import settings_of, spark_writer
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice
 from pyspark_ckpt.storage.open import Storage
 
@@ -44,6 +44,7 @@ class SinkWriter(DataStreamWriter):
         self._writer = spark_writer(df)
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._ckpt_options: dict[str, str] = {}
+        self._conf: dict[str, str] | None = None
         self._sink = SinkChoice()
         self._output_mode = "append"
         self._when: dict[str, Any] = {"processingTime": "0 seconds"}
@@ -280,7 +281,14 @@ class SinkWriter(DataStreamWriter):
         """Choose the sink, the trigger and the options as on another writer."""
         for name, arguments, options in list(other._calls):
             getattr(self, name)(*arguments, **options)
-        self._sink = deepcopy(other._sink)
+        self._sink, self._conf = deepcopy(other._sink), other._conf
+
+    def _conf_of_query(self) -> dict[str, str]:
+        """Return the conf of the query's first start in this process, else the session's."""
+        return settings_of(self._stream.sparkSession) if self._conf is None else self._conf
+
+    def _read_settings(self) -> Settings:
+        return read_settings(self._conf_of_query(), self._ckpt_options)
 
     def _use_location_once(self, url: str) -> None:
         """Give Spark a location for this start only; the next start makes a new one."""

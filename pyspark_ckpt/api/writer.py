@@ -23,10 +23,9 @@ from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.settings import ClaimMode, Settings, read_settings
+from pyspark_ckpt.settings import ClaimMode, Settings
 from pyspark_ckpt.spark.paths import shared_directory
 from pyspark_ckpt.spark.plan import operators_of, source_ids
-from pyspark_ckpt.spark.session import settings_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
@@ -404,6 +403,7 @@ class CheckpointedStreamWriter(SinkWriter):
             location_is_temporary=place.is_temporary,
         )
         again = self._copy()
+        again._conf = self._conf_of_query()  # the session's may be for other queries by then
         again._migrations = {}  # what the restore was allowed is not for later restarts in place
         again._restore_from.pop("allow_non_restored_state", None)
         return QueryStart(
@@ -421,14 +421,13 @@ class CheckpointedStreamWriter(SinkWriter):
         self, launch: Launch, place: Place, program: Program | None, parallelism: int | None
     ) -> QueryStart:
         """Return the start of the next run, in place, of this query or of another program."""
-        if program is None and self._build is None:
-            ours = operators_of(self._stream).descriptors[0].parallelism
-            if parallelism not in (None, ours):
-                raise ConfigurationError(
-                    f"rescale({parallelism}): the query was given as a DataFrame, which was built "
-                    f"for {ours} subtasks. Give write_stream a function that builds it, or call "
-                    "restartWith(df) with a DataFrame built for another number"
-                )
+        ours = operators_of(self._stream).descriptors[0].parallelism
+        if program is None and self._build is None and parallelism not in (None, ours):
+            raise ConfigurationError(
+                f"rescale({parallelism}): the query was given as a DataFrame, which was built for "
+                f"{ours} subtasks. Give write_stream a function that builds it, or call "
+                "restartWith(df) with a DataFrame built for another number"
+            )
         writer = self._with_program(program, parallelism)
         subtasks = operators_of(writer._stream).descriptors[0].parallelism
         return writer._query_start(launch, place, subtasks)
@@ -484,9 +483,6 @@ class CheckpointedStreamWriter(SinkWriter):
             )
         request = restore_request(self._stream, settings, settings.restore_path, self._migrations)
         return plan_of_request(request, operators_of(self._stream))
-
-    def _read_settings(self) -> Settings:
-        return read_settings(settings_of(self._stream.sparkSession), self._ckpt_options)
 
     def _settings(self, spark: SparkSession) -> Settings:
         settings = self._read_settings()

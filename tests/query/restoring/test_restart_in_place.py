@@ -14,8 +14,10 @@ from pyspark_ckpt.query.requests import POLL_MS
 from tests.query.harness import (
     BACKEND,
     BACKENDS,
+    CHECKPOINT_DIR,
     INLINE,
     INTERVAL,
+    RETAINED,
     Feed,
     Job,
     completed,
@@ -228,6 +230,31 @@ def test_restart_with_another_program(job: Job) -> None:
         assert ended == [True]
         with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
             query.restartWith(job.df())
+
+
+def test_a_restart_keeps_the_settings_of_the_start(job: Job) -> None:
+    """The session's conf may be for another query by then, with another directory."""
+    first, second = job.base / "first", job.base / "second"
+    epoch_of(job)
+    with session_conf(job.spark, {CHECKPOINT_DIR: str(first), RETAINED: "7", PARTITIONS: "2"}):
+        query = writer_of(job).start()
+        query.processAllAvailable()
+    other = {CHECKPOINT_DIR: str(second), RETAINED: "1", BACKEND: "heap", PARTITIONS: "2"}
+    with session_conf(job.spark, other):
+        for restart in (
+            lambda: query.restartWith(job.but(processor=Mended).df),
+            lambda: query.rescale(3),
+        ):
+            restart()
+            epoch_of(job)
+            query.processAllAvailable()
+            query.triggerCheckpoint()
+    query.stop()
+    assert len(completed(query)) >= 3
+    assert query._coordinator.files.backend_type == "rocksdb"
+    assert not second.exists()
+    assert (first / query.id / "shared").is_dir()
+    check_numbered(job, 3)
 
 
 def reading(job: Job, *feeds: Feed) -> DataFrame:
