@@ -53,8 +53,7 @@ class EpochRace:
     @property
     def has_won(self) -> bool:
         """Whether this run has committed an epoch itself."""
-        self._has_won = self._has_won or self._own_epoch() is not None
-        return self._has_won
+        return self._has_won or self._own_epoch() is not None
 
     def standing(self) -> Standing:
         """Return which driver has committed the newest epoch; may wait for Spark's report.
@@ -79,6 +78,8 @@ class EpochRace:
     def _own_epoch(self) -> int | None:
         """Return the newest epoch that this run has reported, which it does after the commit."""
         last = self._query.lastProgress
-        if last is None or "addBatch" not in last["durationMs"]:
-            return None
-        return int(last["batchId"])
+        if last is not None and "addBatch" in last["durationMs"]:
+            self._has_won = True
+            return int(last["batchId"])
+        # After ten seconds without input, Spark reports that, with the number of the next epoch.
+        return int(last["batchId"]) - 1 if last is not None and self._has_won else None

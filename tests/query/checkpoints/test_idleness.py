@@ -9,8 +9,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.checkpoint.epoch_race import Standing
 from pyspark_ckpt.spark.query import idle_ms
-from tests.query.harness import DEADLINE, Feed, until
+from tests.query.harness import DEADLINE, Feed, Job, until
 from tests.query.model import events_of
 from tests.query.session_conf import session_conf
 
@@ -66,3 +67,25 @@ def test_spark_reports_that_nothing_came(spark: SparkSession, feed: Feed, tmp_pa
         finally:
             may_end.set()
             query.stop()
+
+
+def test_an_idle_query_is_still_the_one_that_committed_its_epochs(job: Job) -> None:
+    """Spark's report that nothing came names no epoch of the query, but its next one."""
+    job.feed.add(events_of(0))
+    with session_conf(job.spark, {NO_DATA_INTERVAL: "1000"}):
+        query = job.start()
+    query.processAllAvailable()
+    race = query._coordinator._race
+    until(lambda: race.has_won, "the epoch was not seen")
+    for epoch in range(1, 3):
+        until(lambda: "addBatch" not in query.lastProgress["durationMs"], "Spark reported nothing")
+        assert race.standing() is Standing.OURS
+        assert int(query.lastProgress["batchId"]) == epoch
+        job.feed.add(events_of(epoch))
+        query.processAllAvailable()
+    query.stop()
+    with session_conf(job.spark, {NO_DATA_INTERVAL: "1000"}):
+        again = job.start()
+    until(lambda: again.lastProgress is not None, "Spark reported nothing")
+    assert again._coordinator._race.standing() is Standing.OPEN
+    again.stop()
