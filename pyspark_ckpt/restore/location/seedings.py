@@ -105,13 +105,13 @@ def begin_seeding(location: Storage) -> Seeding:
     return seeding
 
 
-def take_over_seeding(location: Storage) -> Seeding | None:
-    """Take over the seeding that another driver has left unfinished.
+def take_over_unnumbered(location: Storage) -> Seeding | None:
+    """Take over a seeding that version 0.1.0 has left unfinished, perhaps with an initial state.
 
     Returns
     -------
     Seeding or None
-        Durable; ``None`` if none is unfinished.
+        Durable; ``None`` if none is unfinished, or if it has a number and is thus a restore.
 
     Raises
     ------
@@ -119,7 +119,9 @@ def take_over_seeding(location: Storage) -> Seeding | None:
         If another driver does so, too, or the driver has ended it.
     """
     newest = highest_number(location, seeding_path)
-    return _take_over(location, newest) if _is_half_seeded(location, newest) else None
+    if newest > 0 or not _is_half_seeded(location, newest):
+        return None
+    return _take_over(location, newest)
 
 
 class Seeding:

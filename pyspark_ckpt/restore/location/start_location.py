@@ -28,7 +28,7 @@ from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
     settle_seedings,
-    take_over_seeding,
+    take_over_unnumbered,
 )
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
@@ -405,11 +405,12 @@ class StartLocation:
             self.check_not_half_seeded()
             self._check_began_without_initial_state()
             return None
-        seeding = take_over_seeding(self.storage)
+        seeding = take_over_unnumbered(self.storage)
         if seeding is not None:
             seeding.clear(self._checkpoints_directory)
             seeding.end()
             self._found_half_seeded = False
+        self.check_not_half_seeded()  # a restore is not for an initial state to replace
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
         time_ms = self._initial_time_ms(checkpoints) or now_ms()

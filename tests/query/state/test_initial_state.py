@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.restore.location import start_location
 from tests.query.harness import (
     BACKEND,
     OFTEN,
@@ -116,6 +117,28 @@ def test_half_made(job: Job) -> None:
     assert job.result() == [("k1", 101)]
     assert numbers(newest_checkpoint(query)) == len(KEYS)
     assert not (job.location_path / "_seeding").exists()
+
+
+def test_an_interrupted_restore_is_not_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state would be lost: a start without the path is refused, with an initial state too."""
+    job.feed.add([("k1", 1)])
+    savepoint = newest_checkpoint(job.run())
+    job.feed.add([("k1", 1)])
+    fork = job.but(location="loc2", out="out2")
+    with monkeypatch.context() as patched:
+        patched.setattr(start_location, "seed", cut)
+        with pytest.raises(InterruptedError):
+            fork.run(restore=savepoint)
+    for _ in range(2):
+        with pytest.raises(ckpt.RestoreError, match="a restore into this location has not ended"):
+            fork.run()
+    fork.run(restore=savepoint)
+    assert fork.result() == [("k1", 102)]
+
+
+def cut(*arguments: Any, **more: Any) -> None:
+    """Stand in for a step, at which the driver dies."""
+    raise InterruptedError
 
 
 def test_foreach_batch(job: Job) -> None:

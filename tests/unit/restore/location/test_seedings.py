@@ -16,7 +16,7 @@ from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
     settle_seedings,
-    take_over_seeding,
+    take_over_unnumbered,
 )
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.spark.log import SparkLog
@@ -290,15 +290,20 @@ def test_a_driver_that_was_overtaken_before_it_did_anything_is_fenced(tmp_path: 
     assert fenced == 1
 
 
-def test_nothing_is_taken_over_where_nothing_is_unfinished(tmp_path: Path) -> None:
+def test_only_what_version_0_1_0_left_is_taken_over_without_a_restore(tmp_path: Path) -> None:
+    """It made initial states that way; what has a number is a restore, whose state would go."""
     location = LocalStorage(tmp_path / "location")
-    assert take_over_seeding(location) is None
+    assert take_over_unnumbered(location) is None
     assert location.list() == []
-    has_unfinished(location)
-    seeding = take_over_seeding(location)
+    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
+    seeding = take_over_unnumbered(location)
     assert seeding is not None
     seeding.end()
-    assert take_over_seeding(location) is None
+    assert take_over_unnumbered(location) is None
+    restored = LocalStorage(tmp_path / "restored")
+    has_unfinished(restored)
+    assert take_over_unnumbered(restored) is None
+    assert is_half_seeded(restored)
 
 
 def test_a_changed_file_of_a_seeding_is_not_taken_for_its_end(tmp_path: Path) -> None:
