@@ -155,6 +155,14 @@ class CheckpointFiles:
         self._forget = forget
         self._storage = storage
         self._metadata: dict[int, CheckpointMetadata] = {}
+        self._lost: int | None = None
+
+    def note_lost(self, checkpoint_id: int) -> None:
+        """Note that a checkpoint is of epochs which the query has lost.
+
+        It does not say what later epochs need. While it is the newest one, no files are deleted.
+        """
+        self._lost = checkpoint_id
 
     def remember(self, checkpoint_id: int, metadata: CheckpointMetadata) -> None:
         """Remember what a checkpoint needs, before its ``_metadata`` is written."""
@@ -212,7 +220,7 @@ class CheckpointFiles:
         metadata = None if newest is None else self.read(newest)
         self.store.remove_all()
         self._metadata.clear()
-        if isinstance(metadata, CheckpointMetadata):
+        if isinstance(metadata, CheckpointMetadata) and newest != self._lost:
             # Later epochs build on the handles of this one; source logs only serve a restore.
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
             of_readers = self._needed_by_readers()
@@ -250,6 +258,8 @@ class CheckpointFiles:
         # not removed: its driver may report it as complete at this moment, and take over again.
         # Once this driver completes a newer checkpoint, the id is removed, and then files are.
         if any(number > completed[-1] for number in self.store.unfinished_by_others()):
+            return
+        if completed[-1] == self._lost:
             return
         newest = self.read(completed[-1])
         needed: set[str] = set()

@@ -314,6 +314,7 @@ class CheckpointRunner:
         metadata = None if newest is None else self.metadata_of(newest)
         if newest is not None and metadata is not None and not is_present(metadata):
             epochs[newest] = None
+            self._files.note_lost(newest)
             logger.warning(
                 "query %s: epoch %s of chk-%s is not the one that its checkpointLocation has, "
                 "perhaps because Spark's files were lost in a power loss: the next checkpoint is "

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.checkpoint.machine import Refusal
+from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -82,6 +84,24 @@ def test_a_lower_epoch_than_that_of_a_lost_checkpoint_gets_one(
     assert store.ids() == [2, 3], "the one of the lost epochs goes first"
     assert [restored_epoch(store, epochs.storage, number) for number in store.ids()] == [1, 2]
     runner.close()
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["aborts", "discards"])
+def test_a_lost_checkpoint_does_not_say_which_files_may_go(epochs: Epochs, ends: bool) -> None:
+    """A subtask that had no rows before writes a file of a lower epoch than that checkpoint's."""
+    lose(epochs, 1, 2)
+    run_later(epochs)
+    new = segment_path("count", 5, 1)
+    epochs.storage.write(new, [b"state"])
+    runner = epochs.runner()
+    if ends:
+        runner.discard_all()
+    else:
+        (epochs.location / "offsets" / "1").rename(epochs.location / "offsets" / "away")
+        with pytest.raises(CheckpointAbortedError):
+            runner.take(epochs.committed_epoch, periodic=False)
+        runner.close()
+    assert epochs.storage.exists(new)
 
 
 def test_an_epoch_that_is_still_there_needs_no_other_checkpoint(
