@@ -128,7 +128,7 @@ def _call(listener: CheckpointListener, outcome: CompletedCheckpoint | AbortedCh
             listener.onCheckpointCompleted(outcome)
         else:
             listener.onCheckpointAborted(outcome)
-    except Exception:
+    except BaseException:  # sys.exit() would end the thread, and nobody would be called again
         logger.exception(
             "checkpoint listener %s raised an error, which has no other effect",
             type(listener).__name__,
