@@ -21,6 +21,7 @@ STATE_STORE_PROVIDERS = frozenset(
 """The state stores that a file of a checkpoint may name."""
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
+_SPARK = "spark."
 
 _STRING = "java.lang.String"
 _BETWEEN = "\0"
@@ -80,12 +81,13 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 def reading_session(spark: SparkSession) -> SparkSession:
     """Return a new session that reads Spark's state store as the query does.
 
-    The user's session may get other settings while the query runs.
+    The user's session may get other settings while the query runs. Settings without Spark's prefix
+    are Hadoop's, as ``fs.s3a.access.key``: Spark gives them to its file systems.
     """
     if is_connect(spark):
         return connect.new_session(spark)
     session = spark.newSession()
     for key, value in settings_of(spark).items():
-        if key.startswith(_STATE_STORE_SETTINGS):
+        if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith(_SPARK):
             session.conf.set(key, value)
     return session

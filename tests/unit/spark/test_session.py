@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.spark.session import settings_of
+from pyspark_ckpt.spark.session import reading_session, settings_of
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,17 @@ def test_as_pyspark_reads_them(spark: SparkSession, values: dict[str, str]) -> N
         session.conf.set(key, value)
     assert settings_of(session) == session.conf.getAll
     assert values.items() <= settings_of(session).items()
+
+
+def test_a_session_that_reads_has_the_settings_of_file_systems_and_stores(
+    spark: SparkSession,
+) -> None:
+    """A key of a bucket that is set in the session is Hadoop's setting too."""
+    session = spark.newSession()
+    given = {"fs.s3a.access.key": "k", "spark.sql.streaming.stateStore.maintenanceInterval": "7s"}
+    for key, value in {**given, "spark.sql.session.timeZone": "Asia/Tokyo"}.items():
+        session.conf.set(key, value)
+    reading = reading_session(session)
+    assert given.items() <= settings_of(reading).items()
+    assert reading.conf.get("spark.sql.session.timeZone") != "Asia/Tokyo"
+    assert reading._jsparkSession.sessionState().newHadoopConf().get("fs.s3a.access.key") == "k"
