@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from pyspark_ckpt.editing.lost_values import loss
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.codec import holds
@@ -79,9 +80,36 @@ def _cast(rows: DataFrame, name: str, kind: T.DataType, where: str) -> Column:
     if given == kind:
         return column
     if holds(given, T.YearMonthIntervalType):  # Spark casts only months to numbers
-        column = column.cast(_leaves(given, _in_months))
-    column = _by_name(column, given, kind, f"{where}: column {name!r}")
+        given = _leaves(given, _in_months)
+        column = column.cast(given)
+    what = f"{where}: column {name!r}"
+    column = _by_name(column, given, kind, what)
+    lost = loss(column, _in_order(given, kind), kind)
+    if lost is not None:
+        text = (
+            f"{what} has a value that is not the same as {kind.simpleString()}: give the column "
+            "that type, or cast it yourself. The value is "
+        )
+        value = F.coalesce(column.cast("string"), F.lit("null"))
+        refused = F.raise_error(F.concat(F.lit(text), value))
+        column = F.when(F.coalesce(lost, F.lit(False)), refused).otherwise(column)  # noqa: FBT003
     return column.cast(kind).alias(name)
+
+
+def _in_order(given: T.DataType, wanted: T.DataType) -> T.DataType:
+    """Return the type that :func:`_by_name` gives a column."""
+    if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
+        by_name = given.names != wanted.names
+        pairs = ((given[each.name] if by_name else given[n], each) for n, each in enumerate(wanted))
+        return T.StructType(
+            [T.StructField(one.name, _in_order(one.dataType, b.dataType)) for one, b in pairs]
+        )
+    if isinstance(given, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        return T.ArrayType(_in_order(given.elementType, wanted.elementType))
+    if isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
+        keys = _in_order(given.keyType, wanted.keyType)
+        return T.MapType(keys, _in_order(given.valueType, wanted.valueType))
+    return given
 
 
 def _by_name(column: Column, given: T.DataType, wanted: T.DataType, where: str) -> Column:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import types as T
 
 from pyspark_ckpt.editing.given_columns import selected
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
+from tests.query.session_conf import session_conf
 
 GIVEN: list[tuple[str, str, str, Any]] = [
     (
@@ -72,3 +74,79 @@ def test_structs_with_other_fields_are_refused(spark: SparkSession, given: str) 
     wanted = columns(spark, "struct<zip:string,city:string>")
     with pytest.raises(PlanError, match=r"state 's': column 'v' has struct.*its table has struct"):
         selected(spark.sql(f"select 'a' k, {given} v"), wanted, "state 's'")
+
+
+KEPT = [
+    ("bigint", "cast(5 as double)"),
+    ("bigint", "'5'"),
+    ("bigint", "cast(9007199254740992 as double)"),
+    ("int", "cast(7 as bigint)"),
+    ("float", "cast(0.1 as double)"),
+    ("double", "cast(9007199254740992 as bigint)"),
+    ("double", "cast(1.5 as decimal(10,2))"),
+    ("decimal(10,2)", "cast(1.50 as decimal(20,4))"),
+    ("decimal(10,2)", "cast(0.25 as double)"),
+    ("string", "5"),
+    ("string", "true"),
+    ("date", "timestamp'2024-05-01 00:00:00'"),
+    ("timestamp", "date'2024-05-01'"),
+    ("timestamp", "'2024-05-01 10:00:00'"),
+    ("boolean", "1"),
+    ("int", "interval '7' month"),
+    ("array<bigint>", "array(cast(1 as double), null)"),
+    ("map<string,int>", "map('a', cast(2 as bigint))"),
+    ("struct<a:int,b:string>", "named_struct('b', 'x', 'a', cast(3 as double))"),
+    ("bigint", "null"),
+    ("bigint", "cast(null as double)"),
+]
+CHANGED = [
+    ("bigint", "cast(2.7 as double)"),
+    ("bigint", "cast(9007199254740994 as double)"),
+    ("int", "cast(16777218 as float)"),
+    ("bigint", "'5.7'"),
+    ("int", "cast(4294967297 as bigint)"),
+    ("tinyint", "300"),
+    ("double", "cast(9007199254740993 as bigint)"),
+    ("decimal(10,2)", "cast(1.509 as decimal(20,4))"),
+    ("string", "cast(5 as double)"),
+    ("date", "timestamp'2024-05-01 10:00:00'"),
+    ("bigint", "timestamp'2024-05-01 10:00:00.5'"),
+    ("boolean", "2"),
+    ("bigint", "'abc'"),
+    ("timestamp", "'soon'"),
+    ("array<bigint>", "array(cast(1 as double), cast(1.5 as double))"),
+    ("map<string,int>", "map('a', cast(4294967297 as bigint))"),
+    ("map<bigint,int>", "map(cast(1.5 as double), 1)"),
+    ("struct<a:int,b:string>", "named_struct('b', 'x', 'a', cast(3.5 as double))"),
+    ("array<struct<a:int>>", "array(named_struct('a', cast(3.5 as double)))"),
+]
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(("wanted", "value"), KEPT)
+def test_values_that_stay_the_same_may_have_another_type(
+    spark: SparkSession, wanted: str, value: str, ansi: str
+) -> None:
+    with session_conf(spark, {"spark.sql.ansi.enabled": ansi}):
+        rows = spark.sql(f"select 'a' k, {value} v")
+        row = selected(rows, columns(spark, wanted), "state 's'").first()
+        by_name = "named_struct('a', 3, 'b', 'x')" if wanted.startswith("struct") else value
+        number = "7" if "interval" in value else by_name
+        assert row is not None
+        assert [row.v] == [
+            each.v for each in spark.sql(f"select cast({number} as {wanted}) v").collect()
+        ]
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(("wanted", "value"), CHANGED)
+def test_values_that_would_be_others_are_refused(
+    spark: SparkSession, wanted: str, value: str, ansi: str
+) -> None:
+    """A key that changed silently would be another key, which an erasure then erases."""
+    with session_conf(spark, {"spark.sql.ansi.enabled": ansi}):
+        rows = spark.sql(f"select 'a' k, {value} v")
+        with pytest.raises((PySparkException, PlanError)) as caught:
+            selected(rows, columns(spark, wanted), "state 's'").collect()
+    if ansi == "false" and "map<bigint" not in wanted:  # Spark casts no keys to what may be null
+        assert "state 's': column 'v' has a value that is not the same as" in str(caught.value)

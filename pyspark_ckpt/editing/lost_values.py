@@ -1,0 +1,100 @@
+"""Which values that a user gives would be others in the type of their table.
+
+Spark's cast drops the fraction of a number, takes a double that has no room for all digits, and
+without ANSI gives null for a text that is no number. A key or value that changed silently would be
+another one.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+_FRACTIONS = (T.FloatType, T.DoubleType)
+_EXACT = {T.FloatType: float(1 << 24), T.DoubleType: float(1 << 53)}
+"""Above these, a float may stand for several integers."""
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
+    kind: _INTEGERS[place:] for place, kind in enumerate(_INTEGERS)
+}
+_TEXTS = (T.StringType, T.CharType, T.VarcharType)
+_EXACT_TEXT = T.DecimalType(38, 18)
+
+
+def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
+    """Return whether a cast would change a value of a column.
+
+    Parameters
+    ----------
+    column
+        The values, of the type `given`; structs have their fields in the wanted order.
+    given, wanted
+        The types.
+
+    Returns
+    -------
+    Column or None
+        True or false, null for a null; ``None`` if no value can change.
+    """
+    if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
+        pairs = zip(given.fields, wanted.fields, strict=True)
+        inside = [
+            loss(column.getField(a.name), a.dataType, b.dataType)
+            for a, b in pairs
+            if given.names.count(a.name) == 1
+        ]
+        return _any(inside)
+    if isinstance(given, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        return _in_items(column, given.elementType, wanted.elementType)
+    if isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
+        return _any(
+            [
+                _in_items(F.map_keys(column), given.keyType, wanted.keyType),
+                _in_items(F.map_values(column), given.valueType, wanted.valueType),
+            ]
+        )
+    return _leaf_loss(column, given, wanted)
+
+
+def _any(losses: list[Column | None]) -> Column | None:
+    possible = [each for each in losses if each is not None]
+    return reduce(or_, (F.coalesce(each, F.lit(False)) for each in possible)) if possible else None  # noqa: FBT003
+
+
+def _in_items(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
+    if loss(F.lit(None).cast(given), given, wanted) is None:
+        return None
+
+    def of_item(item: Column) -> Column:
+        found = loss(item, given, wanted)
+        assert found is not None  # as above
+        return F.coalesce(found, F.lit(False))  # noqa: FBT003
+
+    return F.exists(column, of_item)
+
+
+def _leaf_loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
+    if given == wanted or type(wanted) in _WIDER.get(type(given), ()):
+        return None
+    cast = column.cast(wanted)
+    if isinstance(given, T.NullType) or (isinstance(given, _TEXTS) and isinstance(wanted, _TEXTS)):
+        return None
+    if isinstance(given, _FRACTIONS) and isinstance(wanted, _FRACTIONS):
+        return None  # rounded as a processor's update would do
+    if isinstance(given, T.VariantType):
+        return column.isNotNull() & cast.isNull()
+    if isinstance(given, _TEXTS):
+        if isinstance(wanted, _INTEGERS):  # "5.7" is 5 without ANSI
+            same = column.cast(_EXACT_TEXT).eqNullSafe(cast)
+            return column.isNotNull() & (cast.isNull() | ~same)
+        return column.isNotNull() & cast.isNull()
+    if isinstance(given, _FRACTIONS) and isinstance(wanted, _TEXTS):
+        return column.isNotNull()  # 5.0 is "5.0" in Spark, and another text elsewhere
+    changed = column.isNotNull() & ~cast.cast(given).eqNullSafe(column)
+    if isinstance(given, _FRACTIONS):
+        return changed | (F.abs(column) > _EXACT[type(given)])
+    return changed
