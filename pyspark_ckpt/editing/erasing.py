@@ -15,9 +15,9 @@ from pyspark_ckpt.editing.operators import stored_operator
 from pyspark_ckpt.editing.state_edit import StateEdit
 from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError, RestoreError
 from pyspark_ckpt.formats.handle import decode_handle, encode_handle
-from pyspark_ckpt.formats.layout import checkpoint_id_of
-from pyspark_ckpt.history.places import LEVELS
-from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, checkpoint_id_of
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import Savepoint, format_of
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, TIME_INDEX
@@ -29,6 +29,8 @@ from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 _FOUND_SCHEMA = "own long, others long"
+_MOST_LEVELS = 10
+_OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}
 _FEWEST_BYTES = 4
 """Fewer bytes are in other entries by chance."""
 
@@ -69,14 +71,15 @@ def erase_keys(
 ) -> list[Erasure]:
     """Erase keys from every savepoint in a directory.
 
-    Each savepoint that has one of the keys is replaced by a new one without them. The new ones are
-    written first and read back: no entry may have an erased key. Then the old ones are disposed of.
-    If the call is interrupted, call it again.
+    Each savepoint that has one of the keys is replaced by a new one without them. So is one in the
+    ``NATIVE`` format, whose files may still have a key that the processor has deleted. The new ones
+    are written first and read back: no entry may have an erased key. Then the old ones are disposed
+    of. If the call is interrupted, call it again.
 
     Parameters
     ----------
     directory : str
-        Where ``savepoint-...`` directories are, also in directories below it.
+        Where savepoints are, whatever their names, also in directories below it.
     keys : Mapping of str to DataFrame
         For each operator's uid the key columns of the keys.
     spark : SparkSession, optional
@@ -90,8 +93,8 @@ def erase_keys(
     Raises
     ------
     PlanError
-        If the directory has checkpoints of a query, which only the query's retention deletes, no
-        savepoint there has one of the operators, or there is no Spark session.
+        If the directory has checkpoints of a query, which only the query's retention deletes, or
+        too many levels, no savepoint there has one of the operators, or there is no Spark session.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
         was deleted.
@@ -110,7 +113,7 @@ def erase_keys(
     if session is None:
         raise PlanError("erase_keys needs a Spark session: make one, or give spark=")
     place = open_storage(qualified_path(session, str(directory)))
-    found = list(_savepoints(place, LEVELS))
+    found = list(_savepoints_below(place, _MOST_LEVELS))
     if not found:
         raise CheckpointNotFoundError(
             f"{place.url} has no savepoint: give the directory in which savepoint-... directories "
@@ -126,7 +129,7 @@ def erase_keys(
     erasures = []
     for savepoint, source in zip(found, sources, strict=True):
         erased = {uid: _encoded(source, uid, rows) for uid, rows in keys.items()}
-        if not _scanned(session, source, erased)[0]:
+        if not _may_have(session, source, erased):
             continue
         edit = StateEdit(session, source)
         for uid, rows in keys.items():
@@ -154,13 +157,13 @@ def _proven(
     return Erasure(source.path, made, mentions, tuple(sorted({*logs, *files})))
 
 
-def _savepoints(place: Storage, levels: int) -> Iterator[Storage]:
-    """Return the directories of savepoints in and below a directory.
+def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
+    """Return the directories of savepoints below a directory, whatever their names.
 
     Raises
     ------
     PlanError
-        If there are checkpoints too.
+        If there are checkpoints too, or directories below so many levels.
     """
     names = place.list()
     if any(checkpoint_id_of(name) is not None for name in names):
@@ -170,10 +173,36 @@ def _savepoints(place: Storage, levels: int) -> Iterator[Storage]:
             "the old location"
         )
     for name in names:
-        if name.startswith("savepoint-"):  # also one that somebody has renamed
-            yield place.child(name)
-        elif levels and not name.startswith((".", "_")):
-            yield from _savepoints(place.child(name), levels - 1)
+        below = place.child(name)
+        inside = below.list()  # nothing in a file
+        if name.startswith("savepoint-") or not _OF_SAVEPOINTS.isdisjoint(inside):
+            yield below
+        elif inside and not levels:
+            raise PlanError(
+                f"{below.url} is more than {_MOST_LEVELS} levels below the directory, and may have "
+                "savepoints: give a directory nearer to them"
+            )
+        elif inside:
+            yield from _savepoints_below(below, levels - 1)
+
+
+def _may_have(
+    spark: SparkSession, source: RestoreSource, erased: dict[str, frozenset[bytes]]
+) -> bool:
+    """Return whether a savepoint has an erased key, or may have one that was deleted before.
+
+    A native savepoint has files of the backend and of the changelog, which keep what was
+    overwritten. A handle has the key at which the removal of expired entries continues.
+    """
+    if not any(erased.values()):
+        return False
+    if format_of(source.metadata) is not SavepointFormat.CANONICAL:
+        return True
+    for handle in source.metadata.handles():
+        keys = erased.get(handle.uid, frozenset())
+        if any(key[KEY_GROUP_BYTES:] in handle.sweep_from for key in keys):
+            return True
+    return _scanned(spark, source, erased)[0] > 0
 
 
 def _encoded(source: RestoreSource, uid: str, rows: DataFrame) -> frozenset[bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, digests
@@ -137,3 +139,55 @@ def test_savepoints_in_directories_below_are_erased_where_they_are(
     parents = sorted(str(Path(each.savepoint.path).parent) for each in erased)
     assert parents == [str(tmp_path / "sp"), str(tmp_path / "sp" / "before-upgrade")]
     assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
+
+
+def test_savepoints_are_found_whatever_their_names_and_places(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One that is not found keeps the key, and the others would pass for a proof."""
+    rows = spark.createDataFrame([("ada.lovelace", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    edit = edit.put("op", "count", rows)
+    sp = tmp_path / "sp"
+    for place in ("", "a/b/c/d/e", ".hidden", "_old"):
+        edit.save(str(sp / place))
+    Path(edit.save(str(sp)).path).rename(sp / "before-upgrade")
+    (sp / "a" / "notes.txt").write_text("no savepoint")
+    erased = ckpt.erase_keys(str(sp), {"op": rows.select("k")})
+    assert len(erased) == 5
+    assert b"ada.lovelace" not in bytes_of(sp)
+    edit.save(str(sp.joinpath(*"abcdefghijkl")))
+    with pytest.raises(ckpt.PlanError, match="more than 10 levels"):
+        ckpt.erase_keys(str(sp), {"op": rows.select("k")})
+
+
+class Forgetting(Count):
+    """Forgets a key whose value is negative."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        rows = list(rows)
+        yield from super().handleInputRows(key, iter(rows), timerValues)
+        if any(row.v < 0 for row in rows):
+            for state in vars(self).values():
+                state.clear()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_the_processor_has_deleted_is_erased_too(
+    job: Job, tmp_path: Path, spark: SparkSession, backend: str
+) -> None:
+    """Files of a native savepoint keep it until they are merged."""
+    job = job.but(processor=Forgetting, output="k string, n long").using({BACKEND: backend})
+    savepoints = tmp_path / "sp"
+    with job.running() as query:
+        for event in (("ada.lovelace", 1), ("ada.lovelace", -1)):
+            job.feed.add([event, ("bob", 1)])
+            query.processAllAvailable()
+        query.triggerSavepoint(str(savepoints), format="NATIVE")
+    assert b"ada.lovelace" in bytes_of(savepoints)
+    person = spark.createDataFrame([("ada.lovelace",)], "k string")
+    [erased] = ckpt.erase_keys(str(savepoints), {"op": person})
+    assert b"ada.lovelace" not in bytes_of(savepoints)
+    assert b"bob" in bytes_of(savepoints)
+    assert erased.mentions == 0
+    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
