@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pyspark_ckpt.cli.output import Result, facts, json_text, records, table
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.snapshot.columns import python_rows
 from pyspark_ckpt.snapshot.difference import diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
@@ -186,7 +187,7 @@ def _key_value(field: pa.Field, text: str) -> Any:
 
 def _rows(reader: pa.RecordBatchReader) -> Iterator[Row]:
     for batch in reader:
-        yield from batch.to_pylist()
+        yield from python_rows(batch)
 
 
 def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Result:

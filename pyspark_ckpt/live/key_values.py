@@ -14,7 +14,7 @@ from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
-from pyspark_ckpt.snapshot.columns import StateValues
+from pyspark_ckpt.snapshot.columns import StateValues, python_rows
 from pyspark_ckpt.snapshot.entries import StoredEntries
 from pyspark_ckpt.snapshot.tables import Table, state_table
 
@@ -102,7 +102,7 @@ class KeyValues:
         time_ms = None if self._ttl is None else committed.time_ms(self._ttl.time)
         schema = self._table.schema
         rows = pa.Table.from_batches(self._table.batches([entries], time_ms), schema)
-        return [dict(row) for row in rows.select(self._columns).to_pylist()]
+        return python_rows(rows.select(self._columns))
 
 
 def _column(values: Any) -> BinaryColumn:

@@ -27,7 +27,7 @@ from pyspark_ckpt.snapshot.changed_entries import (
     Side,
     are_related,
 )
-from pyspark_ckpt.snapshot.columns import ColumnNames
+from pyspark_ckpt.snapshot.columns import ColumnNames, python_rows
 from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
 
@@ -75,7 +75,7 @@ class ChangedRows:
             kinds = self.kinds.slice(start, _ROWS_AT_ONCE).to_pylist()
             no_columns: list[_Row] = [{} for _ in kinds]
             sides = [
-                table.slice(start, _ROWS_AT_ONCE).to_pylist() if table.column_names else no_columns
+                python_rows(table.slice(start, _ROWS_AT_ONCE)) if table.column_names else no_columns
                 for table in (self.named, self.old, self.new)
             ]
             for kind, named, old, new in zip(kinds, *sides, strict=True):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, StateValueError
@@ -35,8 +37,45 @@ from pyspark_ckpt.operator.values.wire_form import wire_type
 from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
 
 TIME = pa.timestamp("ms", "UTC")
+_FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
+_LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1000
 _ARRAY = b"\xdd"
 """The first byte of a MessagePack array with a length of four bytes."""
+
+
+def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dicts; times of the library that Python lacks become its first or last day.
+
+    A time to live may end, and a timer may be due, in any millisecond of 64 bits.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    for place, field in enumerate(table.schema):
+        if field.type == TIME:
+            times = table.column(place).cast(pa.int64())
+            times = pc.max_element_wise(times, _FIRST_MS, skip_nulls=False)
+            times = pc.min_element_wise(times, _LAST_MS, skip_nulls=False)
+            table = table.set_column(place, field, times.cast(TIME))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def same_rows(one: pa.Table, other: pa.Table) -> bool:
+    """Return whether two tables of one schema have the same rows, in one order.
+
+    Arrow itself takes NaN for different from NaN.
+    """
+    if one.equals(other):
+        return True
+    return bool(repr(_comparable(one)) == repr(_comparable(other)))
+
+
+def _comparable(table: pa.Table) -> list[list[Any]]:
+    columns = (
+        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column  # any year
+        for column in table.columns
+    )
+    return [column.to_pylist() for column in columns]
 
 
 class ColumnNames:

@@ -25,6 +25,7 @@ from pyspark_ckpt.snapshot.changed_rows import (
     changed_rows,
     changed_timers,
 )
+from pyspark_ckpt.snapshot.columns import python_rows
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.snapshot import open_state
 
@@ -329,7 +330,7 @@ class StateDifference:
         {}
         """
         return {
-            state: each.table.slice(0, rows).to_pylist()
+            state: python_rows(each.table.slice(0, rows))
             for state, each in self._compared.items()
             if each.table.num_rows
         }

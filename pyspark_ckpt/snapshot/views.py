@@ -16,6 +16,7 @@ from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.snapshot.columns import python_rows, same_rows
 from pyspark_ckpt.snapshot.entries import StoredRange
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import Table, state_table
@@ -300,7 +301,7 @@ class StateView(TableView):
         None
         """
         found = self.rows_of(*key, include_expired=include_expired)
-        rows = [dict(row) for row in found.select(self._columns).to_pylist()]
+        rows = python_rows(found.select(self._columns))
         if kind_of(self._state).entries is not Entries.ONE:
             return rows or None
         return rows[0] if rows else None
@@ -395,7 +396,7 @@ class StateView(TableView):
             for handle in self._operator.handles
             if handle.epoch == newest and handle.subtask in copies
         ] or list(copies.values())
-        if any(not copy.equals(current[0]) for copy in current):
+        if not all(same_rows(copy, current[0]) for copy in current):
             raise CorruptFileError(
                 f"{self._what} is not the same in all subtasks: the processor must write the same "
                 "broadcast state in each of them"

@@ -23,6 +23,7 @@ from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.history.run_record import CheckpointRecord, RunStarted, SlowKeyRecord
+from pyspark_ckpt.snapshot.columns import python_rows
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 
 STATES_SAMPLED = 8
@@ -222,6 +223,6 @@ def _entries(snapshot: Snapshot, asked: KeyRequest) -> KeyEntries:
         key_columns=tuple(field.name for field in view.key_fields),
         key=asked.key,
         columns=tuple(table.schema.names),
-        rows=tuple(table.to_pylist()),
+        rows=tuple(python_rows(table)),
         total=total,
     )

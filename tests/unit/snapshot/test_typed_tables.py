@@ -23,12 +23,14 @@ from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.values.codec import holds
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.snapshot.columns import python_rows
 from tests.unit.operator.spark_values import TYPES, struct
 from tests.unit.operator.subtask_epochs import IN_MEMORY
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, Key, MadeSavepoint
 
 NAMES = T.StructType().add("name", "string")
 NUMBER = T.StructType().add("n", "long")
+RATE = T.StructType().add("x", "double")
 UTC = datetime.timezone.utc
 
 
@@ -421,3 +423,39 @@ def test_reducing_and_aggregating_state(canonical: bool) -> None:
                         **snapshot.state(UID, name).get(row["name"]),
                     }
                 assert table.num_rows == len(keys)
+
+
+def test_times_that_python_lacks_and_numbers_that_are_none() -> None:
+    """A time to live may be as good as endless, a timer never due, and a rule not a number."""
+    keys = [("k0",), ("k1",)]
+    endless_ms, never_ms = 10**15, 1 << 62
+
+    def init(handle: ProcessorHandle) -> dict[str, Any]:
+        return {
+            "handle": handle,
+            "rules": handle.getBroadcastState("rules", NAMES, RATE),
+            "value": handle.getValueState("value", NUMBER, StateTtlConfig(endless_ms)),
+        }
+
+    def outside(states: dict[str, Any], subtask: int) -> None:
+        states["rules"].updateValue(("a",), (math.nan,))
+        states["rules"].updateValue(("b",), (None,))
+
+    def work(states: dict[str, Any], key: Key) -> None:
+        states["value"].update((7,))
+        states["handle"].registerTimer(never_ms)
+
+    with made(keys) as savepoint:
+        savepoint.epoch(init, work, outside=outside)
+        path = savepoint.save("s", canonical=True)
+        with ckpt.open_state(path) as snapshot:
+            found = snapshot.state(UID, "value").get("k0")
+            assert found is not None
+            assert found["n"] == 7
+            assert found["expires_at"].year == 9999
+            a, b = snapshot.state(UID, "rules").to_arrow().read_all().to_pylist()
+            assert math.isnan(a["x"])
+            assert b["x"] is None
+            timers = python_rows(snapshot.timers(UID).to_arrow().read_all())
+            assert {row["fires_at"].year for row in timers} == {9999}
+            assert len(timers) == len(keys)
