@@ -172,9 +172,15 @@ class PartPin:
         if not self._over.is_set():
             self._over.set()
             # The task of another part may renew the pin meanwhile; see `_renew`.
-            while pins := [each for each in self._pins() if each.token == self._token]:
-                if not self._delete(pins):
-                    return
+            try:
+                while pins := [each for each in self._pins() if each.token == self._token]:
+                    if not self._delete(pins):
+                        return
+            except (OSError, CkptError) as exc:  # it will be over by itself
+                self._warn("the pin of a job stays until it is over", exc)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        logger.warning("%s: %s: %s", self._storage.url, what, error)
 
     def _pins(self) -> list[PinFile]:
         """Return the pins of all parts of the read."""
@@ -185,7 +191,13 @@ class PartPin:
 
     def _keep(self) -> None:
         while not self._over.wait(LEASE_MS / 1000 / _RENEWALS):
+            self._try_to_renew_all()
+
+    def _try_to_renew_all(self) -> None:
+        try:
             self._renew_all()
+        except (OSError, CkptError) as exc:  # the next time may be better
+            self._warn("the pins of a job could not be looked for", exc)
 
     def _renew_all(self) -> None:
         # No two processes give a pin the same name: one of them may delete its own again. Nobody

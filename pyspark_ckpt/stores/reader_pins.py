@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
+from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata_check import check_path
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
@@ -28,6 +31,8 @@ GRACE_MS = 60_000
 
 _NAME = re.compile(r"_(reader|closed)-([0-9]{15})-([0-9a-f]{16})\.json")
 _MAX_BYTES = 1 << 28
+_MOST_MISSED = 10
+_PAUSE_S = 0.1
 _MAX_MS = 10**15 - 1
 
 
@@ -85,11 +90,13 @@ def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:
     Raises
     ------
     CorruptFileError
-        If a pin cannot be read; nothing may be deleted before it is over.
+        If a pin cannot be read, or is listed again and again and never found; nothing may be
+        deleted before it is over.
     UnsafePathError
         If a pin names a path that this library does not write.
     """
     read: dict[str, tuple[str, ...]] = {}
+    missed: Counter[str] = Counter()
     is_complete = False
     while not is_complete:
         pins = [each for each in pin_files(storage) if each.is_pin and each.counts(now_ms)]
@@ -97,11 +104,23 @@ def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:
             if each.name not in read:
                 files = _files_of(storage, each.name)
                 if files is None:  # its reader has ended, or has a newer pin: look again
+                    missed[each.name] += 1
+                    if missed[each.name] == _MOST_MISSED:
+                        raise _never_found(storage, each.name)
+                    time.sleep((missed[each.name] - 1) * _PAUSE_S)  # a listing may be old
                     break
                 read[each.name] = files
         else:
             is_complete = True
     return {path for files in read.values() for path in files}
+
+
+def _never_found(storage: CoordinatorStorage, name: str) -> CorruptFileError:
+    return corrupt_file(
+        storage.url_of(name),
+        "it is in the directory and cannot be found, so what somebody reads is unknown",
+        "delete it if nobody reads the checkpoints",
+    )
 
 
 def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:

@@ -20,6 +20,7 @@ from pyspark_ckpt.snapshot import pin as pin_module
 from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
 from pyspark_ckpt.storage.local import LocalStorage
+from pyspark_ckpt.stores import reader_pins
 from pyspark_ckpt.stores.reader_pins import GRACE_MS, PinFile, barrier_name, encode_pin, pin_name
 from pyspark_ckpt.stores.reader_pins import pinned_files as pinned
 from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
@@ -128,16 +129,26 @@ def test_a_pin_that_is_replaced_while_pins_are_read_counts(savepoint: Path) -> N
     """A renewal between the listing and the reading: the list is read again."""
 
     class Renewing(LocalStorage):
-        def read(self, relative: str) -> bytes:
-            if relative == first:
+        def chunks(self, relative: str) -> Iterator[bytes]:
+            if relative == first and self.exists(first):
                 self.write(pin_name(NOW_MS + 1), [encode_pin("reader", ["shared/x"])])
                 self.delete([first])
-            return super().read(relative)
+            return super().chunks(relative)
 
     storage = Renewing(savepoint)
     first = pin_name(NOW_MS)
     storage.write(first, [encode_pin("reader", ["shared/x"])])
     assert pinned(storage, NOW_MS) == {"shared/x"}
+
+
+def test_a_pin_that_is_listed_and_never_found_lets_nothing_be_deleted(
+    savepoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing may be old, or the name a link to nothing: the search must end."""
+    monkeypatch.setattr(reader_pins, "_PAUSE_S", 0.0)
+    (savepoint / pin_name(NOW_MS)).symlink_to("nothing")
+    with pytest.raises(ckpt.CorruptFileError, match="cannot be found"):
+        pinned(LocalStorage(savepoint), NOW_MS)
 
 
 def test_a_pin_that_was_changed_lets_nothing_be_deleted(savepoint: Path) -> None:
@@ -179,6 +190,32 @@ def test_tasks_that_end_beside_each_other_leave_no_pin(savepoint: Path) -> None:
         with ThreadPoolExecutor(len(parts)) as threads:
             assert all(threads.map(task, parts))
         assert pins(savepoint) == []
+
+
+def test_a_listing_that_fails_ends_no_renewal(
+    savepoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pins of a job that reads for long would be over, and its files deleted."""
+    source = RestoreSource(str(savepoint))
+    (part,) = aged_parts(source, [None])
+    pin = PartPin(source, part)
+    with monkeypatch.context() as patched:
+        patched.setattr(parts_module, "LEASE_MS", 600)
+        assert pin.hold()
+
+        def fails(self: LocalStorage, directory: str | None = None) -> list[str]:
+            raise OSError("slow down")
+
+        with monkeypatch.context() as away:
+            away.setattr(LocalStorage, "list", fails)
+            until(lambda: "could not be looked for: slow down" in caplog.text)
+        caplog.clear()
+        with monkeypatch.context() as away:  # it looks again
+            away.setattr(LocalStorage, "list", fails)
+            until(lambda: "could not be looked for: slow down" in caplog.text)
+        patched.setattr(LocalStorage, "list", fails)
+        pin.close()
+    assert "stays until it is over: slow down" in caplog.text
 
 
 def test_a_pin_that_is_taken_back_has_no_copy(
