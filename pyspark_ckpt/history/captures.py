@@ -155,7 +155,7 @@ class Capture:
         newest: dict[tuple[str, int, int], tuple[str, CapturedEpoch]] = {}
         for path in self._paths():
             epoch = self._header(path)
-            if committed is not None and epoch.epoch > committed:
+            if committed is None or epoch.epoch > committed:
                 continue
             place = epoch.uid, epoch.subtask, epoch.epoch
             if place not in newest or _age(newest[place][1]) < _age(epoch):

@@ -76,6 +76,7 @@ def test_only_committed_epochs_are_saved(query: CapturedQuery, tmp_path: Path) -
     for number in range(3):
         query.epoch([("a", number)])
     capture = ckpt.capture(str(tmp_path), range(3))
+    assert capture.captured() == []
     commit(tmp_path, 0, 1)
     assert capture.captured() == [0, 1]
     file = capture.save(tmp_path / "saved.capture")
