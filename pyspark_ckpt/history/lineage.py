@@ -237,17 +237,28 @@ def _chain(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
-    """Return the rows of an origin and its ancestors; `place` is the path of its child."""
+    """Return the rows of an origin and its ancestors.
+
+    `place` is the path of its child, which may be a stranger's. It names its origin, so nothing is
+    opened on another server. Without a place, the origin is that of a query of this process.
+    """
     rows: list[dict[str, Any]] = []
     seen = {place}
     while origin is not None and len(rows) < _MOST:
-        metadata = None if origin.path in seen else _found(origin)
+        is_near = not place or _server(origin.path) == _server(place)
+        metadata = _found(origin) if is_near and origin.path not in seen else None
         if metadata is None:
             return [*rows, unfound_row(origin)]
         rows.append(found_row(metadata, origin.path))
         seen.add(origin.path)
         origin = metadata.parent
     return rows
+
+
+def _server(url: str) -> tuple[str, str]:
+    """Return what a path lies on: the scheme of its storage, and the name behind it."""
+    scheme, separator, rest = url.partition("://")
+    return (scheme, rest.partition("/")[0]) if separator and scheme != "file" else ("", "")
 
 
 def _found(origin: Origin) -> CheckpointMetadata | None:

@@ -12,12 +12,13 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
+from pyspark_ckpt.history import lineage as lineage_module
 from pyspark_ckpt.history.frames import history
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.log import KEPT, HistoryLog
 from pyspark_ckpt.history.records import AbortedCheckpoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
@@ -47,6 +48,28 @@ def test_all_ancestors_are_listed(storage: Storage, snapshot: CheckpointMetadata
     assert list(shown.epoch) == [2, 1, 0]
     assert list(shown.found) == [True] * 3
     assert [row["count"]["restored"] for row in shown.operators] == [True, True, False]
+
+
+@pytest.mark.parametrize("url", ["hdfs://host:9000/x", "s3://bucket/x"])
+def test_a_stranger_cannot_have_another_server_asked(
+    storage: Storage, snapshot: CheckpointMetadata, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """A request would be signed with the user's own keys."""
+    opened: list[str] = []
+    monkeypatch.setattr(
+        lineage_module, "open_storage", lambda path: opened.append(path) or open_storage(path)
+    )
+    parent = Origin(
+        path=url, kind=CheckpointKind.SAVEPOINT, checkpoint_id=None, query_id="query", epoch=3,
+        operators=("count",),
+    )  # fmt: skip
+    own = msgspec.structs.replace(snapshot, query_id="fork", epoch=0, parent=parent)
+    target = str(storage.root.parent / "sp")
+    path = write_savepoint(own, storage, target, SavepointFormat.NATIVE).path
+    shown = lineage(path)
+    assert list(shown.path) == [path, url]
+    assert list(shown.found) == [True, False]
+    assert opened == [path]
 
 
 @pytest.mark.parametrize("fate", ["deleted", "damaged", "another"])
