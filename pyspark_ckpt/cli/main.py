@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Sequence
 
 from pyspark_ckpt.cli.arguments import read_arguments
 from pyspark_ckpt.cli.output import as_json, failure, printable
-from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.errors import CkptError, ConfigurationError
 
 OK, FAILED, USAGE = 0, 1, 2
 """Exit codes; argparse exits with ``USAGE``."""
@@ -54,12 +55,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return failed
+    except SystemExit as exc:
+        _report(chosen, _of_program(exc))
+        return failed
     except Exception as exc:
         if not isinstance(exc, CkptError | OSError):  # of the user's program, or a bug
             traceback.print_exc()
-        if chosen.json:
-            sys.stdout.write(as_json(failure(exc)))
-        else:
-            sys.stderr.write(printable(f"pyspark-ckpt: {exc}\n"))
+        _report(chosen, exc)
+        return failed
+    if not result.is_answer:
         return failed
     return OK if result.is_done else FAILED
+
+
+def _report(chosen: Namespace, error: Exception) -> None:
+    if chosen.json:
+        sys.stdout.write(as_json(failure(error)))
+    else:
+        sys.stderr.write(printable(f"pyspark-ckpt: {error}\n"))
+
+
+def _of_program(exit_of_program: SystemExit) -> ConfigurationError:
+    return ConfigurationError(
+        f"the program called sys.exit({exit_of_program.code!r}) when it was imported: call what "
+        'runs it below if __name__ == "__main__"'
+    )

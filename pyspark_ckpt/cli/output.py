@@ -18,6 +18,7 @@ class Result:
     """The result of a command, as fields and as text.
 
     `is_done` is false if the command ran and its result is negative. The exit code is then 1.
+    `is_answer` is false if it ran and found no result, which the exit code says as for an error.
     `parts` is the text of a long result, which is made while it is printed. `is_data` says that a
     program reads them: unless they go to a terminal, they are printed as they are. `is_shown` says
     that the fields were printed while the command ran.
@@ -26,6 +27,7 @@ class Result:
     fields: dict[str, Any]
     text: str
     is_done: bool = True
+    is_answer: bool = True
     parts: Iterable[str] = ()
     is_data: bool = False
     is_shown: bool = False

@@ -73,7 +73,9 @@ def prove(arguments: Namespace) -> Result:
         report = found.report
     if arguments.html is not None:
         Path(arguments.html).write_text(report._repr_html_(), encoding="utf-8")
-    return Result(_fields(report), f"{report!r}\n", is_done=report.is_equal)
+    is_answer = report.is_equal or report.differences > 0
+    text = f"{report!r}\n"
+    return Result(_fields(report), text, is_done=report.is_equal, is_answer=is_answer)
 
 
 def _fields(report: ShadowReport) -> dict[str, object]:

@@ -10,7 +10,7 @@ import pytest
 from pyspark_ckpt.cli import console_commands
 from pyspark_ckpt.cli import main as main_module
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.cli.output import as_json, json_text
+from pyspark_ckpt.cli.output import Result, as_json, json_text
 from pyspark_ckpt.errors import CheckpointNotFoundError
 
 COMMANDS = {"diff": ["diff", "a", "b"], "list": ["list", "a"]}
@@ -55,6 +55,34 @@ def test_errors(
         "kind": type(error).__name__, "message": str(error),
     }  # fmt: skip
     assert ("Traceback" in printed.err) == isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_program_that_ends_the_process_gives_no_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Its own exit code 0 would say that all is well."""
+    found = run_raising(monkeypatch, SystemExit(0), [*COMMANDS[command], "--json"])
+    assert found == (1 if command == "list" else 2)
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "sys.exit(0)" in message
+    assert "__main__" in message
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_result_that_is_none_is_no_negative_one(
+    monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    read = main_module.read_arguments
+
+    def without_answer(given: Any) -> Any:
+        chosen = read(given)
+        chosen.run = lambda _: Result({}, "", is_done=is_done, is_answer=False)
+        return chosen
+
+    monkeypatch.setattr(main_module, "read_arguments", without_answer)
+    assert main(COMMANDS["diff"]) == 2
+    assert main(COMMANDS["list"]) == 1
 
 
 def test_numbers_that_json_does_not_have() -> None:
