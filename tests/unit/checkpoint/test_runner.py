@@ -319,8 +319,9 @@ def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_star
     assert directories(query) == ["chk-2", "chk-3"]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1)])
 def test_a_listener_that_raises_or_triggers_harms_nothing(
-    query: Query, start: Callable[..., CheckpointRunner]
+    query: Query, start: Callable[..., CheckpointRunner], error: BaseException
 ) -> None:
     runner, heard = start(), Heard()
 
@@ -329,7 +330,7 @@ def test_a_listener_that_raises_or_triggers_harms_nothing(
             if checkpoint.checkpoint_id == 1:
                 query.commit()
                 take(runner, query)
-            raise RuntimeError("no")
+            raise error
 
     bad = Bad()
     runner.listeners.add(bad)
