@@ -131,7 +131,10 @@ class SparkStatefulOperator:
         elif self.variables:
             rows = self.variable(self.variables[0])
         else:
-            raise RestoreError(f"{self.where} has no state: start the query without a savepoint")
+            raise RestoreError(
+                f"{self.where} has no state variable, from which its keys could be read: start the "
+                "query without a savepoint; timers that it has are lost"
+            )
         return struct_of(rows.schema["key"])
 
 

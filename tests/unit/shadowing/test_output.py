@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.shadowing import output
 from pyspark_ckpt.shadowing.output import ComparedOutput, KeptOutput, Output
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.testing.schema_text import parse_schema
@@ -81,3 +82,18 @@ def test_decimals_that_are_one_float(differing: Any) -> None:
     types = ("decimal(30, 6)", "decimal(30, 6)")
     assert differing(types, [old], [new], 0.0) == ({"a": (old, new)}, [])
     assert differing(types, [old], [new], 1e-12) == ({}, [])
+
+
+def test_one_row_that_differs_often_fills_no_memory(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_ROWS", 5)
+    schema = parse_schema("k string, x bigint")
+    outputs = []
+    for name, times in (("old", 100), ("new", 1)):
+        kept = KeptOutput(str(tmp_path / name))
+        kept(spark.createDataFrame([("a", 1)] * times, schema), 1)
+        outputs.append(Output(kept, schema))
+    compared = ComparedOutput(spark, *outputs, ["k"], Rules(), print, print)
+    pairs, more = compared.differing(1)
+    assert (len(list(pairs)), more) == (5, 94)
