@@ -22,7 +22,12 @@ from pyspark_ckpt.formats.in_progress import (
     InProgress,
     read_in_progress,
 )
-from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, is_savepoint_name
+from pyspark_ckpt.formats.layout import (
+    IN_PROGRESS_NAME,
+    METADATA_NAME,
+    is_savepoint_name,
+    written_path,
+)
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
@@ -169,7 +174,9 @@ def _is_begun(directory: Storage) -> bool:
         return _is_disposed(directory)
     if directory.exists(IN_PROGRESS_NAME):
         return True
-    is_empty = not {*directory.list()} - {DIRECTORY_MARKER}
+    # The driver may have ended before or while it wrote its first file.
+    names = {written_path(name) for name in directory.list()}
+    is_empty = names <= {DIRECTORY_MARKER, IN_PROGRESS_NAME}
     return is_empty and is_savepoint_name(directory.name) and _is_there(directory)
 
 
@@ -193,7 +200,8 @@ def _is_there(directory: Storage) -> bool:
 def _remove_directories(directory: Storage) -> tuple[str, ...]:
     """Delete ``_metadata`` and empty directories; return the names of what is left."""
     pins = [each.name for each in pin_files(directory)]
-    directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME, *pins])
+    cut = [name for name in directory.list() if written_path(name) == IN_PROGRESS_NAME]
+    directory.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME, *cut, *pins])
     directory.delete([METADATA_NAME])
     left = [
         f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in _remove_if_empty(directory, name)

@@ -111,6 +111,13 @@ def test_one_without_files_is_removed_too(place: str) -> None:
     assert open_storage(place).list() == []
 
 
+def test_one_whose_first_file_was_being_written_is_removed_too(tmp_path: Path) -> None:
+    path = Path(NewSavepoint(QUERY, str(tmp_path), "a run").path)
+    (path / "._in_progress.0123abcd.tmp").write_text("{")
+    assert dispose_savepoint(str(path)).left == ()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_directory_of_another_name_stays(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointNotFoundError):
