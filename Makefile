@@ -75,7 +75,7 @@ matrix: $(VENV)/.dev java ## Run the fast tests on versions of Python, PySpark a
 	$(BIN)/python -m tools.matrix $(ARGS)
 
 VERSION ?= unreleased
-golden: $(VENV)/.dev java ## Write the golden data of a release, once for each PySpark; VERSION=unreleased
+golden: $(VENV)/.dev java ## Write the golden data of a release, once for each PySpark, ten minutes; VERSION=unreleased
 	$(BIN)/python -m tools.make_golden $(VERSION) $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure against PySpark's own stateful operators
