@@ -116,7 +116,10 @@ def mode_of(captured: CapturedProgram, columns: InputColumns, uid: str) -> Input
             f"{', '.join(MODES)}: upgrade pyspark_ckpt, or capture the epochs again"
         )
     output = OutputRows(
-        struct_type(captured.output_schema), uid, coerces_integers=captured.coerces_integers
+        struct_type(captured.output_schema),
+        uid,
+        coerces_integers=captured.coerces_integers,
+        time_zone=columns.time_zone,
     )
     if make is PandasInput and captured.frame_rows is not None:
         limits = FrameLimits(captured.frame_rows, captured.frame_bytes or FrameLimits().size_bytes)

@@ -164,6 +164,8 @@ class PandasOutput:
             size_bytes: int = getattr(column.dtype, "itemsize", 8)
             digits = len(str(np.iinfo(f"{column.dtype.kind}{size_bytes}").max))
             self._schema.check_room(field, digits, column.tolist()[0])
+        if kind == "M" and isinstance(field.dataType, T.TimestampType):
+            column = _in_zone(column, self._schema.time_zone)
         values = [_plain(value) for value in column.tolist()]
         if is_integer:  # pandas made floats of integers beside nulls
             values = [
@@ -171,6 +173,19 @@ class PandasOutput:
                 for value in values
             ]
         return self._schema.column(field, values)
+
+
+def _in_zone(times: pd.Series[Any], time_zone: str | None) -> pd.Series[Any]:
+    """Return times as instants, as PySpark does: frames show them in the session's time zone.
+
+    Of an hour that occurs twice, the later one is taken.
+    """
+    if time_zone is None:
+        return times
+    known: pd.Series[Any] = times.dt.tz_localize(
+        time_zone, ambiguous=False, nonexistent="shift_forward"
+    )
+    return known
 
 
 def _dtypes_of(frame: _Numbers | _Columns) -> Any:

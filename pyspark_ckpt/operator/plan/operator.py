@@ -220,7 +220,10 @@ class OperatorPlan:
         get = self.keyed.df.sparkSession.conf.get
         coerces = str(get(_COERCION, "false")).lower() == "true"
         output = OutputRows(
-            self.arguments.output_schema, self.arguments.uid, coerces_integers=coerces
+            self.arguments.output_schema,
+            self.arguments.uid,
+            coerces_integers=coerces,
+            time_zone=self.keyed.columns.time_zone,
         )
         emits_event_time = bool(self.arguments.event_time_column) and self._has_watermark
         carrier = carrier_row(self.keyed.df) if emits_event_time else None

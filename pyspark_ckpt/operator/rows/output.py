@@ -63,6 +63,8 @@ class OutputRows:
     coerces_integers
         Whether pandas integers may become decimals that have no room for all of their kind, as
         ``spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled`` says.
+    time_zone
+        The session's time zone, in which frames have their times; by default the process's own.
 
     Raises
     ------
@@ -70,9 +72,17 @@ class OutputRows:
         If a column has a type that is not built yet; names column and type.
     """
 
-    def __init__(self, schema: T.StructType, uid: str, *, coerces_integers: bool = False) -> None:
+    def __init__(
+        self,
+        schema: T.StructType,
+        uid: str,
+        *,
+        coerces_integers: bool = False,
+        time_zone: str | None = None,
+    ) -> None:
         self.schema = schema
         self.coerces_integers = coerces_integers
+        self.time_zone = time_zone
         self._uid = uid
         for field in schema.fields:
             if not _is_plain(field.dataType):

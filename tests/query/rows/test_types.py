@@ -14,9 +14,12 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
+import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, Feed, Job, drop_local_copies, run_in_pyspark
 from tests.query.model import Count
+from tests.query.session_conf import session_conf
 
 TIMES = [
     dt.datetime(1600, 1, 1, 0, 0, 0, 1, tzinfo=dt.timezone.utc),
@@ -161,6 +164,54 @@ def test_timestamps_of_a_session_in_another_zone(spark: SparkSession, tmp_path: 
     result = spark.read.parquet(str(tmp_path / "out")).where("via = 'row'")
     source = spark.read.schema(DDL + ID).parquet(str(tmp_path / "in"))
     assert_df_equality(instants(result), instants(source), ignore_row_order=True)
+
+
+class EchoFrames(StatefulProcessor):
+    """Yield the frames that come in; has no state."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return rows
+
+    def close(self) -> None:
+        pass
+
+
+class EchoKeys(ckpt.BatchProcessor):
+    """Yield the keys that come in."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputBatch(self, keys: Any, rows: Any, timerValues: Any) -> Any:
+        yield keys.assign(id=0)[["ts", "id"]]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("processor", [EchoFrames, EchoKeys])
+def test_frames_of_a_session_in_another_zone(
+    spark: SparkSession, tmp_path: Path, processor: type
+) -> None:
+    """What a processor yields as it came is the same instant; PySpark's frames are so, too."""
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("id", pa.int32())])
+    feed = Feed(tmp_path / "in", schema, "ts timestamp, id int")
+    in_frames = processor is EchoFrames
+    method = "transformWithStateInPandas" if in_frames else "transformWithStateInBatches"
+    rows = feed.stream(spark)
+    feed.add([(dt.datetime(2024, 7, 1, 12, 0, 0, 1, tzinfo=dt.timezone.utc), 0), (None, 1)])
+    with session_conf(spark, {"spark.sql.session.timeZone": "America/Los_Angeles"}):
+        keyed = ckpt.key_by(rows, "ts")
+        df = getattr(keyed, method)(processor(), "ts timestamp, id int", "Append", "None", uid="op")
+        writer = ckpt.write_stream(df).option("checkpointLocation", str(tmp_path / "loc"))
+        query = writer.trigger(availableNow=True).format("parquet").start(str(tmp_path / "out"))
+        query.awaitTermination()
+    result = spark.read.parquet(str(tmp_path / "out")).select(F.unix_micros("ts"))
+    source = spark.read.schema("ts timestamp, id int").parquet(str(tmp_path / "in"))
+    assert_df_equality(result, source.select(F.unix_micros("ts")), ignore_row_order=True)
 
 
 def instants(df: DataFrame) -> DataFrame:

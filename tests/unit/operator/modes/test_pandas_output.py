@@ -190,3 +190,16 @@ def test_the_name_of_an_index_stays_with_the_frame_that_got_it() -> None:
     assert indexes.of(2).name is None
     assert indexes.of(3).tolist() == [0, 1, 2]
     assert first.index.name == "mine"
+
+
+@pytest.mark.usefixtures("local_time_zone")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", "+02:00"])
+def test_times_are_in_the_sessions_zone_as_in_the_frames_that_came_in(zone: str) -> None:
+    """The worker's own zone is another one."""
+    instants = [1_719_835_200_000_001, 1_699_165_800_000_000]  # at the last one it is 01:30 again
+    shown = pd.to_datetime(pd.Series(instants), unit="us", utc=True).dt.tz_convert(zone)
+    schema = T.StructType([T.StructField("a", T.TimestampType())])
+    output = PandasOutput(OutputRows(schema, "an_operator", time_zone=zone))
+    naive = shown.dt.tz_localize(None).to_frame("a")
+    assert taken(output, naive, naive.assign(a=pd.NaT)) == [[*instants, None, None]]
+    assert taken(output, shown.to_frame("a")) == [instants]
