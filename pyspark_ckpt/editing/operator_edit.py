@@ -49,7 +49,7 @@ from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
-from pyspark_ckpt.operator.rows.key_columns import canonical_column, check_key
+from pyspark_ckpt.operator.rows.key_columns import canonical_column, check_new_key
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE, struct_type
@@ -336,7 +336,7 @@ class OperatorEdit:
             If a column cannot be a key, or keys are parked.
         """
         for each in key_schema.fields:
-            check_key(each)
+            check_new_key(each)
         self._check_none_parked(spark)
         keyed = [
             (state_id, state.name)

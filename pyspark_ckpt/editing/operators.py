@@ -14,7 +14,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor, code_fingerprin
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_columns import check_key
+from pyspark_ckpt.operator.rows.key_columns import check_new_key
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.restore.source import RestoreSource
 
@@ -98,5 +98,5 @@ def key_columns(keys: T.StructType | str, uid: str) -> T.StructType:
     if not schema.fields:
         raise PlanError(f"operator {uid!r}: give at least one key column")
     for field in schema.fields:
-        check_key(field)
+        check_new_key(field)
     return T.StructType([T.StructField(each.name, each.dataType) for each in schema.fields])

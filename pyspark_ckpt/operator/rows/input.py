@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
     canonical_sent,
-    check_key,
+    check_new_key,
     codes_of_numbers,
     codes_of_objects,
     codes_of_texts,
@@ -128,7 +128,7 @@ class InputColumns:
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self.event_time_index = event_time_index(schema)
         for field in self._key_fields:
-            check_key(field)
+            check_new_key(field)
         self._json_keys = {
             index: JsonKey(schema.fields[index], time_zone)
             for index in self._key_indexes

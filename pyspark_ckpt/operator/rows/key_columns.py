@@ -111,6 +111,31 @@ def check_key(field: T.StructField) -> None:
         )
 
 
+def check_new_key(field: T.StructField) -> None:
+    """Check that a column can be a key of a query, or of a savepoint from tables; on the driver.
+
+    Raises
+    ------
+    PlanError
+        As :func:`check_key`, or if texts that its collation takes for equal would be several keys.
+    """
+    check_key(field)
+    if _is_collated(field.dataType):
+        raise PlanError(
+            f"key column {field.name!r} is {field.dataType.simpleString()}: texts that are equal "
+            "by a collation would be different keys; key by a column that is the same for them, "
+            "such as lower(column) collate UTF8_BINARY"
+        )
+
+
+def _is_collated(data_type: T.DataType) -> bool:
+    if isinstance(data_type, T.StructType):
+        return any(_is_collated(field.dataType) for field in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return _is_collated(data_type.elementType)
+    return getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY"
+
+
 def canonical_column(column: Column, data_type: T.DataType) -> Column:
     """Return a key column in which equal keys hash alike: -0.0 is 0.0 and all NaNs are one."""
     if not holds(data_type, _FLOATS):

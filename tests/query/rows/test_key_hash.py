@@ -14,10 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
+from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
 from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
 from pyspark_ckpt.operator.values.codec import holds
-from tests.query.rows.test_key_hashing import COLLATED, KEYS
+from tests.query.rows.test_key_hashing import KEYS
 from tests.unit.operator.spark_values import TYPES, struct
 
 MAX_PARALLELISM = 128
@@ -73,6 +74,19 @@ def test_a_key_that_does_not_fit_is_refused_by_name() -> None:
         places.place((7, datetime.date(2024, 1, 1)))
     with pytest.raises(PlanError, match="key column 'm'"):
         KeyPlaces(T.StructType().add("m", T.MapType(T.StringType(), T.LongType())), 128)
+
+
+COLLATED = "string collate UTF8_LCASE"
+
+
+@pytest.mark.parametrize("kind", [COLLATED, f"array<{COLLATED}>", f"struct<a:{COLLATED}>"])
+def test_texts_that_a_collation_takes_for_equal_are_no_keys(spark: SparkSession, kind: str) -> None:
+    """As in Spark's own state: its groupBy has one group of them, and we would have two keys."""
+    rows = spark.sql(f"select cast(null as {kind}) k")
+    with pytest.raises(PlanError, match=r"key column 'k'.*collate UTF8_BINARY"):
+        InputColumns(rows.schema, ["k"])
+    if kind == COLLATED:
+        InputColumns(rows.selectExpr("lower(k) collate UTF8_BINARY k").schema, ["k"])
 
 
 def test_keys_with_a_collation_are_refused_by_name(spark: SparkSession) -> None:
