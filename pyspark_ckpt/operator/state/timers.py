@@ -125,14 +125,14 @@ class Timers:
         self, change: Callable[[int], None], positions: Numbers, times_ms: Numbers
     ) -> None:
         current = self._table.current
-        event_time_ms = current.event_time_ms
+        event_time_ms, is_many = current.event_time_ms, current.is_many
         try:
             for position, time_ms in zip(positions.tolist(), times_ms.tolist(), strict=True):
                 self._table.enter(position)
                 change(time_ms)
         finally:
             current.leave()
-            current.event_time_ms = event_time_ms
+            current.event_time_ms, current.is_many = event_time_ms, is_many
 
     def _write_many(
         self, of_keys: Sequence[bytes], stored: _StoredTimers, value: bytes | None

@@ -70,6 +70,8 @@ class Changes(ckpt.ArrowProcessor):
         return ()
 
     def handleExpiredTimers(self, keys: Any, timers: Any, timerValues: Any) -> None:
+        # Due ones are changed one by one, as of the current key, which must not be forgotten.
+        self.handle.registerTimers(keys, [40] * len(keys))
         self.called("handleTimer")
 
     def close(self) -> None:
