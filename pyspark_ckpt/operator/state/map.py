@@ -245,7 +245,8 @@ class MapState:
         False
         """
         prefix = self._prefix()
-        for key, _ in list(self._table.scan(prefix)):
+        keys = [key for key, _ in self._table.scan(prefix)]  # no value is kept
+        for key in keys:
             self._table.write_below(prefix, key, None)
 
     def _entries(self, prefix: bytes) -> Iterator[tuple[Value, Value]]:

@@ -323,7 +323,7 @@ class RawState:
             self._replace(written)
 
     def _replace(self, content: bytes) -> None:
-        for key, _ in list(self._table.scan(RAW_STATE)):
+        for key in [key for key, _ in self._table.scan(RAW_STATE)]:
             self._table.write_below(RAW_STATE, key, None)
         for key, chunk in zip(*raw_entries(0, content), strict=True):
             self._table.write_below(RAW_STATE, key, chunk)
