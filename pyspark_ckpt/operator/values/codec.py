@@ -149,7 +149,17 @@ class TupleCodec:
                 f"{self._what}: stored bytes do not fit the schema "
                 f"{self._schema.simpleString()} ({e})"
             ) from e
-        return wire if self._read is None else self._read(wire)
+        if self._read is None:
+            return wire
+        try:
+            values: tuple[Any, ...] = self._read(wire)
+        except (ValueError, OverflowError, OSError) as e:
+            raise StateValueError(
+                f"{self._what}: it has a value that Python does not have in this worker's time "
+                f"zone ({e}): read it with getMany in an Arrow table, or give the workers the "
+                "time zone of the session (TZ)"
+            ) from e
+        return values
 
 
 def key_encoder() -> Callable[[Any], bytes]:

@@ -101,6 +101,21 @@ def _dict_of(names: list[str]) -> Converter:
     return lambda values: dict(zip(names, values, strict=False))
 
 
+def _dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return a map by local times, of which two of a repeated hour are one to Python.
+
+    Raises
+    ------
+    ValueError
+        If an entry would be lost.
+    """
+    pairs = list(entries)
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a map has two keys in an hour that the local time repeats")
+    return made
+
+
 STATE_STYLE = ValueStyle(_row_of, dict, T.TimestampType().fromInternal)
 """The objects of PySpark's state: Row, dict and naive local timestamps."""
 
@@ -266,6 +281,8 @@ def _map_writer(form: WireForm, data_type: T.MapType) -> Converter:
 def _map_reader(form: WireForm, data_type: T.MapType, style: ValueStyle) -> Converter:
     converters = [reader_of(form, kind, style) for kind in (data_type.keyType, data_type.valueType)]
     unpack, make = form.unpack_map, style.map
+    if make is dict and isinstance(data_type.keyType, T.TimestampType):
+        make = _dict_of_times
     if not any(converters):
         return lambda wire: make(unpack(wire))
     convert = fields_converter(converters)

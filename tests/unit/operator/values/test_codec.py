@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -239,3 +240,24 @@ def test_a_stored_text_that_is_no_text_is_an_error_of_the_library() -> None:
         codec.decode(b"\x91\xa1\xff")
     with pytest.raises(StateValueError, match="do not fit"):
         codec.decode_many([b"\x91\xa1\xff", b"\x91\xa0"])
+
+
+@pytest.mark.usefixtures("local_time_zone")
+def test_what_python_cannot_show_is_refused_by_name_and_never_lost() -> None:
+    """An instant in year 10000 of the local time, and two keys of a repeated hour."""
+    last = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
+    ahead = TupleCodec(struct(T.TimestampType()), "state 's'")
+    repeated = TupleCodec(struct(T.MapType(T.TimestampType(), T.LongType())), "state 's'")
+    hours = {
+        datetime.datetime(2023, 11, 5, hour, 30, tzinfo=datetime.timezone.utc): hour
+        for hour in (5, 6)
+    }
+    stored = repeated.encode((hours,))
+    if time.tzname[0] == "JST":
+        with pytest.raises(StateValueError, match=r"state 's'.*Python does not have.*TZ"):
+            ahead.decode(ahead.encode((last,)))
+        assert list(repeated.decode(stored)[0].values()) == [5, 6]
+    else:
+        ahead.decode(ahead.encode((last,)))
+        with pytest.raises(StateValueError, match=r"state 's'.*two keys in an hour"):
+            repeated.decode(stored)
