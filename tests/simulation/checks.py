@@ -11,6 +11,7 @@ from pyspark_ckpt.formats.layout import checkpoint_id_of, state_file, written_pa
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, EpochContents, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.settings import ClaimMode, Settings
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store
 from tests.simulation.application import Application
@@ -112,15 +113,21 @@ class Checks:
             )
 
     def _check_own(self, application: Application, path: str, kind: str) -> None:
+        query_id = application.query_id or self._query_id_in(application.path)
         for timeline in self.timelines.values():
-            if timeline.query_id == application.query_id:
+            if timeline.query_id == query_id:
                 continue
             is_inside = path.startswith(f"{timeline.directory}/")
             is_claimed = application.claim is ClaimMode.CLAIM and "/chk-" in path
             is_own = path.startswith(f"{application.path}/")
             assert not is_inside or is_claimed or is_own, (
-                f"{application.name} of query {application.query_id} makes a {kind} of {path}"
+                f"{application.name} of query {query_id} makes a {kind} of {path}"
             )
+
+    def _query_id_in(self, path: str) -> str | None:
+        """Return what a driver finds that starts beside the one that made the id."""
+        with self.scheduler.quiet():
+            return SparkLog(open_storage(path)).query_id()
 
     def complete_ids(self, timeline: Timeline) -> list[int]:
         """Return the ids of a query's complete checkpoints."""

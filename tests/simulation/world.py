@@ -117,8 +117,8 @@ class World(Checks):
             scheduler.sleep(chance.randrange(1, 400))
             fate = chance.choice([
                 self._kill_a_driver, self._kill_a_driver, self._pause_a_driver,
-                self._kill_an_executor, self._cut_the_power, self._take_a_savepoint,
-                self._fork, self._roll_back,
+                self._start_two_drivers, self._kill_a_start, self._kill_an_executor,
+                self._cut_the_power, self._take_a_savepoint, self._fork, self._roll_back,
             ])  # fmt: skip
             scheduler.note(f"fate: {fate.__name__.strip('_')}")
             fate()
@@ -171,6 +171,27 @@ class World(Checks):
         if self.chance.random() < 0.8:
             self._start(last.path, last.restore, last.claim)
 
+    def _start_two_drivers(self) -> None:
+        """Two drivers take over from a killed one at once, as if a job was started twice."""
+        last = self._any()
+        last.kill()
+        for _ in range(2):
+            self._start(last.path, last.restore, last.claim)
+
+    def _kill_a_start(self) -> None:
+        """A driver is killed while it starts, perhaps by a power cut."""
+        last = self._any()
+        last.kill()
+        started = self._start(last.path, last.restore, last.claim)
+        self._let_steps_pass(self.chance.randrange(5, 150))
+        started.kill()
+        if self.chance.random() < 0.3:
+            self._cut_the_power()
+
+    def _let_steps_pass(self, steps: int) -> None:
+        began = self.scheduler.steps
+        self.scheduler.wait(lambda: self.scheduler.steps > began + steps, 100)
+
     def _kill_an_executor(self) -> None:
         self._any().replace_executor(self.chance.randrange(2))
 
@@ -202,9 +223,7 @@ class World(Checks):
             claim = self.chance.choice([*ClaimMode])
             self._begin(self.chance.choice(sources), claim)
             if self.chance.random() < 0.4:  # in the middle of its restore
-                began = self.scheduler.steps
-                steps = self.chance.randrange(20, 150)
-                self.scheduler.wait(lambda: self.scheduler.steps > began + steps, 100)
+                self._let_steps_pass(self.chance.randrange(20, 150))
                 self.newest_at(self.locations[-1]).kill()
 
     def _roll_back(self) -> None:
