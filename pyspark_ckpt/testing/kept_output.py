@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pandas as pd
@@ -60,6 +60,11 @@ class KeptOutput:
             self._checked.extend(yielded)
         self._kept.extend(yielded)
         self._after_call()
+
+    def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
+        """Add all that one call yields: a harness returns an epoch's output as a whole."""
+        self.extend(output)
+        return None
 
     def cut(self, rows: int) -> None:
         """Remove the checked rows of a call that raised; its output is not kept."""

@@ -47,7 +47,7 @@ class Processing(Protocol):
     """What runs the processor over an epoch."""
 
     states: ProcessorHandle
-    origins: Any
+    output: Any
     quarantine: Quarantine | None
     part_under_way: Part | None
     timers_under_way: Sequence[StoredKey]
@@ -165,7 +165,7 @@ class EpochRecorder:
         """Process an epoch; yield its output in batches, and keep it."""
         for batch in processing.run(read, epoch):
             if self.left_out is None:
-                kept = with_origins(batch, processing.origins)
+                kept = with_origins(batch, processing.output.origins)
                 self._count(kept.nbytes, "output")
                 self.output.append(kept)
             yield batch

@@ -252,12 +252,12 @@ class WrittenFailure:
         if part is not None and self._epoch.mode.calls_once_per_part:
             return dict.fromkeys(part.stored), [[self._kept(part.sent_rows(0))]]
         if part is not None:
-            place = current.position if row is None else processing.origins.place_of(row)
+            place = current.position if row is None else processing.output.origins.place_of(row)
             return {part.stored[place]: None}, [[self._kept(part.sent_rows(place))]]
         if processing.timers_under_way:
             return self._with_their_rows(processing.timers_under_way)
         if row is not None:
-            stored = processing.origins.stored_key_of(row)
+            stored = processing.output.origins.stored_key_of(row)
             return self._with_their_rows(() if stored is None else (stored,))
         if current.key_group is None:
             return {}, []

@@ -18,11 +18,14 @@ from pyspark_ckpt.operator.modes.kept_values import kept_array
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
-from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import PartKeys
 from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
+
+PIECE_BYTES = 1 << 26
+"""Output of this size leaves at once: far below the 2 GB that an Arrow column of texts can have."""
 
 TIME_MS = "time_ms"
 """The column of a table of timers that has their times."""
@@ -164,16 +167,30 @@ class ArrowOutput:
         StateValueError
             If it is no Arrow table, lacks a column, or a value does not fit its column.
         """
+        rest = self.fill(output)
+        while rest is not None:
+            rest = self.fill(rest)
+
+    def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
+        """Add what one call of the processor yields, until as much is there as leaves at once."""
+        if output is None:
+            return None
         if isinstance(output, pa.Table | pa.RecordBatch):
             raise StateValueError(
                 f"{self._schema.where}: the processor returned a table: yield it, or return a list "
                 "of tables"
             )
-        for table in output or ():
+        full, size_bytes = self.rows + CHUNK_ROWS, 0
+        rest = output if isinstance(output, _Pieces) else _Pieces(output)
+        for table in rest:
             batch = self._batch(table)
             if batch.num_rows:
                 self._batches.append(batch)
                 self.rows += batch.num_rows
+                size_bytes += batch.nbytes
+            if self.rows >= full or size_bytes >= PIECE_BYTES:
+                return rest
+        return None
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""
@@ -217,6 +234,26 @@ class ArrowOutput:
                 f"{self._schema.where}: output column {field.name!r} is "
                 f"{field.dataType.simpleString()}, the yielded column is {column.type} ({exc})"
             ) from exc
+
+
+class _Pieces(Iterator[Any]):
+    """The tables of one call; those of more than :data:`PIECE_BYTES` are cut between rows."""
+
+    def __init__(self, output: Iterable[Any]) -> None:
+        self._pieces = chain.from_iterable(map(_pieces, output))
+
+    def __next__(self) -> Any:
+        return next(self._pieces)
+
+
+def _pieces(table: Any) -> Iterator[Any]:
+    is_table = isinstance(table, pa.Table | pa.RecordBatch)  # anything else is refused later
+    if is_table and table.num_rows > 1 and table.nbytes > PIECE_BYTES:
+        half = table.num_rows // 2
+        yield from _pieces(table.slice(0, half))
+        yield from _pieces(table.slice(half))
+    else:
+        yield table
 
 
 class ArrowPart:

@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.modes.kept_values import kept_column, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
-from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.values.arrow_forms import whole
@@ -71,14 +71,22 @@ class PandasOutput:
         StateValueError
             If it is not a frame, or lacks a column.
         """
+        rest = self.fill(output)
+        while rest is not None:
+            rest = self.fill(rest)
+
+    def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
+        """Add what one call of the processor yields, until as much is there as leaves at once."""
         if output is None:
-            return
+            return None
         if isinstance(output, pd.DataFrame):
             raise StateValueError(
                 f"{self._schema.where}: the processor returned a DataFrame: yield it, or return a "
                 "list of frames"
             )
-        for frame in output:
+        full = self._rows + CHUNK_ROWS
+        rest = iter(output)
+        for frame in rest:
             if not isinstance(frame, pd.DataFrame):
                 raise StateValueError(
                     f"{self._schema.where}: the processor yielded {type(frame).__name__}: yield "
@@ -87,6 +95,9 @@ class PandasOutput:
             if len(frame):
                 self._frames.append(self._kept(self._with_columns(frame)))
                 self._rows += len(frame)
+            if self._rows >= full:
+                return rest
+        return None
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""

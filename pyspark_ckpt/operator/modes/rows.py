@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pyspark_ckpt.operator.modes.kept_values import kept, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
-from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 
 
@@ -115,6 +116,18 @@ class RowsOutput:
         if output is None:
             return
         self._rows.extend(map(self._kept, output) if self._may_change else output)
+
+    def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
+        """Add what one call of the processor yields, until as much is there as leaves at once."""
+        if output is None:
+            return None
+        rows = self._rows
+        full = len(rows) + CHUNK_ROWS
+        first = islice(output, CHUNK_ROWS)
+        rows.extend(map(self._kept, first) if self._may_change else first)
+        if len(rows) < full:  # nearly always
+            return None
+        return output if isinstance(output, Iterator) else islice(output, CHUNK_ROWS, None)
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""

@@ -71,6 +71,15 @@ class Output(Protocol):
     def extend(self, output: Iterable[Any] | None) -> None:
         """Add what one call of the processor yields."""
 
+    def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
+        """Add what one call of the processor yields, until as much is there as leaves at once.
+
+        Returns
+        -------
+        iterator or None
+            What the call may still yield, for the next `fill`; ``None`` if that was all.
+        """
+
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""
 

@@ -34,7 +34,6 @@ class OutputOrigins:
         self,
         step: str,
         keys: Sequence[Key] = (),
-        first: int = 0,
         stored: Sequence[StoredKey] = (),
     ) -> list[int]:
         """Begin with an empty buffer.
@@ -45,8 +44,6 @@ class OutputOrigins:
             The method that is called from here on.
         keys
             Those that it is called for, or will be.
-        first
-            The place in `keys` of the next call's key.
         stored
             The same keys in their stored form.
 
@@ -55,10 +52,15 @@ class OutputOrigins:
         list of int
             `ends`, for the caller to append to.
         """
-        self.step, self._keys, self._first = step, keys, first
-        self._stored = stored
+        self.step, self._keys, self._stored = step, keys, stored
+        self._first = 0
         self.ends = []
         return self.ends
+
+    def go_on(self) -> None:
+        """Go on with an empty buffer, between two calls or in the middle of one."""
+        self._first += len(self.ends)
+        self.ends.clear()
 
     def key_of(self, row: int) -> Key | None:
         """Return the key of the call that a row is of, ``None`` without one."""

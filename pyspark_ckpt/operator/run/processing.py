@@ -31,10 +31,10 @@ from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
+from pyspark_ckpt.operator.run.epoch_output import EpochOutput
 from pyspark_ckpt.operator.run.garbage import rows_are_made, rows_are_used
 from pyspark_ckpt.operator.run.laps import Laps, Phase
 from pyspark_ckpt.operator.run.lost_attributes import LostAttributes
-from pyspark_ckpt.operator.run.output_origins import OutputOrigins
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
@@ -85,9 +85,9 @@ class EpochProcessing:
     If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it. `rows`,
     `keys` and `timers_fired` count what was processed, and `laps` has the time of each phase. The
     next epoch does not have the `lost_attributes` of the processor. `quarantine` is there after
-    ``init`` if there is one. `origins` has the calls that the output comes from, `part_under_way`
-    the rows that the processor works on, and `timers_under_way` the stored keys of a call for
-    several timers.
+    ``init`` if there is one. `output` has what has not left yet, and the calls that it comes from,
+    `part_under_way` the rows that the processor works on, and `timers_under_way` the stored keys of
+    a call for several timers.
     """
 
     def __init__(
@@ -117,8 +117,6 @@ class EpochProcessing:
         self._where = where
         self._step = "init"
         self._key: tuple[Any, ...] | None = None
-        self._output = mode.new_output()
-        self.origins = OutputOrigins()
         self.part_under_way: Part | None = None
         self.timers_under_way: Sequence[StoredKey] = ()
         self._timer_tables = timer_tables_of(mode, processor)
@@ -128,6 +126,7 @@ class EpochProcessing:
         self.keys = 0
         self.timers_fired = 0
         self.laps = Laps()
+        self.output = EpochOutput(mode.new_output(), self.laps, self._of_call)
         self.lost_attributes: tuple[str, ...] = ()
 
     def key_under_way(self) -> tuple[Any, ...] | None:
@@ -227,10 +226,9 @@ class EpochProcessing:
         self._step = "handleBroadcastRows"
         handler: Any = self._processor
         self.laps.begin(Phase.USER)
-        self.origins.begin(self._step)
-        self._output.extend(handler.handleBroadcastRows(rows, self._timer_values))
-        if self._output.rows:
-            yield from self._written()
+        self.output.begin(self._step)
+        yield from self.output.of_call(handler.handleBroadcastRows(rows, self._timer_values))
+        yield from self.output.written()
         self.laps.begin(Phase.READ)
 
     def _process_part(self, batches: SentRows) -> Iterator[pa.RecordBatch]:
@@ -257,16 +255,15 @@ class EpochProcessing:
         if self.states.ages_in_event_time:
             current.event_time_ms = part.newest_event_time_ms(0)
         current.is_many = True
-        self.origins.begin(self._step)
-        self._output.extend(part.process(self._processor, 0, self._timer_values))
+        self.output.begin(self._step)
+        yield from self.output.of_call(part.process(self._processor, 0, self._timer_values))
         current.leave()
-        if self._output.rows:
-            yield from self._written()
+        yield from self.output.written()
 
     def _process_keys(self, part: Part) -> Iterator[pa.RecordBatch]:
         step = self._step = self._mode.method
-        ends = self.origins.begin(step, part.keys, stored=part.stored)
-        table, output, timer_values = self._table, self._output, self._timer_values
+        ends = self.output.begin(step, part.keys, part.stored)
+        table, output, timer_values = self._table, self.output.buffer, self._timer_values
         needs_event_time = self.states.ages_in_event_time
         quarantine = self.quarantine
         for position, key in enumerate(part.keys):
@@ -275,7 +272,9 @@ class EpochProcessing:
             if needs_event_time:
                 table.current.event_time_ms = part.newest_event_time_ms(position)
             if quarantine is None:
-                output.extend(part.process(self._processor, position, timer_values))
+                rest = output.fill(part.process(self._processor, position, timer_values))
+                if rest is not None:
+                    yield from self.output.of_rest(rest)
             else:
                 call = partial(part.process, self._processor, position, timer_values)
                 sent = partial(part.sent_rows, position)
@@ -283,10 +282,8 @@ class EpochProcessing:
             rows = output.rows
             ends.append(rows)
             if rows >= CHUNK_ROWS:
-                yield from self._written()
-                ends = self.origins.begin(step, part.keys, position + 1, part.stored)
-        if output.rows:
-            yield from self._written()
+                yield from self.output.written()
+        yield from self.output.written()
         self._leave_key(_READING)
 
     def _release(self, quarantine: Quarantine) -> Iterator[pa.RecordBatch]:
@@ -295,19 +292,17 @@ class EpochProcessing:
         step = self._step = self._mode.method
         keys: list[tuple[Any, ...]] = []
         stored_keys: list[StoredKey] = []
-        ends = self.origins.begin(step, keys, stored=stored_keys)
+        ends = self.output.begin(step, keys, stored_keys)
         for stored, kept in quarantine.released():
             self._key = self._decode_key(stored[1])
             call = partial(self._process_kept, stored, kept)
-            quarantine.release(step, call, self._output, self._described)
+            quarantine.release(step, call, self.output.buffer, self._described)
             keys.append(self._key)
             stored_keys.append(stored)
-            ends.append(self._output.rows)
-            if self._output.rows >= CHUNK_ROWS:
-                yield from self._written()
-                ends = self.origins.begin(step, keys, len(keys), stored_keys)
-        if self._output.rows:
-            yield from self._written()
+            ends.append(self.output.buffer.rows)
+            if self.output.is_full:
+                yield from self.output.written()
+        yield from self.output.written()
         self._leave_key(_READING)
         self.laps.begin(Phase.READ)
 
@@ -333,8 +328,7 @@ class EpochProcessing:
             self.laps.begin(Phase.USER)
             self.timers_fired += len(due)
             yield from fire(due)
-            if self._output.rows:
-                yield from self._written()
+            yield from self.output.written()
             self._leave_key("handleExpiredTimer")
             self.laps.begin(Phase.READ)
 
@@ -352,18 +346,19 @@ class EpochProcessing:
         self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
         handler: Any = self._processor
         self._table.current.is_many = True
-        self.origins.begin(self._step)
-        self._output.extend(handler.handleExpiredTimers(keys, timers, self._timer_values))
+        self.output.begin(self._step)
+        yield from self.output.of_call(
+            handler.handleExpiredTimers(keys, timers, self._timer_values)
+        )
         self._table.current.leave()
         self.timers_under_way = ()
-        if self._output.rows:
-            yield from self._written()
+        yield from self.output.written()
 
     def _fire_one_by_one(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
         step = self._step = "handleExpiredTimer"
         keys: list[tuple[Any, ...]] = []
         stored: list[StoredKey] = []
-        ends = self.origins.begin(step, keys, stored=stored)
+        ends = self.output.begin(step, keys, stored)
         self._table.begin_part([timer.key for timer in due])
         for position, timer in enumerate(due):
             key = self._key = self._key_of_timer(timer)
@@ -374,19 +369,20 @@ class EpochProcessing:
                 timerValues=self._timer_values,
                 expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
             )
-            if self.quarantine is None:
-                self._output.extend(call())
-            elif not self.quarantine.fire_timer(step, call, self._output, self._described):
-                self.timers_fired -= 1
-                self.states.timers.keep(timer)
-                continue
             keys.append(key)
             stored.append(timer.key)
-            ends.append(self._output.rows)
+            if self.quarantine is None:
+                yield from self.output.of_call(call())
+            elif not self.quarantine.fire_timer(step, call, self.output.buffer, self._described):
+                self.timers_fired -= 1
+                self.states.timers.keep(timer)
+                keys.pop()
+                stored.pop()
+                continue
+            ends.append(self.output.buffer.rows)
             self.states.timers.delete(timer.time_ms)
-            if self._output.rows >= CHUNK_ROWS:
-                yield from self._written()
-                ends = self.origins.begin(step, keys, len(keys), stored)
+            if self.output.is_full:
+                yield from self.output.written()
 
     def _key_of_timer(self, timer: DueTimer) -> tuple[Any, ...]:
         try:
@@ -446,22 +442,9 @@ class EpochProcessing:
     def _described(self, error: Exception) -> str:
         return f"{type(error).__name__}: {shortened(str(error))}{self._lines(error)}"
 
-    def _written(self) -> Iterator[pa.RecordBatch]:
-        """Yield the output so far to Spark."""
-        self.laps.begin(Phase.WRITE)
-        yield self._taken()
-        self.laps.begin(Phase.USER)
-
-    def _taken(self) -> pa.RecordBatch:
-        """Return the output so far; an error about a row names the call that made the row."""
-        try:
-            return self._output.take()
-        except StateValueError as exc:
-            if exc.row is not None:
-                step = self.origins.step
-                lines = definition(self._processor, step, self._sources.lines())
-                exc.add_place(f"; by {_place(step, self.origins.key_of(exc.row))}{lines}")
-            raise
+    def _of_call(self, step: str, key: tuple[Any, ...] | None) -> str:
+        lines = definition(self._processor, step, self._sources.lines())
+        return f"; by {_place(step, key)}{lines}"
 
 
 def _indented(text: str) -> str:

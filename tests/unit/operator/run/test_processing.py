@@ -55,6 +55,8 @@ class Logged(StatefulProcessor):
     def __init__(self, **steps: Callable[..., Any]) -> None:
         self.steps = steps
         self.log: list[Any] = []
+        self.taken: list[int] = []
+        self.left: list[int] = []
 
     def step(self, name: str, *arguments: Any) -> Any:
         return self.steps[name](self, *arguments) if name in self.steps else None
@@ -235,6 +237,60 @@ def test_output_leaves_in_frames_of_bounded_length(subtask: Subtask) -> None:
     output = subtask.run(processor, [[frame_of(rows)]])
     assert [len(one) for one in subtask.frames] == [2 * each, 2 * each, each]
     assert output == [(key, n) for key in ("ab", "a", "b", "c", None) for n in range(each)]
+
+
+def much(self: Logged, key: Any, *_: Any) -> Iterator[Row]:
+    """Yield two batches and a row, and note how many batches had left before each row."""
+    self.left = []
+    for n in range(2 * CHUNK_ROWS + 1):
+        self.left.append(len(self.taken))
+        yield Row(k=key[0], n=n)
+
+
+@pytest.mark.parametrize("of_timer", [False, True])
+def test_what_one_call_yields_leaves_while_it_yields(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch, *, of_timer: bool
+) -> None:
+    taken: list[int] = []
+    take = RowsOutput.take
+
+    def noted(self: RowsOutput) -> pa.RecordBatch:
+        taken.append(self.rows)
+        return take(self)
+
+    monkeypatch.setattr(RowsOutput, "take", noted)
+    steps: dict[str, Any] = {"handleInputRows": much}
+    if of_timer:
+        subtask.epochs.set_time(1000, TimeMode.PROCESSING_TIME)
+        steps = {"handleInputRows": register(900), "handleExpiredTimer": much}
+    processor = Logged(**steps)
+    processor.taken = taken
+    output = subtask.run(processor, [[frame_of([("a", 0), ("b", 0)])]])
+    numbers = range(2 * CHUNK_ROWS + 1)
+    assert output[2 * of_timer :] == [(key, n) for key in "ab" for n in numbers]
+    assert max(taken) <= 2 * CHUNK_ROWS
+    assert processor.left[-1] - processor.left[0] == 2
+
+
+@pytest.mark.parametrize("before", [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, 2 * CHUNK_ROWS + 5])
+@pytest.mark.parametrize("of_timer", [False, True])
+def test_a_row_that_does_not_fit_names_its_key_behind_rows_that_have_left(
+    subtask: Subtask, before: int, *, of_timer: bool
+) -> None:
+    def misfit(_: Logged, key: Any, *__: Any) -> Iterator[Row]:
+        rows = {"a": CHUNK_ROWS - 3, "b": before}.get(key[0], 1)
+        yield from (Row(k=key[0], n=n) for n in range(rows))
+        if key[0] == "b":
+            yield Row(k="b", n="no number")
+
+    steps = {"handleInputRows": misfit}
+    if of_timer:
+        subtask.epochs.set_time(1000, TimeMode.PROCESSING_TIME)
+        steps = {"handleInputRows": register(900), "handleExpiredTimer": misfit}
+    rows: Input = [("ab", 0), ("a", 0), ("b", 0), ("c", 0)]
+    place = "handleExpiredTimer" if of_timer else "handleInputRows"
+    with pytest.raises(StateValueError, match=rf"by {place}, key \('b',\)"):
+        subtask.run(Logged(**steps), [[frame_of(rows)]])
 
 
 def register(*times_ms: int) -> Callable[..., None]:
