@@ -80,9 +80,10 @@ def arrow_type(data_type: T.DataType) -> pa.DataType:
 
 
 def in_type(column: Any, wanted: pa.DataType) -> Any:
-    """Return an array, or a chunked one, cast to a type, also if it has lists or maps of nulls.
+    """Return an array, or a chunked one, cast to a type; fields that a struct lacks are null.
 
-    Arrow's own cast leaves such a list with fewer nulls than it says it has.
+    Arrow's own cast leaves lists and maps of nulls with fewer nulls than they say they have, and
+    PyArrow 18 refuses structs that lack fields.
 
     Raises
     ------
@@ -92,7 +93,11 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
     if column.type == wanted:
         return column
     if not _has_nulls_inside(wanted):
-        return column.cast(wanted)
+        try:
+            return column.cast(wanted)
+        except pa.ArrowTypeError:
+            if not _may_lack_fields(wanted):
+                raise
     try:
         made = pa.array(column.to_pylist(), wanted)
         return pa.chunked_array([made], wanted) if isinstance(column, pa.ChunkedArray) else made
@@ -103,6 +108,25 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
 def _has_nulls_inside(kind: pa.DataType) -> bool:
     fields = [kind.field(n) for n in range(kind.num_fields)]
     return any(pa.types.is_null(each.type) or _has_nulls_inside(each.type) for each in fields)
+
+
+def _may_lack_fields(kind: pa.DataType) -> bool:
+    """Return whether structs in a type may lack fields in Python's values: they are null then."""
+    structs = list(_structs(kind))
+    return bool(structs) and all(
+        len({field.name for field in fields}) == len(fields)
+        and all(field.nullable for field in fields)
+        for fields in structs
+    )
+
+
+def _structs(kind: pa.DataType) -> Iterator[list[pa.Field]]:
+    """Yield the fields of each struct in a type."""
+    fields = [kind.field(n) for n in range(kind.num_fields)]
+    if pa.types.is_struct(kind):
+        yield fields
+    for field in fields:
+        yield from _structs(field.type)
 
 
 def arrow_array(data_type: T.DataType, plain: Sequence[Any]) -> pa.Array:
