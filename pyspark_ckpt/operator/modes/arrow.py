@@ -157,6 +157,7 @@ class ArrowOutput:
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
         self._batches: list[pa.RecordBatch] = []
+        self._size_bytes = 0  # of all calls since rows were taken
         self.rows = 0
 
     def extend(self, output: Iterable[Any] | None) -> None:
@@ -180,26 +181,29 @@ class ArrowOutput:
                 f"{self._schema.where}: the processor returned a table: yield it, or return a list "
                 "of tables"
             )
-        full, size_bytes = self.rows + CHUNK_ROWS, 0
+        full = self.rows + CHUNK_ROWS
         rest = output if isinstance(output, _Pieces) else _Pieces(output)
         for table in rest:
             batch = self._batch(table)
             if batch.num_rows:
                 self._batches.append(batch)
                 self.rows += batch.num_rows
-                size_bytes += batch.nbytes
-            if self.rows >= full or size_bytes >= PIECE_BYTES:
+                self._size_bytes += batch.nbytes
+            if self.rows >= full or self._size_bytes >= PIECE_BYTES:
                 return rest
         return None
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""
         while self.rows > rows:
-            self.rows -= self._batches.pop().num_rows
+            batch = self._batches.pop()
+            self.rows -= batch.num_rows
+            self._size_bytes -= batch.nbytes
 
     def take(self) -> pa.RecordBatch:
         """Return the rows in the sent schema, and empty the buffer."""
         batches, self._batches, self.rows = self._batches, [], 0
+        self._size_bytes = 0
         if len(batches) == 1:
             return batches[0]
         table = pa.Table.from_batches(batches, self._schema.arrow_schema)

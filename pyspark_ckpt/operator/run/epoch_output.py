@@ -1,7 +1,7 @@
 """What the processor's calls of an epoch yield, on its way to Spark.
 
 Rows are gathered over many calls. As soon as there are enough they leave, also in the middle of a
-call: what a processor yields is never held as a whole.
+call. Only a quarantine holds what a call yields until it ends, because it may drop it.
 """
 
 from __future__ import annotations

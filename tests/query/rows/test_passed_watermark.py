@@ -99,7 +99,7 @@ def files() -> list[list[tuple[str, int, Any]]]:
     """Return rows up to 8 s late, an epoch without progress, and one far ahead."""
     seeded = random.Random(7)
     rows, now = [], 10
-    for epoch in range(5):
+    for epoch in range(8):
         now += 0 if epoch == 3 else seeded.randint(2, 9)
         times = [now - seeded.randint(0, 8) for _ in range(6)]
         rows.append([(seeded.choice("ab"), epoch, at(time)) for time in (*times, now)])
@@ -143,7 +143,7 @@ def test_as_behind_sparks_own(spark: SparkSession, tmp_path: Path, plan: Plan) -
         wanted = epochs_of(spark, tmp_path, sparks, plan)
         found = epochs_of(spark, tmp_path, ours, plan)
     assert found == wanted
-    assert sum(map(len, wanted.values())) >= 5
+    assert sum(map(len, wanted.values())) > 5
 
 
 def test_the_output_has_the_delay_of_the_input(spark: SparkSession, feed: Feed) -> None:

@@ -1,4 +1,4 @@
-"""Output that is taken in steps: what one call yields is never held as a whole."""
+"""Output that is taken in steps, while a call still yields."""
 
 from __future__ import annotations
 
@@ -49,12 +49,17 @@ KINDS = pytest.mark.parametrize(
 
 def batches_of(output: Output, given: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
     """Take output as an epoch does."""
+    yield from steps_of(output, given)
+    if output.rows:
+        yield output.take()
+
+
+def steps_of(output: Output, given: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
+    """Take what leaves while a call yields."""
     rest = output.fill(given)
     while rest is not None:
         yield output.take()
         rest = output.fill(rest)
-    if output.rows:
-        yield output.take()
 
 
 @KINDS
@@ -149,7 +154,9 @@ def test_small_tables_leave_before_they_are_too_large_together(
 ) -> None:
     """One column of texts cannot have 2 GB."""
     monkeypatch.setattr(arrow, "PIECE_BYTES", 1000)
-    tables = (pa.table({"n": [n], "text": [str(n % 10) * 600]}) for n in range(50))
-    taken = list(batches_of(ArrowOutput(OutputRows(SCHEMA, "u")), tables))
-    assert [batch.num_rows for batch in taken] == [2] * 25
-    assert [n for batch in taken for n in batch.column(0).to_pylist()] == list(range(50))
+    tables = [pa.table({"n": [n], "text": [str(n % 10) * 600]}) for n in range(50)]
+    output = ArrowOutput(OutputRows(SCHEMA, "u"))
+    for calls in ([tables], [[table] for table in tables]):
+        taken = [batch for call in calls for batch in steps_of(output, call)]
+        assert [batch.num_rows for batch in taken] == [2] * 25
+        assert [n for batch in taken for n in batch.column(0).to_pylist()] == list(range(50))
