@@ -213,11 +213,13 @@ class Restarts:
         change: _Change | None,
         error: BaseException,
     ) -> None:
-        """Start the query as it was, unless it still runs or another driver has it.
+        """Start the query as it was, unless it still runs, or somebody else stopped or has it.
 
         A query that stays stopped has failed, for everybody who waits for its end.
         """
         if query._query.isActive or query._coordinator is not coordinator:
+            return
+        if not coordinator.is_stopped_to_restart:
             return
         try:
             if (coordinator.failure or query._query.exception()) is not None:

@@ -127,7 +127,7 @@ class CheckpointCoordinator:
         self._last_epochs = last_epochs
         self._stopping = WorkUnderWay()
         self._spark_has_ended = False
-        self._restart = RestartStop(streaming_query)
+        self._restart = RestartStop(files.query_id, streaming_query)
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings)
@@ -319,8 +319,6 @@ class CheckpointCoordinator:
             )
         if drain:
             self._last_epochs.check_possible()
-        if self._restart.is_under_way:
-            raise query_has_ended(self._files.query_id)
         was_active = False
 
         def stop() -> None:
@@ -336,7 +334,8 @@ class CheckpointCoordinator:
                 handles_of = partial(all_handles, self._spark, self._files)
                 self._last_epochs.drain(handles_of, len(self._files.operators.ours))
 
-        with log_fields(query=self._files.query_id), self._stopping.under_way():
+        name = log_fields(query=self._files.query_id)
+        with name, self._stopping.under_way(), self._restart.left_out():
             try:
                 return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
@@ -360,7 +359,7 @@ class CheckpointCoordinator:
         Raises
         ------
         CheckpointAbortedError
-            If the query has ended.
+            If somebody else has stopped the query, or is about to.
         FencedError
             If another driver runs it.
         CkptError, StreamingQueryException
@@ -369,8 +368,6 @@ class CheckpointCoordinator:
         with log_fields(query=self._files.query_id):
             self._runner.hold.wait(self._settings.timeout_ms / 1000)
             self._stopping.wait(self._settings.timeout_ms / 1000)
-            if not self._query.isActive:
-                raise query_has_ended(self._files.query_id)
             with self._restart.stopping():
                 self.check_not_fenced()  # the other driver may be about to begin an epoch
                 stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
@@ -383,6 +380,11 @@ class CheckpointCoordinator:
             if epoch is None:
                 raise nothing_committed(self._files.query_id)
             return last_metadata(self._runner, self._spark, self._files, epoch)
+
+    @property
+    def is_stopped_to_restart(self) -> bool:
+        """Whether the query ended, if it has, for the last restart in place."""
+        return self._restart.has_begun
 
     def newest_metadata(self) -> tuple[str, CheckpointMetadata] | None:
         """Return path and metadata of the newest checkpoint, ``None`` if there is none."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
@@ -60,9 +60,11 @@ class Renamed(Numbered):
         self.n = handle.getValueState("n", "n string")
 
 
-def writer_of(job: Job) -> ckpt.CheckpointedStreamWriter:
+def writer_of(
+    job: Job, build: Callable[[], DataFrame] | None = None
+) -> ckpt.CheckpointedStreamWriter:
     """Return the writer of a query that is given as a function."""
-    writer = ckpt.write_stream(job.df).format("parquet").outputMode("append")
+    writer = ckpt.write_stream(build or job.df).format("parquet").outputMode("append")
     writer = writer.option("path", str(job.base / job.out))
     writer = writer.option("checkpointLocation", str(job.location_path))
     for key, value in job.options.items():

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.restarting.stopping import RestartStop
 
 
@@ -29,7 +30,7 @@ def run() -> Run:
 
 
 def stop_that_fails(run: Run, error: BaseException) -> RestartStop:
-    stop = RestartStop(cast("Any", run))
+    stop = RestartStop("q", cast("Any", run))
     with pytest.raises(type(error)):
         fail_within(stop, error)
     return stop
@@ -39,6 +40,12 @@ def fail_within(stop: RestartStop, error: BaseException) -> None:
     with stop.stopping():
         assert stop.is_under_way
         raise error
+
+
+def interrupt_after_stop(stop: RestartStop, run: Run) -> None:
+    with stop.stopping():
+        run.is_active = False
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("error", [OSError("store: connection reset"), KeyboardInterrupt()])
@@ -52,12 +59,46 @@ def test_a_run_that_cannot_be_asked_counts_as_going_on(run: Run) -> None:
 
 
 def test_a_run_that_was_stopped_before_the_error_is_still_restarted(run: Run) -> None:
-    run.is_active = False
-    assert stop_that_fails(run, KeyboardInterrupt()).is_under_way
+    stop = RestartStop("q", cast("Any", run))
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_after_stop(stop, run)
+    assert stop.is_under_way
+    assert stop.has_begun
 
 
 def test_a_run_that_was_stopped_is_restarted(run: Run) -> None:
-    stop = RestartStop(cast("Any", run))
+    stop = RestartStop("q", cast("Any", run))
     with stop.stopping():
         run.is_active = False
     assert stop.is_under_way
+
+
+def test_a_run_that_somebody_else_stopped_is_not_restarted(run: Run) -> None:
+    stop = stop_that_fails(run, OSError("store: connection reset"))
+    run.is_active = False
+    with pytest.raises(CheckpointAbortedError, match="query q has ended"), stop.stopping():
+        pytest.fail("a run that has ended was stopped")
+    assert not stop.is_under_way
+    assert not stop.has_begun
+
+
+def test_a_restart_is_refused_while_somebody_else_stops_the_run(run: Run) -> None:
+    stop = RestartStop("q", cast("Any", run))
+    with stop.left_out(), stop.left_out():
+        pass
+    with stop.left_out():
+        with pytest.raises(CheckpointAbortedError, match="is being stopped"), stop.stopping():
+            pytest.fail("two stopped the run")
+        assert not stop.is_under_way
+    with stop.stopping():  # the other one could not stop it
+        assert stop.is_under_way
+
+
+def test_a_stop_is_refused_while_the_run_is_restarted(run: Run) -> None:
+    stop = RestartStop("q", cast("Any", run))
+    with stop.stopping():
+        with pytest.raises(CheckpointAbortedError, match="being restarted"), stop.left_out():
+            pytest.fail("two stopped the run")
+        run.is_active = False
+    with pytest.raises(CheckpointAbortedError, match="being restarted"), stop.left_out():
+        pytest.fail("the run was stopped for good after it was restarted")
