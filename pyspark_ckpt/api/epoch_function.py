@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.descriptor import (
     encode_announced,
 )
 from pyspark_ckpt.operator.task_failure import marked_errors
-from pyspark_ckpt.query.restartable import in_batch_of
+from pyspark_ckpt.restarting.turn import in_batch_of
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog

@@ -72,7 +72,9 @@ class _Follower:
     def _restart(self, proposal: Proposal) -> None:
         self._not_before_ms = monotonic_ms() + self._rules.interval_ms
         try:
-            self._query._restart(None, proposal.parallelism, proposal.reason)
+            with self._query._turn.taken(proposal.reason):
+                if self._query._query.runId == self._run_id:  # else somebody was first
+                    self._query._restart(None, proposal.parallelism, proposal.reason)
         except Exception as exc:  # also of the user's function that builds the query
             logger.warning(
                 "query %s was not given %s subtasks (%s): %s",

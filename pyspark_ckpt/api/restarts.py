@@ -34,7 +34,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.query.stopping_failure import query_has_ended, restart_failed
+from pyspark_ckpt.query.stopping.failure import query_has_ended, restart_failed
 from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restarting.staging import (
     change_in_place,
@@ -143,7 +143,7 @@ class Restarts:
 
     def _stop(self, coordinator: CheckpointCoordinator) -> tuple[str, CheckpointMetadata]:
         """Stop the query; return path and metadata of a checkpoint of its last epoch."""
-        return coordinator.stop_to_restart()
+        return coordinator.stops.to_restart()
 
     def _undo(self) -> None:
         """Remove what :meth:`_stop` left, because the query runs as before."""
@@ -217,9 +217,10 @@ class Restarts:
 
         A query that stays stopped has failed, for everybody who waits for its end.
         """
-        if query._query.isActive or query._coordinator is not coordinator:
+        if query._query.isActive or not coordinator.stops.may_start_again():
             return
-        if not coordinator.is_stopped_to_restart:
+        if query._coordinator is not coordinator:  # the new run began, and was stopped
+            _note_that_it_stays_stopped(query, error, error)
             return
         try:
             if (coordinator.failure or query._query.exception()) is not None:
@@ -233,8 +234,11 @@ class Restarts:
                     _take_back(start.location.storage, change, coordinator)
             with building_with(parallelism):
                 start.run(query)
+            if not coordinator.stops.may_start_again():  # somebody stopped the query meanwhile
+                query._query.stop()
+                return
         except BaseException as exc:
-            coordinator.watched.note(restart_failed(query.id, error, exc))
+            _note_that_it_stays_stopped(query, error, exc)
             if isinstance(exc, Exception):
                 return
             raise
@@ -259,6 +263,16 @@ class Restarts:
         )
 
 
+def _note_that_it_stays_stopped(
+    query: CheckpointedQuery, error: BaseException, last: BaseException
+) -> None:
+    """Tell everybody who waits for the query, or asks it, that its restart has left it stopped."""
+    coordinator = query._coordinator
+    if coordinator.failure is None:
+        coordinator.watched.note(restart_failed(query.id, error, last))
+    coordinator.requests.close()
+
+
 def parallelism_of_run(query: CheckpointedQuery) -> int:
     """Return the number of subtasks that a query has now."""
     return _parallelism(query._coordinator)
@@ -277,7 +291,7 @@ def _check_against_newest(coordinator: CheckpointCoordinator, start: QueryStart)
         )
     newest = coordinator.newest_metadata()
     if newest is None or not _is_of(newest[1], _parallelism(coordinator)):
-        coordinator.trigger_checkpoint()
+        coordinator.trigger_checkpoint(waits_for_listeners=False)  # one may wait for the restart
         newest = coordinator.newest_metadata()
     if newest is not None and _is_of(newest[1], _parallelism(coordinator)):
         check_can_be_changed(start.plan_from(*newest))

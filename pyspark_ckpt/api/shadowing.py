@@ -130,7 +130,7 @@ def shadow(
         states_every,
     )
     check_follows(query)
-    restarts, coordinator = query._restarter, query._coordinator
+    restarts, coordinator = query._restarter, query._current
     if not isinstance(restarts, Restarts):
         raise ConfigurationError(
             f"query {query.id} was attached, so its program is not in this process: start its "
@@ -167,10 +167,11 @@ def _writer_of(restarts: Restarts) -> CheckpointedStreamWriter:
 
 
 def _promoted(query: CheckpointedQuery, change: Change, directory: str | None) -> Promotion:
-    restarts = query._restarter
-    assert isinstance(restarts, Restarts)  # the shadow was begun with it
-    take_over = _TakeOver(restarts, change.options, directory)
-    done = query._restart(change.program, change.parallelism, _REASON, take_over)
+    with query._turn.taken(_REASON):  # a restart before this one may have changed the program
+        restarts = query._restarter
+        assert isinstance(restarts, Restarts)  # the shadow was begun with it
+        take_over = _TakeOver(restarts, change.options, directory)
+        done = query._restart(change.program, change.parallelism, _REASON, take_over)
     assert take_over.savepoint is not None  # it was taken before the restart
     return Promotion(take_over.savepoint, done)
 

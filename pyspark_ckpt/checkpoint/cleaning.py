@@ -321,7 +321,7 @@ class CleaningHold:
                     self._is_cleaning = False
                 self._changed.notify_all()
 
-    def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait until there is no hold."""
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until there is no hold; return whether there is none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._holds == 0, timeout_seconds)
+            return self._changed.wait_for(lambda: self._holds == 0, timeout_seconds)

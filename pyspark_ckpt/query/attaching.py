@@ -19,8 +19,8 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.operator.descriptor import decode_descriptor, encode_descriptor
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import Settings

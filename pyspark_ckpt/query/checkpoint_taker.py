@@ -11,7 +11,7 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.log_fields import fields_of, library_logger, log_fields
-from pyspark_ckpt.query.stopping_failure import WatchedQuery, why_to_stop
+from pyspark_ckpt.query.stopping.failure import WatchedQuery, why_to_stop
 
 logger = library_logger(__name__)
 

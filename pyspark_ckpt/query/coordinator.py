@@ -19,10 +19,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
-from pyspark_ckpt.checkpoint.handles import all_handles
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.query_runner import last_metadata, runner_of
+from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import (
@@ -30,7 +29,6 @@ from pyspark_ckpt.errors import (
     CkptError,
     FailedCheckpointsError,
     FencedError,
-    NotBuiltYetError,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -48,7 +46,6 @@ from pyspark_ckpt.metrics.reporters import Reporters
 from pyspark_ckpt.metrics.values import MeasuredQuery, QueryMetrics
 from pyspark_ckpt.operator.quarantine.requested import request_release
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.failure import library_error
 from pyspark_ckpt.query.housekeeping import Housekeeping, remove_leftovers
 from pyspark_ckpt.query.recent_progress import RecentProgress
@@ -60,19 +57,19 @@ from pyspark_ckpt.query.requests import (
     WorkUnderWay,
 )
 from pyspark_ckpt.query.run_recorder import RunRecorder, start_record
-from pyspark_ckpt.query.stopping_failure import (
+from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     checkpoints_stay,
     ended_without_epoch,
     last_checkpoint_failed,
     query_has_ended,
     spark_ended,
-    stop_failed,
 )
-from pyspark_ckpt.restarting.stopping import RestartStop
+from pyspark_ckpt.query.stopping.stops import Run, RunStops
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
-from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since, stop_between_epochs
+from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
 from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -124,10 +121,8 @@ class CheckpointCoordinator:
         self._query = streaming_query
         self._files = files
         self._settings = settings
-        self._last_epochs = last_epochs
-        self._stopping = WorkUnderWay()
+        self._under_way = WorkUnderWay()
         self._spark_has_ended = False
-        self._restart = RestartStop(files.query_id, streaming_query)
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings)
@@ -169,9 +164,24 @@ class CheckpointCoordinator:
             history,
             partial(idle_ms, streaming_query),
         )
-        actions = Actions(self.trigger_savepoint, self.stop_with_savepoint)
+        self.stops = RunStops(
+            Run(
+                self._spark,
+                streaming_query,
+                files,
+                settings.timeout_ms,
+                self.watched,
+                self._runner,
+                self._taker,
+                self._savepoints,
+                last_epochs,
+                self._join_thread,
+                self._under_way,
+            )
+        )
+        actions = Actions(self.trigger_savepoint, self.stops.with_savepoint)
         self.requests = RequestHandler(
-            storage, settings.savepoints_directory, actions, self._stopping
+            storage, settings.savepoints_directory, actions, self._under_way
         )
         self._housekeeping = Housekeeping(
             self.requests,
@@ -232,9 +242,12 @@ class CheckpointCoordinator:
         """
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_seconds)
-            self._stopping.wait(timeout_seconds)
+            self._under_way.wait(timeout_seconds)
             self._runner.hold.wait(timeout_seconds)  # another start would clean its files
             self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
+
+    def _join_thread(self) -> None:
+        self._thread.join()
 
     def entries(self) -> list[HistoryEntry]:
         """Return the retained checkpoints, then savepoints, then attempts aborted in this run.
@@ -254,8 +267,13 @@ class CheckpointCoordinator:
         requests = self._runner.requests_of(entry.checkpoint_id)
         return msgspec.structs.replace(entry, requests=requests)
 
-    def trigger_checkpoint(self) -> CompletedCheckpoint:
+    def trigger_checkpoint(self, *, waits_for_listeners: bool = True) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch, and delete what is no longer retained.
+
+        Parameters
+        ----------
+        waits_for_listeners
+            Whether to return after the listeners' calls.
 
         Returns
         -------
@@ -267,7 +285,7 @@ class CheckpointCoordinator:
         CheckpointAbortedError
             If it was aborted; its `reason` says why.
         """
-        taken = self._taker.take(periodic=False)
+        taken = self._taker.take(periodic=False, waits_for_listeners=waits_for_listeners)
         if taken is Refusal.NO_NEW_EPOCH and (newest := self._runner.newest()) is not None:
             return newest
         if isinstance(taken, CompletedCheckpoint):
@@ -295,96 +313,10 @@ class CheckpointCoordinator:
                 raise
         raise self._ended_without_epoch()
 
-    def stop_with_savepoint(
-        self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
-    ) -> Savepoint:
-        """Stop the query after the epoch in progress, and take a savepoint of that epoch.
-
-        Parameters
-        ----------
-        directory, savepoint_format
-            As for :meth:`trigger_savepoint`.
-        drain
-            Whether all event-time timers fire first.
-
-        Raises
-        ------
-        NotBuiltYetError
-            If `drain` is set for a query with Spark's own stateful operators.
-        """
-        if drain and self._files.operators.spark_operators:
-            raise NotBuiltYetError(
-                f"query {self._files.query_id}: a drain would close the windows of Spark's own "
-                "stateful operators for good, so it is not supported: stop the query without drain"
-            )
-        if drain:
-            self._last_epochs.check_possible()
-        was_active = False
-
-        def stop() -> None:
-            nonlocal was_active
-            was_active = self._query.isActive
-            if was_active:
-                self._taker.take_back_if_fenced()
-            stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
-            self._thread.join()
-            self._runner.check_not_fenced()  # this run may begin no epoch if another driver runs
-            self._last_epochs.finish_begun()
-            if drain:
-                handles_of = partial(all_handles, self._spark, self._files)
-                self._last_epochs.drain(handles_of, len(self._files.operators.ours))
-
-        name = log_fields(query=self._files.query_id)
-        with name, self._stopping.under_way(), self._restart.left_out():
-            try:
-                return self._savepoints.take_of_stopped(stop, directory, savepoint_format)
-            except BaseException as exc:
-                if was_active:  # without this failure the query's end would look like a success
-                    self.watched.note(stop_failed(self._files.query_id, exc))
-                elif getattr(exc, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
-                    raise self._ended_without_epoch() from exc
-                raise
-
-    def stop_to_restart(self) -> tuple[str, CheckpointMetadata]:
-        """Stop the query after the epoch in progress, to start it again at once.
-
-        Savepoints that are being taken are completed first. Checkpoints stay, and requests wait for
-        the next run.
-
-        Returns
-        -------
-        tuple
-            Path and metadata of a checkpoint of the last epoch, as :func:`last_metadata`.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If somebody else has stopped the query, or is about to.
-        FencedError
-            If another driver runs it.
-        CkptError, StreamingQueryException
-            If its last epoch or checkpoint failed.
-        """
-        with log_fields(query=self._files.query_id):
-            self._runner.hold.wait(self._settings.timeout_ms / 1000)
-            self._stopping.wait(self._settings.timeout_ms / 1000)
-            with self._restart.stopping():
-                self.check_not_fenced()  # the other driver may be about to begin an epoch
-                stop_between_epochs(self._spark, self._query, self._settings.timeout_ms)
-            self._thread.join()
-            if (error := self.failure or library_error(self._query.exception())) is not None:
-                raise error
-            self.check_not_fenced()
-            self._last_epochs.finish_begun()
-            epoch = self._files.spark_log.committed_epoch()
-            if epoch is None:
-                raise nothing_committed(self._files.query_id)
-            return last_metadata(self._runner, self._spark, self._files, epoch)
-
     @property
-    def is_stopped_to_restart(self) -> bool:
-        """Whether the query ended, if it has, for the last restart in place."""
-        return self._restart.has_begun
+    def timeout_s(self) -> float:
+        """How long a checkpoint, a savepoint, or the wait for one may take."""
+        return self._settings.timeout_ms / 1000
 
     def newest_metadata(self) -> tuple[str, CheckpointMetadata] | None:
         """Return path and metadata of the newest checkpoint, ``None`` if there is none."""
@@ -424,7 +356,7 @@ class CheckpointCoordinator:
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
-        is_kept = self._restart.is_under_way or retention is Retention.RETAIN_ON_CANCELLATION
+        is_kept = self.stops.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
@@ -433,7 +365,7 @@ class CheckpointCoordinator:
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
         self._try("closing the checkpoints", self._runner.close)
-        if not self._restart.is_under_way:
+        if not self.stops.is_for_restart:
             self._try("refusing requests", self.requests.close)
         if not retains:
             self._discard()

@@ -27,6 +27,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
+from pyspark_ckpt.restarting.turn import Turn
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.spark.query import change_conf, java_query, progress_since
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -60,6 +61,7 @@ class ObservedQuery(StreamingQuery):
         self._restore = restore
         self._coordinator = coordinator
         self._is_restarting = False
+        self._turn = Turn(coordinator.files.query_id)
 
     @property
     def _jsq(self) -> Any:
@@ -106,13 +108,14 @@ class ObservedQuery(StreamingQuery):
         >>> query.capture(range(100, 103), uid="count")
         Capture(epochs=[100, 101, 102])
         """
-        files = self._coordinator.files
-        checkpoints = RetryingStorage(files.storage)
-        capture = Capture(checkpoints, files.spark_log, epochs, uid)
-        capture.request()
-        orders = CaptureFiles(checkpoints).orders()
-        change_conf(self._query, RUNTIME_KEY, partial(_capturing, orders))
-        return capture
+        with self._turn.taken_unless_in_batch():
+            files = self._coordinator.files
+            checkpoints = RetryingStorage(files.storage)
+            capture = Capture(checkpoints, files.spark_log, epochs, uid)
+            capture.request()
+            orders = CaptureFiles(checkpoints).orders()
+            change_conf(self._query, RUNTIME_KEY, partial(_capturing, orders))
+            return capture
 
     @property
     def name(self) -> str:
@@ -122,7 +125,10 @@ class ObservedQuery(StreamingQuery):
     @property
     def isActive(self) -> bool:
         """Whether the query runs or is restarted in place; as ``StreamingQuery.isActive``."""
-        return self._is_restarting or self._query.isActive
+        run = self._query
+        if run.isActive or self._is_restarting:
+            return True
+        return self._query is not run and self._query.isActive  # a restart ended meanwhile
 
     @property
     def status(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.triggerCheckpoint().epoch
         0
         """
-        return self._current.trigger_checkpoint()
+        return self._asked(lambda coordinator: coordinator.trigger_checkpoint())
 
     def addCheckpointListener(self, listener: CheckpointListener) -> None:
         """Notify a listener of every checkpoint that ends from now on, on the driver.
@@ -101,7 +101,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> listener = ckpt.CheckpointListener()
         >>> query.addCheckpointListener(listener)
         """
-        with self._turn_unless_in_batch():
+        with self._changed:
             self._listeners.append(listener)
             self._coordinator.listeners.add(listener)
 
@@ -119,7 +119,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.addCheckpointListener(listener)
         >>> query.removeCheckpointListener(listener)
         """
-        with self._turn_unless_in_batch():
+        with self._changed:
             with suppress(ValueError):
                 self._listeners.remove(listener)
             self._coordinator.listeners.remove(listener)
@@ -166,7 +166,8 @@ class CheckpointedQuery(RestartableQuery):
         'NATIVE'
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
-        return self._current.trigger_savepoint(target, SavepointFormat.of(format))
+        kind = SavepointFormat.of(format)
+        return self._asked(lambda coordinator: coordinator.trigger_savepoint(target, kind))
 
     def release(self, uid: str, keys: Iterable[Any] | None = None) -> str:
         """Release parked keys: an epoch gives their rows to the processor.
@@ -206,7 +207,7 @@ class CheckpointedQuery(RestartableQuery):
         ...     print(str(error).partition("it has")[2])
          none
         """
-        return self._current.release(uid, keys)
+        return self._asked(lambda coordinator: coordinator.release(uid, keys))
 
     def stopWithSavepoint(
         self,
@@ -259,8 +260,8 @@ class CheckpointedQuery(RestartableQuery):
         False
         """
         target = None if directory is None else qualified_path(self._spark, str(directory))
-        with self._turn:
-            return self._coordinator.stop_with_savepoint(
+        with self._turn.taken("stopWithSavepoint"):
+            return self._coordinator.stops.with_savepoint(
                 target, SavepointFormat.of(format), drain=drain
             )
 
@@ -374,9 +375,9 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.isActive
         False
         """
-        with self._turn, library_errors():
-            coordinator = self._coordinator
-            self._query.stop()
+        with self._turn.taken_unless_in_batch(), library_errors():
+            query, coordinator = self._to_be_stopped()
+            query.stop()
         # Without the turn: a listener that the coordinator waits for may ask for it.
         coordinator.join()
         if not self._is_failure_raised:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.live.run_states import LiveStates
@@ -22,8 +21,10 @@ from pyspark_ckpt.restarting.record import InPlaceRestart
 Program = DataFrame | Callable[[], DataFrame]
 """A query, or a function that builds it."""
 
-in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
-"""The id of the query whose ``foreachBatch`` function this thread runs."""
+_MISSED = (AbortReason.QUERY_ENDED, AbortReason.NO_COMMITTED_EPOCH)
+"""Why a call fails that meets the end of a run which is restarted in place."""
+
+Answer = TypeVar("Answer")
 
 
 class Restarter(Protocol):
@@ -79,8 +80,6 @@ class RestartableQuery(ObservedQuery):
         super().__init__(spark, query, coordinator, restore)
         self._restarter = restarter
         self._listeners: list[CheckpointListener] = []
-        self._turn = threading.RLock()
-        """Held while the query is restarted in place; callers then wait for the new run."""
         self._restarts_in: int | None = None
         self._changed = threading.Condition()
         """Notified when the query continues with another run, and at the end of a restart."""
@@ -192,7 +191,7 @@ class RestartableQuery(ObservedQuery):
         reason: str,
         restarter: Restarter | None = None,
     ) -> InPlaceRestart:
-        with self._turn:
+        with self._turn.taken(reason):
             restarter = restarter or self._restarter
             if restarter is None:
                 raise ConfigurationError(
@@ -207,18 +206,21 @@ class RestartableQuery(ObservedQuery):
                     self._is_restarting, self._restarts_in = False, None
                     self._changed.notify_all()
 
+    def _hand_on(self, coordinator: CheckpointCoordinator) -> None:
+        """Give the coordinator of the next run what it has to know before it begins."""
+        coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
+
     def _continue_with(
         self,
         query: StreamingQuery,
         coordinator: CheckpointCoordinator,
         restarter: Restarter | None,
     ) -> None:
-        """Become another run of the query; called while the query is restarted."""
+        """Become another run of the query, which has begun; called while it is restarted."""
         coordinator.restarts = self._coordinator.restarts
-        coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
-        for listener in self._listeners:
-            coordinator.listeners.add(listener)
         with self._changed:
+            for listener in self._listeners:
+                coordinator.listeners.add(listener)
             self._query, self._coordinator, self._restarter = query, coordinator, restarter
             self._changed.notify_all()
 
@@ -237,25 +239,38 @@ class RestartableQuery(ObservedQuery):
             self._changed.wait_for(is_known)
             return self._coordinator.live
 
+    def _asked(self, call: Callable[[CheckpointCoordinator], Answer]) -> Answer:
+        """Ask the coordinator of the run, and that of the next one if the run ended for a restart.
+
+        Waits for a restart that is under way, as long as a checkpoint may take.
+        """
+        while True:
+            coordinator = self._current
+            try:
+                return call(coordinator)
+            except CheckpointAbortedError as exc:
+                if exc.reason not in _MISSED or self._current is coordinator:
+                    raise
+
     @property
     def _current(self) -> CheckpointCoordinator:
-        """The coordinator of the run; waits for a restart in place that is under way."""
-        with self._turn_unless_in_batch():
+        with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
             return self._coordinator
 
-    def _turn_unless_in_batch(self) -> AbstractContextManager[object]:
-        """Wait for a restart or a stop that is under way, unless that waits for this batch."""
-        is_in_batch = in_batch_of.get() == self._coordinator.files.query_id
-        return nullcontext() if is_in_batch else self._turn
+    def _to_be_stopped(self) -> tuple[StreamingQuery, CheckpointCoordinator]:
+        """Return the run and its coordinator, which no restart in place starts again."""
+        with self._changed:
+            self._coordinator.stops.keep_stopped()
+            return self._query, self._coordinator
 
     def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
         """Return whether the query was restarted in place after this run of it.
 
         Waits for a restart that is under way, and returns true if it takes too long.
         """
-        if not self._turn.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+        if not self._turn.wait(timeout):
             return True
         try:
             return self._query is not query
         finally:
-            self._turn.release()
+            self._turn.leave()

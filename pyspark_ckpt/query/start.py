@@ -35,10 +35,10 @@ from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.attaching import StartedQuery, remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.drain import LastEpochs
 from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Restarter
+from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
@@ -401,6 +401,8 @@ class QueryStart:
         )
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             coordinator.listeners.add(ClaimedSource(origin))
+        if self._continued is not None:
+            self._continued._hand_on(coordinator)  # noqa: SLF001  # its start
         coordinator.start()
         if self._spark_query.location_is_temporary:
             self._delete_location_at_the_end(coordinator, query)

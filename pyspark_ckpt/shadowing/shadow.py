@@ -114,6 +114,7 @@ class Shadow:
         self._waiting: deque[FollowedEpoch] = deque()
         self._error: Exception | None = None
         self._is_discarded = False
+        self._promoting = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt shadow {query.id}", daemon=True
@@ -258,20 +259,21 @@ class Shadow:
         >>> def deploy(shadow: ckpt.Shadow) -> str:
         ...     return shadow.promote("/savepoints").savepoint.path
         """
-        if self._promoter is None or self._is_discarded:
-            raise ConfigurationError(
-                "this shadow cannot be promoted: it was discarded, or its query runs in another "
-                "process"
-            )
-        if not accept_differences:
-            self._check_proven()
-        self._tally.stop("promote was called")
-        self.stop()  # it would slow the restart down
-        if not accept_differences:
-            self._check_proven()  # the epoch that ended last may have differed
-        promotion = self._promoter(directory)
-        self.discard()
-        return promotion
+        with self._promoting:
+            if self._promoter is None or self._is_discarded:
+                raise ConfigurationError(
+                    "this shadow cannot be promoted: it was promoted or discarded, or its query "
+                    "runs in another process"
+                )
+            if not accept_differences:
+                self._check_proven()
+            self._tally.stop("promote was called")
+            self.stop()  # it would slow the restart down
+            if not accept_differences:
+                self._check_proven()  # the epoch that ended last may have differed
+            promotion = self._promoter(directory)
+            self.discard()
+            return promotion
 
     def _check_proven(self) -> None:
         """Check that all was compared and nothing differs.

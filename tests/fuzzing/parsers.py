@@ -49,7 +49,7 @@ from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
-from pyspark_ckpt.query.drain import LastEpochs
+from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restore.location.exchange import begun_exchange
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ SOON = {
     "spark.ckpt.state.changelog.materialize.max-segments": "1",
 }
 NUMBERED = "k string, n long, what string"
+PATIENCE_S = 120
 KEYS = [f"k{number}" for number in range(20)]
 
 
@@ -39,6 +41,30 @@ class Numbered(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class Gate:
+    """A place where a thread of the test's choice waits until the test lets it pass."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        """Wait here, the first time and every time until the gate is opened."""
+        self._reached.set()
+        assert self._open.wait(PATIENCE_S)
+
+    def await_arrival(self) -> None:
+        """Wait until somebody is here."""
+        assert self._reached.wait(PATIENCE_S)
+
+    @property
+    def is_reached(self) -> bool:
+        return self._reached.is_set()
+
+    def open(self) -> None:
+        """Let everybody pass."""
+        self._open.set()
 
 
 class Mended(Numbered):
@@ -66,6 +92,17 @@ def writer_of(
     """Return the writer of a query that is given as a function."""
     writer = ckpt.write_stream(build or job.df).format("parquet").outputMode("append")
     writer = writer.option("path", str(job.base / job.out))
+    writer = writer.option("checkpointLocation", str(job.location_path))
+    for key, value in job.options.items():
+        writer = writer.option(key, value)
+    return writer
+
+
+def batch_writer_of(
+    job: Job, sink: Callable[[DataFrame, int], None]
+) -> ckpt.CheckpointedStreamWriter:
+    """Return the writer of a query that is given as a function, into ``foreachBatch``."""
+    writer = ckpt.write_stream(job.df).outputMode("append").foreachBatch(sink)
     writer = writer.option("checkpointLocation", str(job.location_path))
     for key, value in job.options.items():
         writer = writer.option(key, value)

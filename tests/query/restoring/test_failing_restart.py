@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
-from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
@@ -22,12 +17,10 @@ from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     INLINE,
     INTERVAL,
-    SAVEPOINT_DIR,
     Job,
     drop_local_copies,
 )
 from tests.query.restoring.numbered_job import (
-    KEYS,
     NUMBERED,
     PARTITIONS,
     Numbered,
@@ -181,48 +174,6 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
                 query.rescale(3)
         assert query.isActive
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
-
-
-@pytest.mark.parametrize("asks", ["command line", "Spark"])
-def test_a_query_that_is_stopped_while_its_restart_is_prepared_stays_stopped(
-    job: Job, capsys: pytest.CaptureFixture[str], asks: str
-) -> None:
-    """A rule rescales while somebody else stops: what comes behind the savepoint stays unread."""
-    prepares, may_go_on = threading.Event(), threading.Event()
-    built = 0
-
-    def build() -> DataFrame:
-        nonlocal built
-        built += 1
-        if built > 1:
-            prepares.set()
-            assert may_go_on.wait(120)
-        return job.df()
-
-    with session_conf(job.spark, {PARTITIONS: "2"}), ThreadPoolExecutor(1) as pool:
-        epoch_of(job)
-        query = writer_of(job, build).option(SAVEPOINT_DIR, str(job.base / "savepoints")).start()
-        query.processAllAvailable()
-        restart = pool.submit(query.rescale, 3)
-        try:
-            assert prepares.wait(120)
-            if asks == "command line":
-                assert main(["stop", str(job.location_path), "--json", "--timeout", "120"]) == 0
-                savepoint = json.loads(capsys.readouterr().out)["path"]
-            else:
-                job.spark.streams.get(query.id).stop()
-        finally:
-            may_go_on.set()
-        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
-            restart.result(120)
-        assert not query.isActive
-        assert query.exception() is None
-        epoch_of(job)
-        if asks == "command line":
-            fork = job.but(location="loc2", out="out2")
-            fork.run(restore=savepoint)
-            found = sorted((k, n) for k, n, _ in job.result() + fork.result())
-            assert found == sorted((key, n) for key in KEYS for n in (1, 2))
 
 
 @pytest.mark.wide

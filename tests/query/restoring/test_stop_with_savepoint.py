@@ -12,8 +12,18 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.query import start
+from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.start import QueryStart
-from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Job, await_progress, files_below
+from tests.query.harness import (
+    BACKEND,
+    INTERVAL,
+    OFTEN,
+    SAVEPOINT_DIR,
+    Job,
+    await_progress,
+    completed,
+    files_below,
+)
 from tests.query.model import events_of, expected, in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
@@ -168,6 +178,32 @@ def timed(job: Job) -> Job:
 
 
 @pytest.mark.everywhere
+def test_a_stop_that_fails_before_it_stops_leaves_the_query_as_it_was(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not failed, and takes its last checkpoint when it ends."""
+
+    def out_of_reach(_: CheckpointTaker) -> None:
+        msg = "store: connection reset"
+        raise OSError(msg)
+
+    job = job.using({SAVEPOINT_DIR: job.base / "savepoints", INTERVAL: "1h"})
+    job.feed.add(events_of(0))
+    query = job.start()
+    query.processAllAvailable()
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointTaker, "take_back_if_fenced", out_of_reach)
+        with pytest.raises(OSError, match="connection reset"):
+            query.stopWithSavepoint()
+    assert query.isActive
+    assert query.exception() is None
+    job.feed.add(events_of(1))
+    query.processAllAvailable()
+    query.stop()
+    assert max(row.epoch for row in completed(query)) == 1
+    assert job.result() == expected(job.feed.rows)
+
+
 def test_drain(job: Job) -> None:
     """Every event-time timer fires, far ones and those set by timers, before the savepoint.
 

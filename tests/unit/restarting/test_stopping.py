@@ -84,8 +84,6 @@ def test_a_run_that_somebody_else_stopped_is_not_restarted(run: Run) -> None:
 
 def test_a_restart_is_refused_while_somebody_else_stops_the_run(run: Run) -> None:
     stop = RestartStop("q", cast("Any", run))
-    with stop.left_out(), stop.left_out():
-        pass
     with stop.left_out():
         with pytest.raises(CheckpointAbortedError, match="is being stopped"), stop.stopping():
             pytest.fail("two stopped the run")
@@ -102,3 +100,14 @@ def test_a_stop_is_refused_while_the_run_is_restarted(run: Run) -> None:
         run.is_active = False
     with pytest.raises(CheckpointAbortedError, match="being restarted"), stop.left_out():
         pytest.fail("the run was stopped for good after it was restarted")
+
+
+def test_a_run_that_is_to_stay_stopped_is_not_restarted(run: Run) -> None:
+    stop = RestartStop("q", cast("Any", run))
+    with stop.stopping():
+        stop.is_unwanted = True
+    with pytest.raises(CheckpointAbortedError, match="has ended"):
+        stop.check_wanted()
+    run.is_active = True
+    with pytest.raises(CheckpointAbortedError, match="has ended"), stop.stopping():
+        pytest.fail("an unwanted run was stopped for a restart")

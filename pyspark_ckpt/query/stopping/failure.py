@@ -24,6 +24,15 @@ def query_has_ended(query_id: str) -> CheckpointAbortedError:
     )
 
 
+def savepoint_under_way(query_id: str) -> CheckpointAbortedError:
+    """Return the error of a restart in place that a savepoint holds up."""
+    return CheckpointAbortedError(
+        f"query {query_id} is not restarted, because a savepoint takes longer than "
+        "spark.ckpt.execution.checkpointing.timeout: restart it when the savepoint is complete",
+        AbortReason.EXPIRED,
+    )
+
+
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:

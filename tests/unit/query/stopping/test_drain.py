@@ -14,7 +14,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.query.drain import MAX_EPOCHS, LastEpochs
+from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

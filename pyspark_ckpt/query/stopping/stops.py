@@ -1,0 +1,201 @@
+"""The stops of one run between two epochs: with a savepoint, or to start again in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.handles import all_handles
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
+from pyspark_ckpt.checkpoint.query_runner import last_metadata
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.log_fields import log_fields
+from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
+from pyspark_ckpt.query.failure import library_error
+from pyspark_ckpt.query.requests import WorkUnderWay
+from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.query.stopping.failure import (
+    WatchedQuery,
+    ended_without_epoch,
+    savepoint_under_way,
+    stop_failed,
+)
+from pyspark_ckpt.restarting.stopping import RestartStop
+from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
+from pyspark_ckpt.spark.query import stop_between_epochs
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a query, as its coordinator has it.
+
+    Parameters
+    ----------
+    spark, query, files
+        The session, Spark's query, and its directories and operators.
+    timeout_ms
+        How long to wait for the epoch in progress, and for a savepoint.
+    watched
+        The query, with the failure for which it was stopped.
+    runner, taker, savepoints
+        Take its checkpoints and savepoints.
+    last_epochs
+        Runs the epochs that it still needs.
+    join
+        Waits until its coordinator has ended.
+    under_way
+        Counts the stops with a savepoint, for those who wait for the end of all work.
+    """
+
+    spark: SparkSession
+    query: StreamingQuery
+    files: QueryFiles
+    timeout_ms: int
+    watched: WatchedQuery
+    runner: CheckpointRunner
+    taker: CheckpointTaker
+    savepoints: SavepointTaker
+    last_epochs: LastEpochs
+    join: Callable[[], None]
+    under_way: WorkUnderWay
+
+    @property
+    def query_id(self) -> str:
+        """The id of the query."""
+        return self.files.query_id
+
+
+class RunStops:
+    """Stops a run between two epochs.
+
+    Parameters
+    ----------
+    run
+        The run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._restart = RestartStop(run.query_id, run.query)
+
+    @property
+    def is_for_restart(self) -> bool:
+        """Whether the run is being stopped, or was stopped, to start again in place."""
+        return self._restart.is_under_way
+
+    def may_start_again(self) -> bool:
+        """Whether the run ended, if it has, for the last restart in place and nothing else."""
+        return self._restart.has_begun and not self._restart.is_unwanted
+
+    def keep_stopped(self) -> None:
+        """Let no restart in place start the query again, because it is being stopped for good."""
+        self._restart.is_unwanted = True
+
+    def with_savepoint(
+        self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
+    ) -> Savepoint:
+        """Stop the query after the epoch in progress, and take a savepoint of that epoch.
+
+        Parameters
+        ----------
+        directory, savepoint_format
+            As for :meth:`SavepointTaker.take`.
+        drain
+            Whether all event-time timers fire first.
+
+        Raises
+        ------
+        NotBuiltYetError
+            If `drain` is set for a query with Spark's own stateful operators.
+        CheckpointAbortedError
+            If the query is being restarted in place, or the savepoint was not made.
+        """
+        run = self._run
+        if drain and run.files.operators.spark_operators:
+            raise NotBuiltYetError(
+                f"query {run.query_id}: a drain would close the windows of Spark's own "
+                "stateful operators for good, so it is not supported: stop the query without drain"
+            )
+        if drain:
+            run.last_epochs.check_possible()
+        stops = False
+
+        def stop() -> None:
+            nonlocal stops
+            if run.query.isActive:
+                run.taker.take_back_if_fenced()
+                stops = True
+            stop_between_epochs(run.spark, run.query, run.timeout_ms)
+            run.join()
+            run.runner.check_not_fenced()  # this run may begin no epoch if another driver runs
+            run.last_epochs.finish_begun()
+            if drain:
+                handles_of = partial(all_handles, run.spark, run.files)
+                run.last_epochs.drain(handles_of, len(run.files.operators.ours))
+
+        with log_fields(query=run.query_id), run.under_way.under_way(), self._restart.left_out():
+            try:
+                return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
+            except BaseException as exc:
+                self._note_failed_stop(exc, stops=stops)
+                raise
+
+    def _note_failed_stop(self, error: BaseException, *, stops: bool) -> None:
+        """Note that a query ended without its savepoint, which would else look like a success."""
+        run = self._run
+        if stops:
+            is_interrupt = not isinstance(error, Exception)
+            if is_interrupt or not self._restart.may_run():
+                run.watched.note(stop_failed(run.query_id, error))
+        elif getattr(error, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
+            failure = run.watched.failure or run.query.exception()
+            raise ended_without_epoch(run.query_id, failure) from error
+
+    def to_restart(self) -> tuple[str, CheckpointMetadata]:
+        """Stop the query after the epoch in progress, to start it again at once.
+
+        Savepoints that are being taken are completed first, also those that are begun before the
+        last epoch ends. Checkpoints stay, and requests wait for the next run.
+
+        Returns
+        -------
+        tuple
+            Path and metadata of a checkpoint of the last epoch, as :func:`last_metadata`.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If somebody else has stopped the query, or is about to, or a savepoint takes too long.
+        FencedError
+            If another driver runs it.
+        CkptError, StreamingQueryException
+            If its last epoch or checkpoint failed.
+        """
+        run = self._run
+        with log_fields(query=run.query_id):
+            if not run.runner.hold.wait(run.timeout_ms / 1000):
+                raise savepoint_under_way(run.query_id)
+            with self._restart.stopping():
+                run.runner.check_not_fenced()  # the other driver may be about to begin an epoch
+                stop_between_epochs(run.spark, run.query, run.timeout_ms)
+            run.join()
+            run.runner.hold.wait(run.timeout_ms / 1000)
+            self._restart.check_wanted()
+            error = run.watched.failure or library_error(run.query.exception())
+            if error is not None:
+                raise error
+            run.runner.check_not_fenced()
+            run.last_epochs.finish_begun()
+            epoch = run.files.spark_log.committed_epoch()
+            if epoch is None:
+                raise nothing_committed(run.query_id)
+            return last_metadata(run.runner, run.spark, run.files, epoch)

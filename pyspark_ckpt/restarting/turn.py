@@ -1,0 +1,92 @@
+"""The turn of those who act on one query: a restart in place, a stop, and who waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+
+in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
+"""The id of the query whose ``foreachBatch`` function this thread runs."""
+
+
+class Turn:
+    """Held while a query is restarted in place or stopped; a thread may take it several times.
+
+    A restart and a stop wait for the query's batch, so the batch never waits for them.
+
+    Parameters
+    ----------
+    query_id
+        The id of the query.
+    """
+
+    def __init__(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._lock = threading.RLock()
+
+    @property
+    def _is_in_batch(self) -> bool:
+        return in_batch_of.get() == self._query_id
+
+    @contextmanager
+    def taken(self, call: str) -> Iterator[None]:
+        """Have the turn while the context lasts, however long that takes.
+
+        Parameters
+        ----------
+        call
+            What is called, for the error.
+
+        Raises
+        ------
+        ConfigurationError
+            In the query's batch.
+        """
+        if self._is_in_batch:
+            raise ConfigurationError(
+                f"query {self._query_id}: {call} in the function of foreachBatch would wait for "
+                "that function: call it from another thread, and do not wait for it in the function"
+            )
+        with self._lock:
+            yield
+
+    @contextmanager
+    def taken_unless_in_batch(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Have the turn while the context lasts, but not in the query's batch.
+
+        Parameters
+        ----------
+        timeout_s
+            How long to wait for it; by default without end.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it takes longer, as in a listener that a restart waits for.
+        """
+        if self._is_in_batch:
+            yield
+            return
+        if not self.wait(timeout_s):
+            raise CheckpointAbortedError(
+                f"query {self._query_id} has been restarted or stopped for {timeout_s:g} s: ask "
+                "again when that is over",
+                AbortReason.EXPIRED,
+            )
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Take the turn; return whether it was free in time."""
+        return self._lock.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0))
+
+    def leave(self) -> None:
+        """Give the turn back."""
+        self._lock.release()
