@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.editing.lost_values import loss
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
 from pyspark_ckpt.operator.values.codec import holds
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
@@ -26,27 +27,35 @@ def quoted(name: str) -> Column:
 def selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
     """Return the rows with the columns of a table, in its types.
 
+    Marks of `combine` need not be given: a value that is put is present.
+
     Raises
     ------
     PlanError
         If a column is missing or cannot have its type.
     """
     wanted = {name: in_python(kind) for name, kind in columns.all_of()}
+    given, marks = rows.columns, [name for name, kind in wanted.items() if is_mark(name, kind)]
+    for name in marks:
+        if name not in rows.columns or name == PRESENT_MARK:
+            rows = rows.withColumn(name, F.lit(True))  # noqa: FBT003
     may_lack = {columns.position, columns.expires_at}
     missing = [name for name in wanted if name not in rows.columns and name not in may_lack]
     unknown = [name for name in rows.columns if name not in wanted]
     if missing or unknown or len(set(rows.columns)) != len(rows.columns):
-        shown = ", ".join(f"{name} {kind.simpleString()}" for name, kind in wanted.items())
+        shown = ", ".join(
+            f"{name} {kind.simpleString()}" for name, kind in wanted.items() if name not in marks
+        )
         raise PlanError(
-            f"{where}: the rows have the columns {', '.join(rows.columns)}, and its table has "
+            f"{where}: the rows have the columns {', '.join(given)}, and its table has "
             f"{shown}: give these columns"
         )
     if columns.position is not None and columns.position not in rows.columns:
         rows = rows.withColumn(columns.position, F.monotonically_increasing_id())
-    given = rows.columns
+    names = rows.columns
     try:
         return rows.select(
-            *(_cast(rows, name, kind, where) for name, kind in wanted.items() if name in given)
+            *(_cast(rows, name, kind, where) for name, kind in wanted.items() if name in names)
         )
     except AnalysisException as exc:
         raise PlanError(f"{where}: a column cannot have the type of its table: {exc}") from exc

@@ -35,6 +35,11 @@ FIRST_MARK = "__has_"
 """How columns of a combined state begin that say which keys have a first value."""
 
 
+def is_mark(name: str, data_type: T.DataType) -> bool:
+    """Return whether a field at the top of a state's schema is a mark of `combine`."""
+    return name.startswith((PRESENT_MARK, FIRST_MARK)) and data_type == T.BooleanType()
+
+
 def widens(stored: T.DataType, wanted: T.DataType) -> bool:
     """Return whether a wider type holds every value of a stored type; nested types never widen."""
     if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
@@ -144,7 +149,8 @@ def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], V
             f"values of {stored.simpleString()} cannot become {wanted.simpleString()}: "
             f"{'; '.join(evolution.refused)}"
         )
-    return _struct_converter(stored, wanted)
+    marks = [field.name for field in wanted.fields if _is_mark_of(field, stored)]
+    return _struct_converter(stored, wanted, marks)
 
 
 def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
@@ -211,8 +217,7 @@ class _Comparison:
             return
         before = {field.name: field for field in stored.fields}
         # Marks of `combine` are no values: without another field nothing is kept.
-        marks = (PRESENT_MARK, FIRST_MARK)
-        values = [n for n in stored.names if path or not n.startswith(marks)] or stored.names
+        values = [each.name for each in stored.fields if path or not _is_mark(each)] or stored.names
         if values and wanted.fields and not {*values} & {*wanted.names}:
             where = repr(path) if path else "the schema"
             self._refuse(f"no field of {where} is kept, stored values would be lost")
@@ -223,7 +228,10 @@ class _Comparison:
                 self._allow(f"field {removed!r} removed, stored values drop it")
                 self.removed.append(removed)
         for field in wanted.fields:
-            self._field(before.get(field.name), field, _below(path, field.name))
+            if not path and _is_mark_of(field, stored):
+                self._allow(f"field {field.name!r} added, true in stored values")
+            else:
+                self._field(before.get(field.name), field, _below(path, field.name))
         if [n for n in stored.names if n in wanted.names] != [
             n for n in wanted.names if n in before
         ]:
@@ -271,6 +279,22 @@ class _Comparison:
         self.refused.append(text)
 
 
+def _is_mark(field: T.StructField) -> bool:
+    return is_mark(field.name, field.dataType)
+
+
+def _is_mark_of(field: T.StructField, stored: T.StructType) -> bool:
+    """Return whether a field is a mark of `combine` that stored values lack and imply.
+
+    Another program may have written them: a stored value is present, and so is one of its fields.
+    """
+    if field.name in stored.names or not _is_mark(field):
+        return False
+    marked = field.name.removeprefix(FIRST_MARK)
+    is_first = field.name.startswith(FIRST_MARK) and marked in stored.names
+    return field.name == PRESENT_MARK or is_first
+
+
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -303,14 +327,17 @@ def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], A
 
 
 def _struct_converter(
-    stored: T.StructType, wanted: T.StructType
+    stored: T.StructType, wanted: T.StructType, marks: Sequence[str] = ()
 ) -> Callable[[Sequence[Any]], Value] | None:
     if same_type(stored, wanted):
         return None
-    # An added field takes the null that the picker puts behind the stored values.
+    # An added field takes the null that the picker puts behind the stored values, a mark the true.
     added = len(stored.fields)
     place = {name: index for index, name in enumerate(stored.names)}
-    places = [place.get(name, added) for name in wanted.names]
+    places = [
+        place.get(field.name, added + 1 if field.name in marks else added)
+        for field in wanted.fields
+    ]
     converts = []
     for index, field in enumerate(wanted.fields):
         if field.name in place:
@@ -337,8 +364,8 @@ def _in_turn(
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], Value]:
-    """Return a function that picks values by place; the place behind the last value is null."""
+    """Return a function that picks values by place; behind the last value are null and true."""
     if len(places) > 1:
         get = itemgetter(*places)
-        return lambda values: get((*values, None))
-    return lambda values: tuple((*values, None)[place] for place in places)
+        return lambda values: get((*values, None, True))
+    return lambda values: tuple((*values, None, True)[place] for place in places)

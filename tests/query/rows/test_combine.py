@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import PlanError
@@ -142,6 +143,54 @@ def test_the_same_before_and_behind_the_shuffle(job: Job, tmp_path: Path) -> Non
     fork.run()
     assert fork.result() == [row for row in expected(feed) if row in fork.result()]
     assert len(fork.result()) == len({row[0] for row in rows_of(3, 100)})
+
+
+class Own(StatefulProcessor):
+    """A program of its own over the state of `combine`."""
+
+    def init(self, handle: Any) -> None:
+        self._state = handle.getValueState("combined", "n long, total long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        values = [row.v for row in rows]
+        n, total = self._state.get() or (0, 0)
+        self._state.update((n + len(values), total + sum(values)))
+        yield Row(k=key[0], n=n + len(values), total=total + sum(values))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_state_of_another_program_is_combined_further(job: Job, tmp_path: Path) -> None:
+    """There and back: nothing is taken for a key without a value. Values that are put count too."""
+
+    def combining(job: Job) -> DataFrame:
+        aggregates = {"n": ckpt.Count(), "total": ckpt.Sum("v")}
+        return ckpt.key_by(job.stream(), "k").combine(aggregates, uid="op")
+
+    def own(job: Job) -> DataFrame:
+        keyed = ckpt.key_by(job.stream(), "k")
+        return keyed.transformWithState(Own(), output, "Append", "None", uid="op")
+
+    output = "k string, n long, total long"
+    job = job.but(output=output).using({SAVEPOINT_DIR: str(tmp_path / "saved")})
+    job.feed.add([("a", 1), ("b", 2)])
+    path, found = None, []
+    for number, plan in enumerate([combining, own, combining]):
+        job.feed.add([("a", 10)])
+        each = job.but(plan=plan, location=f"loc{number}", out=f"out{number}")
+        with each.running(path) as query:
+            query.processAllAvailable()
+            path = query.stopWithSavepoint().path
+        found.append(each.result())
+    assert found[1:] == [[("a", 3, 21)], [("a", 4, 31)]]
+    rows = job.spark.createDataFrame([("a", 5, 50), ("c", 6, 60)], "k string, n long, total long")
+    edited = ckpt.edit_state(path, query=job.but(plan=combining).df()).put("op", "combined", rows)
+    path = edited.save(str(tmp_path / "edited")).path
+    job.feed.add([("a", 1), ("b", 1), ("c", 1)])
+    last = job.but(plan=combining, location="loc3", out="out3")
+    last.run(restore=path)
+    assert last.result() == [("a", 6, 51), ("b", 1, 1), ("c", 7, 61)]
 
 
 def test_a_function_of_the_user(job: Job, tmp_path: Path) -> None:

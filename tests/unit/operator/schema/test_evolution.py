@@ -196,6 +196,32 @@ def test_marks_are_no_values_that_are_kept() -> None:
     assert compare(with_mark(), with_mark(a=INT)).refused == ()
 
 
+def test_marks_are_true_in_values_of_another_program() -> None:
+    """Else `combine` would take them for keys without a value, and begin anew."""
+
+    def with_marks(*names: str, **fields: T.DataType) -> T.StructType:
+        marks = [T.StructField(name, T.BooleanType()) for name in names]
+        return T.StructType([*marks, *struct(**fields).fields])
+
+    stored, wanted = (
+        struct(b=INT, a=INT),
+        with_marks("__present", "__has_a", "__has_c", a=INT, c=INT),
+    )
+    assert compare(stored, wanted).changes == (
+        "field 'b' removed, stored values drop it",
+        "field '__present' added, true in stored values",
+        "field '__has_a' added, true in stored values",
+        "field '__has_c' added, null in stored values",
+        "field 'c' added, null in stored values",
+    )
+    convert = converter(stored, wanted)
+    assert convert is not None
+    assert convert((2, 1)) == (True, True, None, 1, None)
+    nested = converter(struct(s=stored), struct(s=with_marks("__present", a=INT, b=INT)))
+    assert nested is not None
+    assert nested(((2, 1),)) == ((None, 1, 2),)
+
+
 def test_changes_in_nested_structs_name_the_whole_path() -> None:
     stored = struct(a=T.ArrayType(struct(b=INT, c=INT, d=INT)))
     wanted = struct(a=T.ArrayType(struct(e=INT, c=INT, b=LONG)))
