@@ -22,6 +22,10 @@ from pyspark_ckpt.storage.file_reference import FileReference
 
 HANDLE_FORMAT_VERSION = 1
 
+PARKED_TIMERS_MS = 253_402_300_123_457
+"""`timeout_ms` of a subtask whose timers are all of parked keys, so that none fires: in the year
+9999. Without it, nobody would know that it has timers."""
+
 EMPTY_VERSION = "empty"
 """Version of a subtask's state before its first change."""
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
+from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
@@ -187,14 +188,18 @@ class Timers:
         self._table.write_below(TIME_INDEX, TIME_INDEX + time + key_group + key, _NOTHING)
 
     def earliest_ms(self) -> int | None:
-        """Return when the next timer of any key is due, ``None`` if there is none."""
-        if self.parked:
-            timers = (_timer(stored_key) for stored_key, _ in self._table.scan(TIME_INDEX))
-            found = (t for t in timers if t.key not in self.parked)
-            timer = next(found, None)
-            return None if timer is None else timer.time_ms
+        """Return when the next timer of any key is due, ``None`` if there is none.
+
+        If there are some, and all are of parked keys, it is :data:`PARKED_TIMERS_MS`.
+        """
         first = self._table.first_below(TIME_INDEX)
-        return None if first is None else _timer(first).time_ms
+        if first is None:
+            return None
+        if not self.parked:
+            return _timer(first).time_ms
+        timers = (_timer(stored_key) for stored_key, _ in self._table.scan(TIME_INDEX))
+        found = (timer.time_ms for timer in timers if timer.key not in self.parked)
+        return next(found, PARKED_TIMERS_MS)
 
     def _is_to_fire(self, time_ms: int, by_time: bytes) -> bool:
         """Return whether timers fire and a timer has its turn still ahead."""

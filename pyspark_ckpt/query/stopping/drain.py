@@ -20,7 +20,7 @@ import msgspec
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
-from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS, Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.small_file import read_small_file
@@ -143,7 +143,9 @@ class LastEpochs:
             timeouts = [
                 handle.timeout_ms
                 for handle in handles_of(epoch)
-                if handle.time_mode == TimeMode.EVENT_TIME and handle.timeout_ms is not None
+                if handle.time_mode == TimeMode.EVENT_TIME
+                and handle.timeout_ms is not None
+                and handle.timeout_ms != PARKED_TIMERS_MS
             ]
             if not timeouts:
                 return

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -31,6 +32,7 @@ from tests.query.harness import (
     newest_checkpoint,
 )
 from tests.query.session_conf import session_conf
+from tests.query.timed import ORIGIN_MS, at, timed_feed
 
 BAD = -1
 KEYS = int(os.environ.get("QUARANTINE_KEYS", "100000"))
@@ -129,6 +131,39 @@ def test_one_bad_key_waits_for_the_mended_program(job: Job, backend: str) -> Non
     job.feed.add([("k3", 35)])
     mended.run()
     assert by_key(job) == wanted(*epochs, [("k5", 5)], [("k3", 35)])
+
+
+class Alarmed(Flaky):
+    """Register a timer at each row's value in seconds, and raise at a bad row."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        super().init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in super().handleInputRows(key, rows, timerValues):
+            self.handle.registerTimer(ORIGIN_MS + 1_000_000)
+            yield row
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_timers_of_parked_keys_keep_their_clock(job: Job, tmp_path: Path, is_drained: bool) -> None:
+    """They are all that the operator has, and neither fire nor are fired by a drain."""
+    job = flaky(job, feed=timed_feed(tmp_path / "timed"), time_mode="EventTime", watermark="ts")
+    job = job.but(processor=Alarmed)
+    job.feed.add([("a", 1, at(0))], [("a", BAD, at(1))])
+    with job.running() as query:
+        query.processAllAvailable()
+        assert parked(query) == (1, 1)
+        saved = query.stopWithSavepoint(str(tmp_path / "saved"), is_drained).path
+    assert ckpt.open_state(saved).timers("op").to_pandas()["k"].tolist() == ["a"]
+    for parallelism in (None, 3):
+        other = job.but(location="loc2", out="out2", time_mode="ProcessingTime")
+        with session_conf(job.spark, {"spark.sql.shuffle.partitions": str(parallelism or 2)}):
+            plan = ckpt.plan_restore(saved, other.writer())
+        (refused,) = [row for row in plan.states if row.outcome == "refused"]
+        assert "1 of its subtasks have timers" in refused.why
+    ckpt.plan_restore(saved, job.but(location="loc2").writer()).check()
 
 
 @pytest.mark.soak
